@@ -1,0 +1,85 @@
+"""The encodings. Pure: arrays in, buffers out; what they store where is FORMAT's, the literal dict below names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from deltackpt.bits import DType
+from deltackpt.codecs import packed, plain, planes
+from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Source
+from deltackpt.codecs.near import FAR_ONLY, SCAN_LIMIT, choose_near
+from deltackpt.codecs.steps import exponent_of
+from deltackpt.codecs.table import Entry
+from deltackpt.codecs.tiles import choose_grid
+
+__all__ = ["CHOICES", "SCAN_LIMIT", "Change", "Decoded", "Encoded", "Entry", "decode", "encode"]
+
+CHOICES = ("auto", "packed", "index", "nan", "planes", "full")
+DENSE = 4  # more than a quarter changed: `planes` may win
+
+
+def encode(
+    change: Change, shape: tuple[int, ...], encoding: str = "auto", *, scan_limit: int = SCAN_LIMIT
+) -> tuple[str, Encoded]:
+    """One tensor's change in the encoding asked for, or in the smallest one that can carry it exactly.
+
+    ``shape`` is the box's, as a checkpoint's header has it. Tensors with fewer elements than ``scan_limit`` may be coded
+    such that a reader has to scan their old values. -> (name of the encoding used, its bytes).
+    """
+    if change.base is None:
+        return "full", plain.encode_full(change, shape)
+    wanted: dict[str, Callable[[], Encoded | None]] = {
+        "packed": lambda: _packed(change, scan_limit),
+        "planes": lambda: planes.encode(change),
+        "index": lambda: plain.encode_index(change, shape),
+        "nan": lambda: plain.encode_nan(change, shape),
+    }
+    if encoding in wanted and (chosen := wanted[encoding]()) is not None:
+        return encoding, chosen
+    if encoding == "full":
+        return "full", plain.encode_full(change, shape)
+    dense = len(change.positions) * DENSE > change.elements
+    names = ["packed" if change.dtype.width in packed.WIDTHS else "index", *(["planes"] if dense else [])]
+    tried = {name: got for name in names if (got := wanted[name]()) is not None}
+    best = min(tried, key=lambda name: tried[name].size)
+    if tried[best].size >= change.target.nbytes:
+        return "full", plain.encode_full(change, shape)
+    return best, tried[best]
+
+
+def _packed(change: Change, scan_limit: int) -> Encoded | None:
+    if change.dtype.width not in packed.WIDTHS or change.base is None or len(change.positions) == 0:
+        return None
+    near = FAR_ONLY
+    if change.elements < scan_limit and change.dtype.sign_magnitude:
+        near = choose_near(exponent_of(change.base, change.dtype), len(change.positions))
+    grid = choose_grid(change.shape, len(change.positions))
+    directory, tiles = packed.encode(change.positions, change.old, change.new, change.base, change.dtype, grid, near)
+    return Encoded(directory, tiles)
+
+
+def decode(entry: Entry, base: Elements | None, source: Source, where: str) -> Decoded:
+    """The new elements of an entry's tensor or box, given its flat old elements. Raises FormatError."""
+    return _DECODERS[entry.encoding](entry.detail, entry.dtype, base, source, where)
+
+
+def _decode_packed(detail: Any, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
+    assert base is not None
+    return Decoded(*packed.decode(detail, source.payload(), base, dtype, where))
+
+
+def _decode_removed(detail: Any, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
+    return Decoded(None, np.zeros(0, np.uint8))
+
+
+_DECODERS: dict[str, Callable[[Any, DType, Elements | None, Source, str], Decoded]] = {
+    "removed": _decode_removed,
+    "full": plain.decode_full,
+    "nan": plain.decode_nan,
+    "index": plain.decode_index,
+    "packed": _decode_packed,
+    "planes": planes.decode,
+}

@@ -1,0 +1,141 @@
+"""Bit sections, many tiles at a time: planes, unary codes, raw fields (FORMAT section "Bit sections").
+
+Bits fill a byte from its least significant end. Every section of every tile starts on a byte and is padded with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Narrow = npt.NDArray[np.signedinteger[Any]]
+Bytes = npt.NDArray[np.uint8]
+Slices = Sequence[tuple[int, int]]
+
+
+def starts(counts: npt.NDArray[Any]) -> Ints:
+    """Running offsets of segments with these lengths, one more than segments: starts[i]:starts[i + 1]."""
+    out = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out
+
+
+def octets(bits: Ints) -> Ints:
+    """Bytes that hold so many bits."""
+    return (bits + 7) >> 3
+
+
+def pack(bits: npt.NDArray[Any]) -> Bytes:
+    return np.packbits(bits, bitorder="little")
+
+
+def unpack(data: Bytes) -> Bytes:
+    return np.unpackbits(data, bitorder="little")
+
+
+def join(pieces: Iterable[memoryview | bytes]) -> Bytes:
+    return np.frombuffer(b"".join(pieces), np.uint8)
+
+
+def shift_segments(values: npt.NDArray[Any], counts: Ints, by: Ints) -> npt.NDArray[Any]:
+    """values + by[segment of the value], in place."""
+    if len(counts) == 1:
+        values += values.dtype.type(by[0])
+    else:
+        values += np.repeat(by.astype(values.dtype), counts)
+    return values
+
+
+def write_planes(values: npt.NDArray[Any], counts: Ints, planes: int) -> tuple[list[memoryview], Ints]:
+    """Bit planes of values, each segment padded to whole bytes. -> (planes, byte offsets of segments in every plane)."""
+    offsets = starts(octets(counts))
+    padded = np.zeros(int(offsets[-1]) * 8, values.dtype)
+    at = starts(counts).tolist()
+    for i, offset in enumerate((offsets[:-1] * 8).tolist()):
+        padded[offset : offset + at[i + 1] - at[i]] = values[at[i] : at[i + 1]]
+    if values.dtype == np.bool_:
+        return [memoryview(pack(padded))], offsets  # type: ignore[arg-type]
+    masks = [padded.dtype.type(1 << j) for j in range(planes)]
+    return [memoryview(pack(padded & mask)) for mask in masks], offsets  # type: ignore[arg-type]
+
+
+def read_planes(planes: Sequence[Bytes], counts: Ints) -> tuple[npt.NDArray[Any], bool]:
+    """Inverse of :func:`write_planes`: (values, is all padding zero). uint8 up to 8 planes, int32 above."""
+    offsets = starts(octets(counts))
+    narrow = np.uint8 if len(planes) <= 8 else np.int32
+    padded: npt.NDArray[Any] = np.zeros(int(offsets[-1]) * 8, narrow)
+    for j, plane in enumerate(planes):
+        bits = unpack(plane)
+        if j:
+            bits = bits.astype(narrow, copy=False)
+            bits <<= narrow(j)
+            padded |= bits
+        else:
+            padded = bits.astype(narrow, copy=False)
+    if len(counts) == 1:
+        count = int(counts[0])
+        return padded[:count], not padded[count:].any()
+    at = starts(counts).tolist()
+    values, clean = np.empty(at[-1], narrow), True
+    for i, offset in enumerate((offsets[:-1] * 8).tolist()):
+        values[at[i] : at[i + 1]] = padded[offset : offset + at[i + 1] - at[i]]
+        if (at[i + 1] - at[i]) & 7:
+            clean = clean and not padded[offset + at[i + 1] - at[i] : int(offsets[i + 1]) * 8].any()
+    return values, clean
+
+
+def write_unary(values: Narrow, counts: Ints) -> tuple[Bytes, Ints]:
+    """Each value as that many zeros and a one; ``counts[i]`` values belong to segment i. -> (bytes, byte offsets)."""
+    ends = np.cumsum(values + 1, dtype=values.dtype)
+    before = np.concatenate((np.zeros(1, ends.dtype), ends))[starts(counts)].astype(np.int64)
+    offsets = starts(octets(np.diff(before)))
+    shift_segments(ends, counts, offsets[:-1] * 8 - before[:-1] - 1)
+    bits = np.zeros(int(offsets[-1]) * 8, np.bool_)
+    bits[ends] = True
+    return pack(bits), offsets
+
+
+def read_unary(data: Bytes, offsets: Ints) -> tuple[Ints, Ints, Ints]:
+    """Inverse of :func:`write_unary`: all values of all segments, how many each holds, and the bits each uses."""
+    ones = np.flatnonzero(unpack(data).view(np.bool_))
+    first = np.searchsorted(ones, offsets * 8)
+    counts = np.diff(first)
+    values = np.empty_like(ones)
+    used = np.zeros(len(counts), np.int64)
+    if len(ones):
+        values[0] = ones[0]
+        np.subtract(ones[1:], ones[:-1], out=values[1:])
+        values[1:] -= 1
+        held = np.flatnonzero(counts)
+        values[first[held]] = ones[first[held]] - offsets[held] * 8
+        used[held] = ones[first[held + 1] - 1] + 1 - offsets[held] * 8
+    return values, counts, used
+
+
+def write_fields(values: npt.NDArray[np.uint64], widths: Ints, counts: Ints) -> tuple[Bytes, Ints]:
+    """Values as fields of ``widths`` bits, one after the other. -> (bytes, byte offsets of segments)."""
+    bit = starts(widths)
+    before = bit[starts(counts)]
+    offsets = starts(octets(np.diff(before)))
+    total = int(bit[-1])
+    bits = np.zeros(int(offsets[-1]) * 8, np.uint8)
+    if total:
+        address = np.arange(total, dtype=np.int64)
+        inside = address - np.repeat(bit[:-1], widths)
+        shift_segments(address, np.diff(before), offsets[:-1] * 8 - before[:-1])
+        bits[address] = (np.repeat(values, widths) >> inside.astype(np.uint64)) & np.uint64(1)
+    return pack(bits), offsets
+
+
+def read_fields(data: Bytes, at: Ints, widths: Ints) -> npt.NDArray[np.uint64]:
+    """Fields of ``widths`` (at most 56) bits that start at the bit addresses ``at``."""
+    padded = np.zeros(len(data) + 8, np.uint8)
+    padded[: len(data)] = data
+    words = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))
+    mask = (np.uint64(1) << widths.astype(np.uint64)) - np.uint64(1)
+    fields: npt.NDArray[np.uint64] = (words[at >> 3] >> (at & 7).astype(np.uint64)) & mask
+    return fields

@@ -1,0 +1,91 @@
+"""The encodings that any safetensors reader can use: `full`, `nan` and `index` (FORMAT section "Plain encodings")."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from deltackpt.bits import DType, storage_shape
+from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Plain, Source, view, words
+from deltackpt.errors import FormatError
+
+INDICES = ".indices"
+VALUES = ".values"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Table detail of a plain encoding: how many changes, and the crc32 of its tensors' bytes in order."""
+
+    changes: int
+    checksum: int
+
+
+def encode_full(change: Change, shape: tuple[int, ...]) -> Encoded:
+    """All the new bytes, under the tensor's own name, dtype and shape."""
+    data = view(change.target)
+    changes = len(change.positions) if change.base is not None else change.elements
+    return Encoded(Checked(changes, zlib.crc32(data)), plain=[Plain("", change.dtype.name, shape, data)])
+
+
+def decode_full(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
+    return Decoded(None, words(_checked(detail, [source.plain("")], where)[0], dtype.width))
+
+
+def encode_nan(change: Change, shape: tuple[int, ...]) -> Encoded | None:
+    """Unchanged elements hold the dtype's sentinel; None where the dtype has none, or a new element looks like it."""
+    if change.dtype.nan is None or change.base is None:
+        return None
+    sentinel = change.target.dtype.type(change.dtype.nan)
+    if (change.new == sentinel).any():
+        return None
+    elements = np.full(change.elements, sentinel)
+    elements[change.positions] = change.new
+    data = view(elements)
+    detail = Checked(len(change.positions), zlib.crc32(data))
+    return Encoded(detail, plain=[Plain("", change.dtype.name, shape, data)])
+
+
+def decode_nan(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
+    elements = words(_checked(detail, [source.plain("")], where)[0], dtype.width)
+    positions = np.flatnonzero(elements != elements.dtype.type(dtype.nan))
+    if len(positions) != detail.changes:
+        raise FormatError("count-differs", where=where, have=f"{len(positions)} changes", need=f"{detail.changes}")
+    return Decoded(positions, elements[positions])
+
+
+def encode_index(change: Change, shape: tuple[int, ...]) -> Encoded | None:
+    """Flat row-major positions and new values as two plain tensors; packed dtypes count, and hold, bytes."""
+    if change.base is None:
+        return None
+    name = "U32" if change.elements <= 1 << 32 else "U64"
+    indices = view(change.positions.astype("<u4" if name == "U32" else "<u8"))
+    values = view(change.new)
+    whole = storage_shape(change.dtype, shape) == tuple(shape) and change.dtype.bits == 8 * change.dtype.width
+    count = (len(change.positions),)
+    detail = Checked(len(change.positions), zlib.crc32(values, zlib.crc32(indices)))
+    plain = [Plain(INDICES, name, count, indices), Plain(VALUES, change.dtype.name if whole else "U8", count, values)]
+    return Encoded(detail, plain=plain)
+
+
+def decode_index(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
+    indices, values = _checked(detail, [source.plain(INDICES), source.plain(VALUES)], where)
+    new = words(values, dtype.width)
+    if len(new) != detail.changes or len(indices) not in (4 * len(new), 8 * len(new)):
+        raise FormatError("count-differs", where=where, have=f"{len(new)} values", need=f"{detail.changes} of each")
+    wide = words(indices, 4 if len(indices) == 4 * len(new) else 8)
+    size = 0 if base is None else len(base)
+    if len(wide) and (int(wide.max()) >= size or (wide[1:] <= wide[:-1]).any()):
+        raise FormatError("indices-order", where=where, have="indices out of order or range", need=f"rising, below {size:,}")
+    return Decoded(wide.astype(np.int64), new)
+
+
+def _checked(detail: Checked, data: list[memoryview], where: str) -> list[memoryview]:
+    checksum = 0
+    for piece in data:
+        checksum = zlib.crc32(piece, checksum)
+    if checksum != detail.checksum:
+        raise FormatError("tensor-checksum", where=where, have="other bytes", need="the crc32 of the table")
+    return data

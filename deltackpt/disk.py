@@ -1,0 +1,77 @@
+"""The local disk, as far as it can fail: room, and what survives a power cut."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deltackpt.errors import CheckpointError, NoSpaceError
+
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+
+
+def ensure_space(path: Path, need_bytes: int) -> None:
+    """Raise NoSpaceError ``no-space`` unless the file system that ``path`` is or will be on has ``need_bytes`` free.
+
+    The folder need not exist yet; its nearest existing parent answers. No promise, since others write too: writers
+    still go through `space_errors`.
+    """
+    folder = path.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    room = os.statvfs(folder)
+    free = room.f_bavail * room.f_frsize  # what an unprivileged user may take
+    if free < need_bytes:
+        raise _no_space(path, f"{free:,} bytes free", f"{need_bytes:,} bytes")
+
+
+@contextmanager
+def space_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk or quota inside the block into NoSpaceError ``no-space``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _no_space(path, error.strerror or "a full disk", "room for the whole file") from error
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the names in the folder ``path`` durable: a file that is synced is lost if its name is not."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file to read, symlinks followed, and return its descriptor; never waits for a FIFO's writer.
+
+    Raises FileNotFoundError, CheckpointError ``not-a-file`` for anything but a regular file, ``not-readable`` for what
+    else the system says.
+    """
+    try:
+        kind = path.stat().st_mode  # before the open, which can do things to a device
+        if stat.S_ISREG(kind):
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return fd
+            os.close(fd)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CheckpointError(
+            "not-readable", where=path, have=error.strerror or error, need="a file that can be read"
+        ) from error
+    raise CheckpointError("not-a-file", where=path, have=_KINDS.get(stat.S_IFMT(kind), "a device"), need="a file")
+
+
+def _no_space(path: Path, have: str, need: str) -> NoSpaceError:
+    return NoSpaceError(
+        "no-space", where=path, have=have, need=need, hint="Free some space there, or choose another folder."
+    )

@@ -1,0 +1,124 @@
+"""JSON, strictly: one way to write a value, and nothing read that two parsers could take differently."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from math import isfinite
+from typing import Any, Final, NoReturn
+
+from deltackpt.errors import FormatError
+
+MAX_DEPTH: Final = 16  # nested objects and arrays, unless the caller says otherwise
+INT_LIMIT: Final = 1 << 63  # integers are in [-2^63, 2^63)
+
+_STEP: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
+_ALL_DIGITS_0: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'{}[]"\\'))
+
+
+def loads_strict(
+    data: bytes, *, limit: int, where: str, depth: int = MAX_DEPTH, allow_floats: bool = False
+) -> Any:  # fmt: skip
+    """Parse one JSON value from UTF-8 ``data``.
+
+    Raises FormatError: ``json-too-long`` above ``limit`` bytes, ``json-depth`` above ``depth`` levels,
+    ``json-duplicate-key``, ``json-number`` for NaN, Infinity, -0, integers outside [-2^63, 2^63) and, unless
+    ``allow_floats`` (for files of other tools), any fraction or exponent; ``json-syntax`` for all else, lone surrogates
+    included.
+    """
+
+    def refuse(code: str, have: str, need: str) -> NoReturn:
+        raise FormatError(code, where=where, have=have, need=need)
+
+    def integer(text: str) -> int:
+        if len(text) > 20 or text == "-0" or not -INT_LIMIT <= (value := int(text)) < INT_LIMIT:
+            refuse("json-number", text[:24], "an integer of 64 bits")
+        return value
+
+    def fraction(text: str) -> float:
+        if not allow_floats or not isfinite(value := float(text)):
+            refuse("json-number", text[:24], "a finite number" if allow_floats else "an integer")
+        return value
+
+    def constant(text: str) -> NoReturn:
+        refuse("json-number", text, "an integer")
+
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            refuse("json-duplicate-key", f"the key {twice[:80]!r} twice", "each key once")
+        return result
+
+    if len(data) > limit:
+        refuse("json-too-long", f"{len(data):,} bytes", f"at most {limit:,} bytes")
+    # Before the parser runs: it recurses, and deep input would end in a stack overflow.
+    if nesting(data) > depth:
+        refuse("json-depth", f"more than {depth} levels", f"at most {depth} levels")
+    plain = b"0" * 19 not in data.translate(_ALL_DIGITS_0) and b"-0" not in data
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=mapping,
+            parse_int=None if plain else integer,  # below 19 digits no integer can be refused, so no call for each
+            parse_float=fraction,
+            parse_constant=constant,
+        )
+        if b"\\u" in data:  # only an escape can yield a lone surrogate
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except ValueError as error:  # JSONDecodeError and UnicodeError are ValueErrors
+        raise FormatError("json-syntax", where=where, have=f"not JSON ({error})", need="one JSON value") from error
+    return value
+
+
+def nesting(data: bytes) -> int:
+    """The deepest level of objects and arrays that a parser can reach in ``data``, which need not be valid JSON.
+
+    Counts brackets outside strings. Where a bracket is miscounted (after a stray quote, backslash or closing bracket) a
+    parser has stopped already.
+    """
+    skeleton = data.translate(None, _NOT_STRUCTURE) if b"\\" not in data else _without_escapes(data)
+    outside = b"".join(skeleton.split(b'"')[::2])
+    return max(accumulate(map(_STEP.__getitem__, outside)), default=0)
+
+
+def _without_escapes(data: bytes) -> bytes:
+    r"""The quotes and brackets of ``data`` less the quotes that a backslash escapes (``\\`` escapes nothing)."""
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return plain.translate(None, _NOT_STRUCTURE + b"\\")
+
+
+def dumps(value: Any) -> bytes:
+    """The canonical JSON of ``value``: UTF-8, keys sorted by code point, no spaces, only needed escapes.
+
+    Takes dict (str keys), list, tuple, str, int, bool and None; `loads_strict` gives an equal value back. Raises
+    FormatError ``json-number`` for floats and large integers, ``json-depth`` above MAX_DEPTH levels, ``json-syntax``
+    for other types and for lone surrogates.
+    """
+    _check(value, MAX_DEPTH)
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    try:
+        return text.encode("utf-8")
+    except UnicodeError:
+        _refuse("json-syntax", "a lone surrogate", "valid Unicode")
+
+
+def _check(value: Any, depth: int) -> None:
+    """Refuse what JSON, or another parser of it, would not give back as it is."""
+    if isinstance(value, dict | list | tuple):
+        if depth == 0:
+            _refuse("json-depth", f"more than {MAX_DEPTH} levels", f"at most {MAX_DEPTH} levels")
+        if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+            _refuse("json-syntax", "a key that is no text", "text keys")
+        for item in value.values() if isinstance(value, dict) else value:
+            _check(item, depth - 1)
+    elif isinstance(value, float) or (isinstance(value, int) and not -INT_LIMIT <= value < INT_LIMIT):
+        _refuse("json-number", f"a larger or broken number ({type(value).__name__})", "integers of 64 bits")
+    elif value is not None and not isinstance(value, str | int):
+        _refuse("json-syntax", f"a {type(value).__name__}", "objects, arrays, text, integers, booleans or null")
+
+
+def _refuse(code: str, have: str, need: str) -> NoReturn:
+    raise FormatError(code, where="JSON to be written", have=have, need=need)

@@ -1,0 +1,214 @@
+"""What a store promises: bytes by name, written once, plus a compare-and-swap for the few small objects that move.
+
+A name is created by ``put`` and its bytes never change after; only ``swap`` replaces, and only small objects (refs).
+What a store lacks is data (``Capabilities``), never an ``if`` on its kind in a caller.  Back ends raise the errors of
+``deltackpt.errors`` and no others; tests/store_contract.py is the suite that every back end passes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from deltackpt.errors import ConflictError, FormatError, NotFoundError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+MAX_NAME = 1024  # bytes of a whole name
+MAX_SEGMENT = 255  # bytes between two slashes: what file systems hold
+MAX_SWAP = 1 << 20  # bytes of an object that swap() compares or writes
+
+_TEMPORARY = re.compile(r"\.tmp-[0-9A-Za-z]{1,64}")
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """One object: ``size`` in bytes, ``modified`` in seconds by the store's own clock."""
+
+    name: str
+    size: int
+    modified: float
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a put wrote: ``size`` in bytes, ``sha256`` in lower-case hex."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a store can be relied on for."""
+
+    create_only: bool  # of many concurrent puts to one name, exactly one succeeds
+    swap: bool  # of many concurrent swaps from one value, exactly one succeeds
+    clock: bool  # now() is the clock that `modified` is read from
+    ranged: bool  # get_range() transfers the range, not the object
+    local: bool  # local_path() gives files
+
+
+class Store(Protocol):
+    """Bytes by name.  Every method that takes a name raises FormatError ``name-unsafe`` for one that may not be used.
+
+    Any method may raise StoreError (the store did not answer, or refused); after one, a mutation may or may not have
+    taken effect.  Whether one name may also be a folder of others is up to the store: do not do it.
+    """
+
+    url: str
+    capabilities: Capabilities
+
+    def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
+        """Create an object, whole and durable when this returns.
+
+        Raises ConflictError ``object-exists`` if the name is taken, NoSpaceError ``no-space``.  An exception out of
+        ``chunks`` is passed on as it is, and nothing is published.  A chunk is used up before the next is asked for.
+        """
+        ...
+
+    def get(self, name: str, limit: int) -> bytes:
+        """Read a whole object; NotFoundError ``object-missing``, FormatError ``object-too-large`` past ``limit``."""
+        ...
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        """Read exactly ``length`` bytes from ``start``; FormatError ``object-short`` if they are not all there."""
+        ...
+
+    def read(self, name: str, chunk: int = 1 << 20) -> Iterator[bytes]:
+        """Stream a whole object in pieces of at most ``chunk`` bytes; errors are raised as it is iterated."""
+        ...
+
+    def stat(self, name: str) -> ObjectInfo:
+        """Size and time of an object; NotFoundError ``object-missing``."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Objects whose full name starts with ``prefix``, sorted by name; temporaries are never among them.
+
+        An object put or deleted meanwhile may be seen or not; any other is seen exactly once.
+        """
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object, or a temporary; a missing one is fine.  Power loss may bring a deleted object back."""
+        ...
+
+    def swap(self, name: str, old: bytes | None, new: bytes) -> None:
+        """Replace ``old`` by ``new`` in one step, durable when this returns; ``old`` None: the object must not exist.
+
+        Raises ConflictError ``ref-moved`` if the object holds anything else, or FormatError ``object-too-large`` if
+        either it or ``new`` is larger than MAX_SWAP bytes.
+        """
+        ...
+
+    def now(self) -> float:
+        """The store's clock in seconds: the one that ``modified`` is read from, where the store has one."""
+        ...
+
+    def local_path(self, name: str) -> Path | None:
+        """Where an object can be mapped, None if the store is not local; NotFoundError ``object-missing``."""
+        ...
+
+    def temporaries(self) -> Iterator[ObjectInfo]:
+        """What interrupted puts left behind, and what running ones are writing; delete() takes these names."""
+        ...
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is no safe path below a root, on any store: FormatError ``name-unsafe``."""
+    if reason := _unsafe(name):
+        _refuse(name, reason)
+
+
+def check_prefix(prefix: str) -> str:
+    """The folder part of a list prefix, which must be a safe name or empty: FormatError ``name-unsafe``."""
+    folder, slash, _ = prefix.rpartition("/")
+    if slash and (reason := _unsafe(folder)):
+        _refuse(prefix, reason)
+    return folder
+
+
+def is_temporary(name: str) -> bool:
+    """Whether this is the name of a put in progress or interrupted: ``.tmp-`` and letters, in a safe folder."""
+    folder, slash, leaf = name.rpartition("/")
+    return _TEMPORARY.fullmatch(leaf) is not None and not (slash and _unsafe(folder))
+
+
+def is_safe(name: str) -> bool:
+    """Whether check_name() would accept it."""
+    return not _unsafe(name)
+
+
+def flat(chunk: Buffer) -> memoryview:
+    """The bytes of any C-contiguous buffer, without a copy, whatever its item type and shape."""
+    view = memoryview(chunk)
+    return view.cast("B") if view.nbytes else memoryview(b"")  # an empty shape cannot be cast
+
+
+def _unsafe(name: str) -> str:
+    if not name:
+        return "an empty name"
+    if not name.isprintable():  # also guards the encode below: a lone surrogate is not printable
+        return "a control or unprintable character"
+    if len(name.encode()) > MAX_NAME:
+        return f"a name of {len(name.encode())} bytes"
+    if "\\" in name or ":" in name:
+        return "a backslash or colon"
+    for segment in name.split("/"):
+        if segment in ("", ".", ".."):
+            return f"the segment {segment!r}"
+        if len(segment.encode()) > MAX_SEGMENT:
+            return f"a segment of {len(segment.encode())} bytes"
+        folded = segment.casefold()  # file systems that fold case would open the lock under another spelling
+        if folded == ".lock" or folded.startswith(".tmp-"):
+            return f"the reserved segment {segment!r}"
+    return ""
+
+
+def _refuse(name: str, reason: str) -> None:
+    raise FormatError(
+        "name-unsafe",
+        where=f"object name {name[:80]!a}",
+        have=reason,
+        need=f"printable segments of at most {MAX_SEGMENT} bytes joined by '/', {MAX_NAME} bytes in all",
+    )
+
+
+# The errors that every back end raises, worded once; ``where`` is the store and the name.
+
+
+def missing(where: str) -> NotFoundError:
+    return NotFoundError("object-missing", where=where, have="no such object", need="a published object")
+
+
+def taken(where: str) -> ConflictError:
+    return ConflictError(
+        "object-exists",
+        where=where,
+        have="an object of this name",
+        need="a name never used before",
+        hint="published objects are never modified: choose a new name",
+    )
+
+
+def moved(where: str, have: bytes | None, old: bytes | None) -> ConflictError:
+    return ConflictError(
+        "ref-moved",
+        where=where,
+        have="no such object" if have is None else f"{have[:100]!r}",
+        need="no such object" if old is None else f"{old[:100]!r}",
+        hint="somebody else moved it: read it again and decide anew",
+    )
+
+
+def too_large(where: str, size: int, limit: int) -> FormatError:
+    return FormatError("object-too-large", where=where, have=f"{size} bytes", need=f"at most {limit} bytes")
+
+
+def too_short(where: str, size: int, start: int, length: int) -> FormatError:
+    return FormatError("object-short", where=where, have=f"{size} bytes", need=f"{length} bytes from byte {start}")
