@@ -11,7 +11,7 @@ from deltackpt.codecs import Decoded, Encoded, Entry, decode
 from deltackpt.codecs.change import Buffer, Elements
 from deltackpt.codecs.table import read_table, write_table
 from deltackpt.errors import FormatError
-from deltackpt.format.safetensors_header import Header, Tensor, build_header, parse_header
+from deltackpt.format.safetensors_header import Header, Tensor, build_header, head_size, parse_header
 
 VERSION = "1"
 TABLE = "deltackpt:table"
@@ -70,7 +70,7 @@ class PartWriter:
         """The bytes of the file: header, plain tensors by falling width (so that all are aligned), table, payload."""
         items = sorted(self._items, key=lambda item: (item[0].name.encode(), item[0].offset))
         table = write_table([entry for entry, _ in items])
-        plain = [(entry.name + p.suffix, p) for entry, encoded in items for p in encoded.plain]
+        plain = [(entry.name + p.suffix, p) for entry, encoded in items for p in encoded.plain if not entry.boxed]
         plain.sort(key=lambda item: (-DTYPES[item[1].dtype].width, item[0].encode()))
         payload = sum(entry.payload for entry, _ in items)
         rows = [(name, p.dtype, p.shape, len(p.data)) for name, p in plain]
@@ -81,8 +81,10 @@ class PartWriter:
         for _, p in plain:
             yield p.data
         yield table
-        for _, encoded in items:
+        for entry, encoded in items:
             yield from encoded.payload
+            if entry.boxed:
+                yield from (p.data for p in encoded.plain)
 
 
 class PartReader:
@@ -91,7 +93,9 @@ class PartReader:
     def __init__(self, data: memoryview, where: str) -> None:
         self.where = where
         self._data = data
-        self.header: Header = parse_header(_head(data), len(data), where)
+        self.header: Header = parse_header(
+            bytes(data[: head_size(bytes(data[:8]), len(data), where)]), len(data), where
+        )
         self.origin = Origin.from_metadata(self.header.metadata, where)
         self._tensors = {t.name: t for t in self.header.tensors}
         for name in (TABLE, PAYLOAD):
@@ -150,15 +154,16 @@ class _Source:
         return self.part._bytes(PAYLOAD)[start : start + self.entry.payload]
 
     def plain(self, suffix: str) -> memoryview:
+        """A box has no plain tensors: the bytes of a `full` one are in the payload."""
+        if self.entry.boxed:
+            return self.payload()
         return self.part._bytes(self.entry.name + suffix)
-
-
-def _head(data: memoryview) -> bytes:
-    return bytes(data[: 8 + int.from_bytes(data[:8], "little")])
 
 
 def _plain_tensors(entry: Entry) -> list[tuple[str, tuple[str, ...], int | None]]:
     """(suffix, dtypes, bytes or None) of the plain tensors of an entry."""
+    if entry.encoding == "full" and entry.boxed:
+        return []
     if entry.encoding in ("full", "nan"):
         return [("", (entry.dtype.name,), None)]
     if entry.encoding == "index":

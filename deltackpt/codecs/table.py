@@ -61,6 +61,8 @@ class Entry:
         """Bytes in the part's payload tensor."""
         if self.encoding == "packed":
             return int(self.detail.lengths.sum())
+        if self.encoding == "full" and self.boxed:
+            return nbytes(self.dtype, self.shape)
         return int(self.detail.length) if self.encoding == "planes" else 0
 
 

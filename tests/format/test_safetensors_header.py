@@ -3,7 +3,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -13,12 +13,27 @@ from deltackpt.errors import FormatError
 from deltackpt.format.safetensors_header import MAX_HEADER, Header, Tensor, build_header, head_size, parse_header
 
 CODES = {
-    "header-too-long header-truncated header-json header-duplicate-key header-depth header-field name-refused "
-    "dtype-unknown shape-overflow shape-bits offsets-length offsets-overlap offsets-gap offsets-end"
+    "header-too-long",
+    "header-truncated",
+    "header-json",
+    "header-duplicate-key",
+    "header-depth",
+    "header-field",
+    "name-refused",
+    "dtype-unknown",
+    "shape-overflow",
+    "shape-bits",
+    "offsets-length",
+    "offsets-overlap",
+    "offsets-gap",
+    "offsets-end",
 }
-CODES = set(next(iter(CODES)).split())
+KINDS = ["u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8", "c8", "?"]
 
-NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
+steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=20).filter(
+    lambda name: name != "__metadata__"
+)
 
 
 def head_of(text):
@@ -43,6 +58,14 @@ def code(text, data=0):
     return error.value.code
 
 
+def parsed_or_code(head, size):
+    """The header, or the code of a FormatError; any other exception ends the test."""
+    try:
+        return parse_header(head, size, "here")
+    except FormatError as error:
+        return error.code
+
+
 @st.composite
 def layouts(draw):
     tensors, at = [], 0
@@ -57,6 +80,7 @@ def layouts(draw):
     return tensors
 
 
+@steady
 @given(layouts(), st.dictionaries(st.text(st.characters(exclude_categories=("Cs",))), st.text(), max_size=3))
 def test_what_is_built_is_parsed_and_the_library_agrees(tmp_path_factory, tensors, metadata):
     head = build_header(tensors, metadata)
@@ -75,17 +99,19 @@ def test_what_is_built_is_parsed_and_the_library_agrees(tmp_path_factory, tensor
     path.write_bytes(head + bytes(end))
     with safe_open(path, framework="np") as file:
         assert (file.metadata() or {}) == metadata
-        assert set(file.keys()) == {t.name for t in tensors} - {"__metadata__"}
+        assert set(file.keys()) == {t.name for t in tensors}
         for t in tensors:
             piece = file.get_slice(t.name)
             assert (piece.get_dtype(), tuple(piece.get_shape())) == (t.dtype, t.shape)
 
 
+@steady
 @given(
-    st.dictionaries(NAMES, st.tuples(st.sampled_from("u1 i1 u2 i2 f2 u4 i4 f4 u8 i8 f8 c8 ?".split()), st.integers(0, 4))),
+    st.dictionaries(NAMES, st.tuples(st.sampled_from(KINDS), st.integers(0, 4))),
     st.none() | st.dictionaries(st.text(st.characters(exclude_categories=("Cs",))), st.text(), max_size=2),
 )
 def test_files_of_the_library_parse_to_what_was_saved(spec, metadata):
+    assume(spec or metadata != {})  # safetensors 0.8 then writes `{},"__metadata__":{}}`, which it cannot read either
     arrays = {name: np.arange(size).astype(kind) for name, (kind, size) in spec.items()}
     data = save(arrays, metadata)
     size = head_size(data[:8], len(data), "here")
@@ -98,7 +124,7 @@ def test_files_of_the_library_parse_to_what_was_saved(spec, metadata):
         assert data[size + t.start : size + t.end] == array.tobytes()
 
 
-@settings(max_examples=300)
+@steady
 @given(layouts(), st.data())
 def test_a_damaged_header_raises_format_errors_alone(tensors, data):
     head = bytearray(build_header(tensors, {"format": "pt"}))
@@ -109,21 +135,19 @@ def test_a_damaged_header_raises_format_errors_alone(tensors, data):
         else:
             del head[at]
     end = tensors[-1].end if tensors else 0
-    try:
-        header = parse_header(bytes(head), len(head) + end, "here")
-    except FormatError as error:
-        assert error.code in CODES
+    result = parsed_or_code(bytes(head), len(head) + end)
+    if isinstance(result, Header):
+        check(result, len(head) + end)
     else:
-        check(header, len(head) + end)
+        assert result in CODES
 
 
+@steady
 @given(st.binary(max_size=60), st.integers(0, 100))
 def test_random_bytes_raise_format_errors_alone(head, more):
     for data in (head, head_of(b"{" + head)):
-        try:
-            parse_header(data, len(data) + more, "here")
-        except FormatError as error:
-            assert error.code in CODES
+        result = parsed_or_code(data, len(data) + more)
+        assert isinstance(result, Header) or result in CODES
 
 
 def check(header: Header, file_size: int):
@@ -152,7 +176,10 @@ def test_the_canonical_bytes():
 
 
 def test_text_and_order_are_kept_as_stored():
-    text = b'{ "b":{"shape":[1],"dtype":"U8","data_offsets":[1,2]},\n"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}  \n'
+    text = (
+        b'{ "b":{"shape":[1],"dtype":"U8","data_offsets":[1,2]},\n'
+        b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}  \n'
+    )
     header = parse(text, 2)
     assert header.text == text
     assert header.head == head_of(text)
@@ -160,7 +187,13 @@ def test_text_and_order_are_kept_as_stored():
 
 
 def test_empty_tensors_may_lie_anywhere_between_others():
-    text = {"a": entry(), "e": entry((0,), 2, 2), "c": entry((0, 3), 0, 0), "b": entry((1,), 1, 2), "d": entry((0,), 1, 1)}
+    text = {
+        "a": entry(),
+        "e": entry((0,), 2, 2),
+        "c": entry((0, 3), 0, 0),
+        "b": entry((1,), 1, 2),
+        "d": entry((0,), 1, 1),
+    }
     header = parse(text, 2)
     check(header, header.file_size)
     assert [t.name for t in header.tensors] == ["c", "a", "d", "b", "e"]
@@ -182,7 +215,9 @@ def test_header_too_long():
     assert error.value.code == "header-too-long"
 
 
-@pytest.mark.parametrize(("head", "size"), [(b"", 0), (b"\x02" + bytes(6), 7), (head_of("{}")[:-1], 9), (head_of("{}")[:9], 99)])
+@pytest.mark.parametrize(
+    ("head", "size"), [(b"", 0), (b"\x02" + bytes(6), 7), (head_of("{}")[:-1], 9), (head_of("{}")[:9], 99)]
+)
 def test_header_truncated(head, size):
     with pytest.raises(FormatError) as error:
         parse_header(head, size, "here")
@@ -357,36 +392,29 @@ def test_a_header_that_would_be_refused_is_not_built(tensors, metadata, expected
     assert error.value.code == expected
 
 
-@given(layouts())
-def test_what_the_library_refuses_is_refused(tensors):
-    """Every way to lie about a layout that the library knows."""
-    for wrong in range(4):
-        if len(tensors) < 2:
-            return
-        entries = {t.name: entry(t.shape, t.start, t.end, t.dtype) for t in tensors}
-        first = entries[tensors[0].name]
-        if wrong == 0:
-            first["data_offsets"][1] += 1
-        elif wrong == 1:
-            first["shape"].append(2)
-        elif wrong == 2:
-            for item in entries.values():
-                item["data_offsets"] = [offset + 1 for offset in item["data_offsets"]]
-        else:
-            first["dtype"] = "F3"
-        head = head_of(entries)
-        data = head + bytes(tensors[-1].end + (wrong == 2))
-        try:
-            save_ok = library_accepts(data)
-        except SafetensorError:
-            save_ok = False
-        if not save_ok:
-            with pytest.raises(FormatError):
-                parse_header(head, len(data), "here")
-
-
-def library_accepts(data):
-    from safetensors import deserialize
-
-    deserialize(data)
-    return True
+@steady
+@given(layouts().filter(bool), st.sampled_from(["end", "shape", "shift", "dtype", "rest"]))
+def test_what_the_library_refuses_is_refused(tmp_path_factory, tensors, lie):
+    entries = {t.name: entry(t.shape, t.start, t.end, t.dtype) for t in tensors}
+    first, size = entries[tensors[0].name], tensors[-1].end
+    if lie == "end":
+        first["data_offsets"][1] += 1
+    elif lie == "shape":
+        first["shape"].append(2)
+    elif lie == "dtype":
+        first["dtype"] = "F3"
+    elif lie == "rest":
+        size += 1
+    else:
+        size += 1
+        for item in entries.values():
+            item["data_offsets"] = [offset + 1 for offset in item["data_offsets"]]
+    head = head_of(entries)
+    path = tmp_path_factory.getbasetemp() / "lie.safetensors"
+    path.write_bytes(head + bytes(size))
+    try:
+        with safe_open(path, framework="np"):
+            refused = False
+    except SafetensorError:
+        refused = True
+    assert isinstance(parsed_or_code(head, len(head) + size), Header) == (not refused)

@@ -1,0 +1,100 @@
+"""Two states -> changed elements: in parallel, bit by bit, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deltackpt.bits import DTYPES, storage_shape, uint
+from deltackpt.codecs import Change
+from deltackpt.parallel import ordered_map
+
+CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are compared and hashed
+
+
+class Tensor(Protocol):
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class State(Protocol):
+    """Anything that has tensors: a checkpoint directory, or a step rebuilt from a repository."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...
+
+    def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
+        """All bytes of a tensor, in order."""
+
+    def release(self, name: str) -> None:
+        """The caller is done with the tensor: its memory may go."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one tensor differs. ``change`` is None where it is gone; its ``base`` is None where it is new or reshaped.
+
+    ``old_xxh3`` and ``new_xxh3`` are of the bytes that were compared, taken in the same pass.
+    """
+
+    name: str
+    change: Change | None
+    old_xxh3: bytes | None
+    new_xxh3: bytes | None
+
+    @property
+    def empty(self) -> bool:
+        return self.change is not None and self.change.base is not None and len(self.change.positions) == 0
+
+
+def difference(name: str, old: State, new: State) -> Difference:
+    """Compare one tensor of two states as unsigned words: no float, no tolerance."""
+    a, b = old.tensors.get(name), new.tensors.get(name)
+    if b is None:
+        return Difference(name, None, xxhash.xxh3_128_digest(old.bytes_of(name)), None)
+    dtype = DTYPES[b.dtype]
+    width = uint(dtype.width)
+    shape = storage_shape(dtype, b.shape)
+    target = new.bytes_of(name)
+    none = np.zeros(0, width)
+    if a is None or (a.dtype, a.shape) != (b.dtype, b.shape):
+        before = xxhash.xxh3_128_digest(old.bytes_of(name)) if a else None
+        change = Change(dtype, shape, np.zeros(0, np.int64), none, none, None, target.view(width))
+        return Difference(name, change, before, xxhash.xxh3_128_digest(target))
+    base = old.bytes_of(name)
+    positions, before_elements, after_elements = [], [], []
+    old_hash, new_hash = xxhash.xxh3_128(), xxhash.xxh3_128()
+    for at in range(0, len(target), CHUNK):
+        x, y = base[at : at + CHUNK], target[at : at + CHUNK]
+        words, others = x.view(width), y.view(width)
+        found = np.flatnonzero(words != others)
+        if len(found):
+            before_elements.append(words[found])
+            after_elements.append(others[found])
+            found += at // dtype.width
+            positions.append(found)
+        old_hash.update(x)
+        new_hash.update(y)
+    change = Change(
+        dtype,
+        shape,
+        np.concatenate(positions) if positions else np.zeros(0, np.int64),
+        np.concatenate(before_elements) if positions else none,
+        np.concatenate(after_elements) if positions else none,
+        base.view(width),
+        target.view(width),
+    )
+    return Difference(name, change, old_hash.digest(), new_hash.digest())
+
+
+def differences(old: State, new: State, threads: int) -> Iterator[Difference]:
+    """All tensors of both states, in the order of their names' bytes."""
+    names = sorted({*old.tensors, *new.tensors}, key=str.encode)
+    return ordered_map(lambda name: difference(name, old, new), names, threads)

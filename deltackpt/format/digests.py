@@ -1,0 +1,53 @@
+"""The digests of a step: both proofs of every tensor, in an object of its own (FORMAT section "Digests").
+
+A safetensors file with U64 ``sums`` [n, 2] and U8 ``xxh3`` [n, 16], in the order of the layout's tensor names. The manifest
+names it by sha256, and the state digest in the manifest is the sha256 of what the sums say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from deltackpt import digest
+from deltackpt.digest import TensorDigest
+from deltackpt.errors import FormatError
+from deltackpt.format.layout import Layout
+from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
+
+VERSION = "1"
+MAX_DIGESTS = 256 << 20
+
+
+def encode(layout: Layout, digests: Mapping[str, TensorDigest]) -> bytes:
+    sums = np.array([digests[name].sums for name in layout.tensors], "<u8").reshape(-1, 2)
+    xxh3 = b"".join(digests[name].xxh3 for name in layout.tensors)
+    n = len(layout.tensors)
+    tensors = [Tensor("sums", "U64", (n, 2), 0, 16 * n), Tensor("xxh3", "U8", (n, 16), 16 * n, 32 * n)]
+    return build_header(tensors, {"deltackpt-digests": VERSION}) + sums.tobytes() + xxh3
+
+
+def decode(data: bytes, layout: Layout, state: str, where: str) -> dict[str, TensorDigest]:
+    """Parse and check against the manifest's state digest. Raises FormatError."""
+    header = parse_header(data[: head_size(data[:8], len(data), where)], len(data), where)
+    if header.metadata.get("deltackpt-digests") != VERSION:
+        raise FormatError("version-unknown", where=where, have="other metadata", need=f"digests version {VERSION}")
+    n = len(layout.tensors)
+    found = {t.name: (t.dtype, t.shape) for t in header.tensors}
+    if found != {"sums": ("U64", (n, 2)), "xxh3": ("U8", (n, 16))}:
+        raise FormatError("digests-shape", where=where, have=str(found)[:120], need=f"sums and xxh3 of {n} tensors")
+    at = {t.name: header.data_start + t.start for t in header.tensors}
+    sums = np.frombuffer(data, "<u8", 2 * n, at["sums"]).reshape(-1, 2).tolist()
+    digests = {
+        name: TensorDigest((a, b), data[at["xxh3"] + 16 * i : at["xxh3"] + 16 * i + 16])
+        for i, (name, (a, b)) in enumerate(zip(layout.tensors, sums, strict=True))
+    }
+    if state_of(layout, digests) != state:
+        raise FormatError("state-differs", where=where, have=state_of(layout, digests), need=f"state digest {state}")
+    return digests
+
+
+def state_of(layout: Layout, digests: Mapping[str, TensorDigest]) -> str:
+    """The state digest, hex."""
+    return digest.state((name, t.dtype, t.shape, digests[name].sums) for name, t in layout.tensors.items())

@@ -1,0 +1,117 @@
+"""The layout: which files a checkpoint has, byte for byte but for the tensors' values (FORMAT section "Layout").
+
+An object of its own, since it hardly ever changes: the headers of the safetensors files exactly as stored, and where the
+side files' bytes are. With the values of the tensors it gives every file of the directory back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from deltackpt.errors import FormatError
+from deltackpt.format.canonical import dumps, loads_strict
+from deltackpt.format.manifest import File, Fields, check_path
+from deltackpt.format.safetensors_header import Header, Tensor, parse_header
+
+FORMAT = "deltackpt-layout"
+VERSION = 1
+MAX_LAYOUT = 512 << 20
+MAX_FILES = 100_000
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A safetensors file of the checkpoint: its path, and its header verbatim, padding included."""
+
+    path: str
+    header: Header
+
+    @property
+    def size(self) -> int:
+        return self.header.file_size
+
+
+@dataclass(frozen=True)
+class Side:
+    """A file beside the weights: its path in the checkpoint, and the object that holds it."""
+
+    path: str
+    file: File
+
+
+@dataclass(frozen=True)
+class Layout:
+    shards: tuple[Shard, ...]
+    side: tuple[Side, ...]
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor by name, in the order of the names' bytes."""
+        found = {t.name: t for shard in self.shards for t in shard.header.tensors}
+        return {name: found[name] for name in sorted(found, key=str.encode)}
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(s.size for s in self.shards) + sum(s.file.size for s in self.side)
+
+    def encode(self) -> bytes:
+        return dumps(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "shards": [{"path": s.path, "header": s.header.text.decode()} for s in self.shards],
+                "side": [{"path": s.path, "file": s.file.to_dict()} for s in self.side],
+            }
+        )
+
+
+def decode(data: bytes, where: str) -> Layout:
+    """Parse and check a layout. Raises FormatError."""
+    value = loads_strict(data, limit=MAX_LAYOUT, where=where)
+    if not isinstance(value, dict) or value.keys() != {"format", "version", "shards", "side"}:
+        raise _refuse(where, "another kind of JSON", "format, version, shards and side")
+    if value["format"] != FORMAT or value["version"] != VERSION:
+        raise FormatError("version-unknown", where=where, have=f"version {value['version']!r}", need=f"layout version {VERSION}")
+    if not isinstance(value["shards"], list) or not isinstance(value["side"], list):
+        raise _refuse(where, "shards or side of another type", "lists")
+    if len(value["shards"]) + len(value["side"]) > MAX_FILES:
+        raise _refuse(where, "too many files", f"at most {MAX_FILES:,}")
+    layout = Layout(
+        tuple(_shard(item, where) for item in value["shards"]), tuple(_side(item, where) for item in value["side"])
+    )
+    paths = [s.path for s in (*layout.shards, *layout.side)]
+    if len(set(paths)) != len(paths) or _nested(paths):
+        raise _refuse(where, "a path twice, or one inside another", "each file once")
+    if len(layout.tensors) != sum(len(s.header.tensors) for s in layout.shards):
+        raise _refuse(where, "a tensor in two shards", "each tensor once")
+    return layout
+
+
+def _nested(paths: list[str]) -> bool:
+    """Is a file also the folder of another?"""
+    known = set(paths)
+    return any("/".join(p.split("/")[:i]) in known for p in paths for i in range(1, p.count("/") + 1))
+
+
+def _shard(item: Any, where: str) -> Shard:
+    if not isinstance(item, dict) or item.keys() != {"path", "header"} or not all(isinstance(v, str) for v in item.values()):
+        raise _refuse(where, "a shard with other fields", "path and header")
+    check_path(item["path"], where)
+    text = item["header"].encode()
+    head = len(text).to_bytes(8, "little") + text
+    return Shard(item["path"], parse_header(head, None, f"{where}, header of {item['path'][:80]!r}"))
+
+
+def _side(item: Any, where: str) -> Side:
+    if not isinstance(item, dict) or item.keys() != {"path", "file"} or not isinstance(item["path"], str):
+        raise _refuse(where, "a side file with other fields", "path and file")
+    check_path(item["path"], where)
+    return Side(item["path"], Fields({}, where).file(item["file"], "side"))
+
+
+def _refuse(where: str, have: str, need: str) -> FormatError:
+    return FormatError("layout-field", where=where, have=have, need=need)

@@ -1,0 +1,155 @@
+"""A step as a plain checkpoint directory: built beside, proven tensor by tensor, then renamed into place."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deltackpt import chain, digest
+from deltackpt.chain import Plan
+from deltackpt.diff import State
+from deltackpt.digest import TensorDigest
+from deltackpt.disk import ensure_space, space_errors
+from deltackpt.errors import ChainError, ConflictError
+from deltackpt.format.layout import Layout, Shard
+from deltackpt.format.safetensors_header import Tensor
+from deltackpt.parallel import ordered_map, threads_or_default
+from deltackpt.progress import SILENT, Progress
+from deltackpt.replay import Replay
+from deltackpt.repository import Repository
+
+
+@dataclass(frozen=True)
+class ApplyResult:
+    """What `apply` did. ``anchor`` is the step read whole, None where the start was at hand; ``read`` counts bytes."""
+
+    path: str
+    step: int
+    id: str
+    state: str
+    anchor: int | None
+    patches: int
+    read: int
+    written: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def apply(
+    repo: Repository,
+    out: str | os.PathLike[str],
+    step: str | int = "latest",
+    *,
+    ref: str = "main",
+    threads: int | None = None,
+    progress: Progress = SILENT,
+) -> ApplyResult:
+    """Materialize a step into ``out``, which must not exist or be empty.
+
+    Raises ConflictError ``output-exists``, NotFoundError ``step-missing``, ChainError, FormatError, NoSpaceError; then
+    there is no ``out``.
+    """
+    began = time.monotonic()
+    out = Path(out)
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise ConflictError("output-exists", where=out, have="something there", need="no such path, or an empty directory", hint="Choose another path; `--cache` keeps a directory that follows a repository.")
+    link = repo.find(step, ref)
+    plan = chain.resolve(link, repo.load)
+    layout = repo.layout(plan.target)
+    with beside(out) as folder, Replay.open(repo, plan) as state:
+        build(repo, layout, repo.digests(plan.target), state, folder, threads_or_default(threads), progress)
+        os.rename(folder, out)
+    return result(out, plan, layout.size, began)
+
+
+def result(path: Path, plan: Plan, written: int, began: float) -> ApplyResult:
+    target, anchor = plan.target, plan.anchor.step if plan.anchor else None
+    seconds = round(time.monotonic() - began, 3)
+    return ApplyResult(str(path), target.step, target.link.id, target.state, anchor, len(plan.patches), plan.bytes, written, seconds)
+
+
+@contextmanager
+def beside(out: Path) -> Iterator[Path]:
+    """A new folder next to ``out``, on the same file system; gone again unless it was renamed."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = out.parent / f".{out.name}.tmp-{secrets.token_hex(4)}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def build(
+    repo: Repository,
+    layout: Layout,
+    digests: Mapping[str, TensorDigest],
+    state: State,
+    folder: Path,
+    threads: int,
+    progress: Progress,
+) -> None:
+    """Write every file of the layout into an empty folder, and prove every tensor by its xxh3."""
+    ensure_space(folder, layout.size)
+    progress.start("apply", layout.size)
+    files = {shard.path: _new_shard(folder, shard) for shard in layout.shards}
+
+    def place(item: tuple[Shard, Tensor]) -> int:
+        shard, tensor = item
+        data = state.bytes_of(tensor.name)
+        check_tensor(tensor.name, digest.xxh3(data), digests, layout)
+        with space_errors(folder / shard.path):
+            _write_at(files[shard.path], data.data, shard.header.data_start + tensor.start)
+        state.release(tensor.name)
+        return len(data)
+
+    try:
+        items = ((shard, tensor) for shard in layout.shards for tensor in shard.header.tensors)
+        for count in ordered_map(place, items, threads):
+            progress.advance(count)
+    finally:
+        for fd in files.values():
+            os.close(fd)
+    for side in layout.side:
+        path = folder / side.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with space_errors(path):
+            path.write_bytes(repo.read(side.file, side.file.size))
+        progress.advance(side.file.size)
+
+
+def check_tensor(name: str, found: bytes, digests: Mapping[str, TensorDigest], layout: Layout) -> None:
+    """Raise ChainError ``tensor-differs`` unless ``found`` is the xxh3 that the step's digests give."""
+    if found != digests[name].xxh3:
+        raise ChainError(
+            "tensor-differs",
+            where=name[:200],
+            have=f"xxh3 {found.hex()}",
+            need=f"xxh3 {digests[name].xxh3.hex()}",
+            hint="A base or an anchor was changed after it was published. `deltackpt verify` finds out which.",
+        )
+
+
+def _new_shard(folder: Path, shard: Shard) -> int:
+    path = folder / shard.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    with space_errors(path):
+        _write_at(fd, memoryview(shard.header.head), 0)
+        os.truncate(fd, shard.size)
+    return fd
+
+
+def _write_at(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(fd, data[: 1 << 30], offset)
+        data, offset = data[count:], offset + count

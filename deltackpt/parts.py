@@ -1,0 +1,86 @@
+"""The parts of a patch, fetched from a store, hashed, and opened."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import BinaryIO
+
+from deltackpt.errors import ChainError
+from deltackpt.format.manifest import File, Manifest
+from deltackpt.patch import PartReader
+from deltackpt.repository import Repository, object_differs
+
+Found = tuple[PartReader, int]
+
+
+@contextmanager
+def mapped(repo: Repository, file: File) -> Iterator[memoryview]:
+    """The bytes of an object, mapped and proven by sha256; a remote one is downloaded to a temporary file first."""
+    with ExitStack() as stack:
+        local = repo.store.local_path(file.name)
+        digest = hashlib.sha256()
+        if local is None:
+            spool: BinaryIO = stack.enter_context(tempfile.TemporaryFile(prefix="deltackpt-"))  # noqa: SIM115
+            for chunk in repo.store.read(file.name):
+                digest.update(chunk)
+                spool.write(chunk)
+            spool.flush()
+        else:
+            repo.store.stat(file.name)  # an object, not a link or a pipe in its place
+            spool = stack.enter_context(local.open("rb"))
+        size = spool.seek(0, 2)
+        view = memoryview(mmap.mmap(spool.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+        if local is not None:
+            digest.update(view)
+        if size != file.size or digest.hexdigest() != file.sha256:
+            raise object_differs(f"{repo.store.url}/{file.name}", size, file)
+        yield view
+
+
+class PatchReader:
+    """All parts of one step's patch. Whoever holds it may trust origin, tables, and the bytes of every part."""
+
+    def __init__(self, step: Manifest, parts: Sequence[PartReader]) -> None:
+        self.step = step
+        self.parts = parts
+        self._entries: dict[str, list[Found]] = {}
+        for part in parts:
+            for i, entry in enumerate(part.entries):
+                self._entries.setdefault(entry.name, []).append((part, i))
+
+    @classmethod
+    @contextmanager
+    def open(cls, repo: Repository, step: Manifest) -> Iterator[PatchReader]:
+        with ExitStack() as stack:
+            parts = []
+            for file in step.patch or ():
+                view = stack.enter_context(mapped(repo, file))
+                parts.append(PartReader(view, f"{repo.store.url}/{file.name}"))
+                check_origin(parts[-1], step)
+            yield cls(step, parts)
+
+    def entries_of(self, name: str) -> list[Found]:
+        """The parts, and the places in their tables, that hold something of a tensor."""
+        return self._entries.get(name, [])
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._entries)
+
+
+def check_origin(part: PartReader, step: Manifest) -> None:
+    """A part belongs to the step whose manifest names it."""
+    origin = part.origin
+    have = (origin.repository, origin.step, origin.parent, origin.base)
+    need = (step.repository, step.step, step.parent.id if step.parent else "", step.base or "")
+    if have != need:
+        raise ChainError(
+            "part-elsewhere",
+            where=part.where,
+            have=f"a part for step {origin.step} after {origin.parent[:12]}, repository {origin.repository[:12]}",
+            need=f"step {need[1]} after {need[2][:12]}, repository {need[0][:12]}",
+        )
