@@ -63,6 +63,13 @@ class PatchReader:
                 check_origin(parts[-1], step)
             yield cls(step, parts)
 
+    @classmethod
+    @contextmanager
+    def open_all(cls, repo: Repository, steps: Sequence[Manifest]) -> Iterator[list[PatchReader]]:
+        """The patches of several steps; all of them are fetched and hashed before any is used."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(cls.open(repo, step)) for step in steps]
+
     def entries_of(self, name: str) -> list[Found]:
         """The parts, and the places in their tables, that hold something of a tensor."""
         return self._entries.get(name, [])

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import storage_shape, uint
+from deltackpt.bits import DTYPES, nbytes, uint
 from deltackpt.chain import Plan
-from deltackpt.codecs import Entry
+from deltackpt.codecs import Decoded, Entry
 from deltackpt.diff import State
 from deltackpt.errors import ChainError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.journal import Journal
 from deltackpt.parts import Found, PatchReader
+from deltackpt.patch import PartReader
 from deltackpt.repository import Repository
 
 Bytes = npt.NDArray[np.uint8]
@@ -62,32 +64,50 @@ class Anchor:
 class Replay:
     """The state of ``layout``: ``base`` with ``patches`` applied, each tensor when it is asked for."""
 
-    def __init__(self, base: State, patches: Sequence[PatchReader], layout: Layout) -> None:
+    def __init__(
+        self, base: State, patches: Sequence[PatchReader], layout: Layout, journal: Journal | None = None
+    ) -> None:
         self.tensors: Mapping[str, Tensor] = layout.tensors
         self._base = base
         self._patches = patches
+        self._journal = journal
+        self._number = {name: i for i, name in enumerate(layout.tensors)}
 
     @classmethod
     @contextmanager
-    def open(cls, repo: Repository, plan: Plan, base: State | None = None) -> Iterator[Replay]:
-        """Open what the plan needs. Every part is hashed here, before any tensor is rebuilt."""
-        with ExitStack() as stack:
-            start: State = base if base is not None else Anchor(repo, plan.anchor or plan.target)
-            patches = [stack.enter_context(PatchReader.open(repo, step)) for step in plan.patches]
-            yield cls(start, patches, repo.layout(plan.target))
+    def open(
+        cls, repo: Repository, plan: Plan, base: State | None = None, journal: Journal | None = None
+    ) -> Iterator[Replay]:
+        """Open what the plan needs. Every part is hashed here, before any tensor is rebuilt.
+
+        What is decoded is recorded in ``journal``, if there is one.
+        """
+        start: State = base if base is not None else Anchor(repo, plan.anchor or plan.target)
+        with PatchReader.open_all(repo, plan.patches) as patches:
+            yield cls(start, patches, repo.layout(plan.target), journal)
 
     def bytes_of(self, name: str) -> Bytes:
         """All bytes of a tensor. Not proven yet: compare their xxh3 with the step's digests."""
         current = self._base.bytes_of(name) if name in self._base.tensors else None
         meta = self._base.tensors.get(name)
         known = (meta.dtype, tuple(meta.shape)) if meta else None
-        for patch in self._patches:
-            if found := patch.entries_of(name):
-                current, known = apply(current, known, found)
+        for k, patch in enumerate(self._patches):
+            if not (found := patch.entries_of(name)):
+                continue
+            decoded = decode_step(current, known, found) if current is not None and known else None
+            if decoded is None:
+                current, known = replace_whole(found)
+                continue
+            assert current is not None
+            if self._journal is not None:
+                self._journal.append(self._number[name], k, decoded)
+            if not current.flags.writeable:
+                current = current.copy()
+            decoded.write_to(current.view(decoded.values.dtype))
         want = self.tensors[name]
         if current is None or known != (want.dtype, want.shape):
-            have = f"{known[0]} {list(known[1])}" if current is not None and known else "no tensor"
-            raise ChainError("tensor-shape", where=name[:80], have=have, need=f"{want.dtype} {list(want.shape)} by the layout")
+            need = describe((want.dtype, want.shape)) + " by the layout"
+            raise ChainError("tensor-shape", where=name[:80], have=describe(known), need=need)
         return current
 
     def release(self, name: str) -> None:
@@ -95,46 +115,63 @@ class Replay:
             self._base.release(name)
 
 
-Known = tuple[str, tuple[int, ...]] | None
+Known = tuple[str, tuple[int, ...]]
 
 
-def apply(current: Bytes | None, known: Known, found: Sequence[Found]) -> tuple[Bytes | None, Known]:
-    """One step of one tensor: its bytes, dtype and shape, and the entries that change it -> the new ones.
+def describe(known: Known | None) -> str:
+    return f"{known[0]} {list(known[1])}" if known else "no tensor"
 
-    ``current`` is written to if it can be, and copied first if not. Raises ChainError ``base-shape`` where an entry does
-    not fit what is there, FormatError for bytes that do not decode.
+
+def decode_step(current: Bytes, known: Known, found: Sequence[Found]) -> Decoded | None:
+    """The new elements that one step's entries give a tensor, as flat positions in the whole tensor.
+
+    None where the tensor gets another dtype or shape, or goes. Nothing is written. Raises ChainError ``base-shape`` where
+    an entry does not fit what is there, FormatError for bytes that do not decode.
     """
-    whole = [part.entries[i] for part, i in found if not part.entries[i].boxed]
-    if whole and whole[0].encoding == "removed":
+    entries = [part.entries[i] for part, i in found]
+    if any((e.dtype.name, e.whole) != known and e.encoding in ("full", "removed") for e in entries):
+        return None
+    words = current.view(uint(DTYPES[known[0]].width))
+    decoded = []
+    for (part, _), entry in zip(found, entries, strict=True):
+        if (entry.dtype.name, entry.whole) != known:
+            need = describe((entry.dtype.name, entry.whole))
+            raise ChainError("base-shape", where=f"{part.where}, {entry.name[:80]!r}", have=describe(known), need=need)
+        decoded.append(_decode_box(part, entry, words) if entry.boxed else part.decode(entry, words))
+    if len(decoded) == 1:
+        return decoded[0]
+    return Decoded(np.concatenate([d.positions for d in decoded]), np.concatenate([d.values for d in decoded]))
+
+
+def _decode_box(part: PartReader, entry: Entry, words: npt.NDArray[Any]) -> Decoded:
+    box = tuple(slice(o, o + n) for o, n in zip(entry.offset, entry.shape, strict=True))
+    decoded = part.decode(entry, words.reshape(entry.whole)[box].reshape(-1))
+    inside = np.arange(entry.elements) if decoded.positions is None else decoded.positions
+    index = np.unravel_index(inside, entry.shape)
+    moved = tuple(i + o for i, o in zip(index, entry.offset, strict=True))
+    return Decoded(np.ravel_multi_index(moved, entry.whole), decoded.values)
+
+
+def replace_whole(found: Sequence[Found]) -> tuple[Bytes | None, Known | None]:
+    """A tensor that is new, reshaped or gone after a step: its bytes, from `full` entries alone."""
+    part, i = found[0]
+    first = part.entries[i]
+    if first.encoding == "removed":
         return None, None
-    if whole and whole[0].encoding == "full":
-        part, _ = found[0]
-        return part.decode(whole[0], None).values.view(np.uint8), (whole[0].dtype.name, whole[0].shape)
-    first = found[0][0].entries[found[0][1]]
-    want = (first.dtype.name, first.whole)
-    if known != want or current is None:
-        boxes = [part.entries[i] for part, i in found]
-        if any(e.encoding != "full" for e in boxes) or sum(e.elements for e in boxes) != _elements(first):
-            have = f"{known[0]} {list(known[1])}" if known else "no tensor"
-            raise ChainError("base-shape", where=f"{found[0][0].where}, {first.name!r}", have=have, need=f"{want[0]} {list(want[1])}")
-        current = np.empty(_elements(first) * first.dtype.width, np.uint8)
-    elif not current.flags.writeable:
-        current = current.copy()
-    words: npt.NDArray[Any] = current.view(uint(first.dtype.width))
-    for part, i in found:
-        entry = part.entries[i]
-        if (entry.dtype.name, entry.whole) != want:
-            raise ChainError("base-shape", where=f"{part.where}, {entry.name!r}", have="boxes of different tensors", need="one tensor")
-        if entry.boxed:
-            box = tuple(slice(o, o + n) for o, n in zip(entry.offset, entry.shape, strict=True))
-            region = words.reshape(entry.whole)[box]
-            flat = region.reshape(-1).copy()
-            part.decode(entry, flat).write_to(flat)
-            region[...] = flat.reshape(entry.shape)
-        else:
-            part.decode(entry, words).write_to(words)
-    return current, want
-
-
-def _elements(entry: Entry) -> int:
-    return int(np.prod(storage_shape(entry.dtype, entry.whole), dtype=np.int64))
+    known = (first.dtype.name, first.whole)
+    if not first.boxed:
+        return part.decode(first, None).values.view(np.uint8), known
+    boxes = [(part, part.entries[i]) for part, i in found]
+    count = nbytes(first.dtype, first.whole) // first.dtype.width
+    words = np.zeros(count, uint(first.dtype.width))
+    covered = np.zeros(count, np.bool_)
+    for part, entry in boxes:
+        if entry.encoding != "full" or (entry.dtype.name, entry.whole) != known:
+            raise ChainError("base-shape", where=part.where, have=f"no {entry.name[:80]!r} to patch", need=describe(known))
+        decoded = _decode_box(part, entry, words)
+        decoded.write_to(words)
+        covered[decoded.positions] = True
+    if not covered.all():
+        have = "boxes that leave parts of it open"
+        raise ChainError("base-shape", where=f"{part.where}, {first.name[:80]!r}", have=have, need=describe(known))
+    return words.view(np.uint8), known

@@ -1,0 +1,268 @@
+"""A managed cache: a checkpoint directory that follows a repository in O(changes).
+
+    CACHE/cache.json              whose cache it is
+    CACHE/current -> 00000012-…   the step to load, switched atomically
+    CACHE/00000012-…/             a slot: a whole, proven checkpoint; its name is the manifest's
+    CACHE/00000011-…/             the other slot, which the next move patches
+    CACHE/journal                 what leads from the other slot to the current one
+    CACHE/patching/, journal.next the move under way
+    CACHE/lock                    held by the process that moves it
+
+A move never touches the current slot: it brings the other one along, proves every byte of it, renames it, and switches.
+A path never names two steps, so an engine that remembers by path sees a new one. The slot that was current before the
+last switch is the one that is patched next: readers of a slot have until then to let go of its files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deltackpt import chain
+from deltackpt.chain import Plan
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
+from deltackpt.format.manifest import Link
+from deltackpt.journal import Journal
+from deltackpt.materialize import ApplyResult, beside, build, result
+from deltackpt.parallel import threads_or_default
+from deltackpt.parts import PatchReader
+from deltackpt.progress import SILENT, Progress
+from deltackpt.replay import Replay
+from deltackpt.repository import Repository
+from deltackpt.slot import Move, patch_slot
+
+FORMAT = "deltackpt-cache"
+VERSION = 1
+
+
+class Cache:
+    """The directory of a managed cache; everything here happens under its lock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.patching = root / "patching"
+        self.journal = root / "journal"
+        self.next = root / "journal.next"
+
+    def slot(self, link: Link) -> Path:
+        return self.root / f"{link.step:08d}-{link.id}"
+
+    def current(self) -> Link | None:
+        """The step that `current` points at."""
+        try:
+            target = os.readlink(self.root / "current")
+        except OSError:
+            return None
+        link = _link(target)
+        return link if link and self.slot(link).is_dir() else None
+
+    def slots(self) -> list[Link]:
+        return [link for path in self.root.iterdir() if path.is_dir() and (link := _link(path.name))]
+
+    def switch(self, link: Link) -> None:
+        """Point `current` at a slot, atomically."""
+        fresh = self.root / ".current"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(self.slot(link).name)
+        os.replace(fresh, self.root / "current")
+
+    def drop(self, *, keep: Link | None) -> None:
+        """Remove every slot but one, and every trace of a move."""
+        for link in self.slots():
+            if link != keep:
+                shutil.rmtree(self.slot(link), ignore_errors=True)
+        for path in (self.journal, self.next):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.patching, ignore_errors=True)
+
+    def finish_switch(self) -> None:
+        """A move that was killed after its slot was proven and renamed: finish it. Drop what an earlier one left."""
+        if not self.patching.exists() and (done := Journal.read(self.next)) is not None:
+            if self.slot(done.end).is_dir():
+                os.replace(self.next, self.journal)
+                self.switch(done.end)
+            else:
+                self.next.unlink()
+        for path in self.root.glob(".*.tmp-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _link(name: str) -> Link | None:
+    step, _, identity = name.partition("-")
+    return Link(int(step), identity) if step.isdigit() and len(identity) == 64 else None
+
+
+def open_current(cache: str | os.PathLike[str]) -> tuple[Path, Link]:
+    """The current slot's directory and step. Raises NotFoundError ``cache-empty``."""
+    held = Cache(Path(cache))
+    link = held.current()
+    if link is None:
+        raise NotFoundError("cache-empty", where=cache, have="no current step", need="a managed cache", hint="`deltackpt apply REPO CACHE --cache` makes one.")
+    return held.slot(link), link
+
+
+def apply_to_cache(
+    repo: Repository,
+    cache: str | os.PathLike[str],
+    step: str | int = "latest",
+    *,
+    ref: str = "main",
+    threads: int | None = None,
+    fresh: bool = False,
+    progress: Progress = SILENT,
+) -> ApplyResult:
+    """Bring a managed cache to a step, creating it if there is none.
+
+    From an ancestor step only the patches in between are read and only changed elements written; from elsewhere, or with
+    ``fresh``, a new directory is built. Raises ConflictError ``not-a-cache`` for a directory that holds anything else,
+    ``cache-locked`` while another process moves it, and what `materialize.apply` raises; the current step then stays.
+    """
+    began = time.monotonic()
+    root = Path(cache)
+    with _locked(repo, root) as held:
+        held.finish_switch()
+        current = held.current()
+        link = repo.find(step, ref)
+        plan = chain.resolve(link, repo.load, have=current)
+        if current == link:
+            return result(held.slot(link), plan, 0, began)
+        move = _Mover(repo, held, plan, current, threads_or_default(threads), progress)
+        written = move.rebuild() if plan.anchor is not None or current is None else move.advance(fresh)
+        return result(held.slot(link), plan, written, began)
+
+
+class _Mover:
+    """One move of a cache from ``current`` to the plan's target."""
+
+    def __init__(
+        self, repo: Repository, held: Cache, plan: Plan, current: Link | None, threads: int, progress: Progress
+    ) -> None:
+        self.repo, self.held, self.plan, self.current = repo, held, plan, current
+        self.threads, self.progress = threads, progress
+        self.target = plan.target.link
+
+    def advance(self, fresh: bool) -> int:
+        """The cheapest way that proves: patch the other slot, or copy the current one and patch, or start over."""
+        ways = [self.copy, self.rebuild] if fresh else [self.patch, self.copy, self.rebuild]
+        for way in ways[:-1]:
+            try:
+                return way()
+            except (ChainError, FormatError, CheckpointError) as error:
+                if error.code not in _DAMAGE:
+                    raise
+        return ways[-1]()
+
+    def patch(self) -> int:
+        """In O(changes): the other slot, through the redo journal."""
+        assert self.current is not None
+        journal = Journal.read(self.held.journal)
+        moving = self.held.patching.is_dir()
+        layout = self.repo.layout(self.plan.target)
+        if journal is None or journal.end != self.current:
+            raise _unusable("no journal that leads to the current step")
+        if not moving and not self.held.slot(journal.start).is_dir():
+            raise _unusable("no other slot")
+        before = self.repo.load(journal.start)
+        if [s.header for s in self.repo.layout(before).shards] != [s.header for s in layout.shards]:
+            raise _unusable("a slot with other tensors")
+        begun = Journal.read(self.held.next) if moving else None
+        if begun is not None and (begun.start, begun.end) != (self.current, self.target):
+            raise _unusable("a slot on its way to another step")
+        with PatchReader.open_all(self.repo, self.plan.patches) as patches:
+            if begun is not None:
+                begun.resume()
+            following = begun or Journal.create(self.held.next, self.current, self.target)
+            if not moving:
+                os.rename(self.held.slot(journal.start), self.held.patching)
+            move = Move(self.repo, before, self.plan.target, patches, journal, following, moving)
+            written = patch_slot(move, self.held.patching, self.threads, self.progress)
+            following.close()
+        os.rename(self.held.patching, self.held.slot(self.target))
+        os.replace(self.held.next, self.held.journal)
+        self.held.switch(self.target)
+        return written
+
+    def copy(self) -> int:
+        """A new slot from the current one and the patches; the current one stays as the other slot."""
+        assert self.current is not None
+        for link in self.held.slots():
+            if link != self.current:
+                shutil.rmtree(self.held.slot(link), ignore_errors=True)
+        shutil.rmtree(self.held.patching, ignore_errors=True)
+        with Checkpoint.open(self.held.slot(self.current)) as base, beside(self.held.slot(self.target)) as folder:
+            layout = self.repo.layout(self.plan.target)
+            following = Journal.create(self.held.next, self.current, self.target)
+            with Replay.open(self.repo, self.plan, base, following) as state:
+                build(self.repo, layout, self.repo.digests(self.plan.target), state, folder, self.threads, self.progress)
+            following.close()
+            os.rename(folder, self.held.slot(self.target))
+        os.replace(self.held.next, self.held.journal)
+        self.held.switch(self.target)
+        return layout.size
+
+    def rebuild(self) -> int:
+        """A new slot from the repository alone; the old ones go."""
+        plan = self.plan if self.plan.anchor else chain.resolve(self.target, self.repo.load)
+        self.plan = plan
+        layout = self.repo.layout(plan.target)
+        slot = self.held.slot(self.target)
+        if slot.is_dir():  # the other slot happens to be at the target, but nothing proves it
+            shutil.rmtree(slot)
+        with beside(slot) as folder, Replay.open(self.repo, plan) as state:
+            digests = self.repo.digests(plan.target)
+            build(self.repo, layout, digests, state, folder, self.threads, self.progress)
+            os.rename(folder, slot)
+        self.held.switch(self.target)
+        self.held.drop(keep=self.target)
+        return layout.size
+
+
+_DAMAGE = {"slot-unusable", "tensor-differs", "tensor-shape", "base-shape", "checkpoint-changed", "not-safetensors"}
+_DAMAGE |= {"shard-missing", "count-outside", "gap-outside", "position-outside", "exception-outside", "step-outside"}
+_DAMAGE |= {"unary-count", "tile-length", "tile-short", "padding"}  # a wrong old value leads the decoder astray
+
+
+def _unusable(have: str) -> ChainError:
+    return ChainError("slot-unusable", where="the cache", have=have, need="a slot to patch")
+
+
+@contextmanager
+def _locked(repo: Repository, root: Path) -> Iterator[Cache]:
+    """The cache's directory, made if there is none, checked to be this repository's, and locked by this process."""
+    marker = root / "cache.json"
+    if not marker.exists():
+        if root.is_symlink() or (root.exists() and (not root.is_dir() or any(root.iterdir()))):
+            raise _not_a_cache(root, "something else there")
+        root.mkdir(parents=True, exist_ok=True)
+        draft = root / ".cache.json"
+        draft.write_text(json.dumps({"format": FORMAT, "version": VERSION, "repository": repo.id}) + "\n")
+        os.replace(draft, marker)
+    try:
+        value = json.loads(marker.read_bytes())
+        about = (value["format"], value["version"], value["repository"])
+    except (OSError, ValueError, KeyError, TypeError):
+        about = ("", 0, "")
+    if about != (FORMAT, VERSION, repo.id):
+        have = f"the cache of repository {about[2]}" if about[0] == FORMAT else "another cache.json"
+        raise _not_a_cache(root, have)
+    fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConflictError("cache-locked", where=root, have="another process at work", need="one at a time", hint="Wait for it, or give every process a cache of its own.") from error
+        yield Cache(root)
+    finally:
+        os.close(fd)
+
+
+def _not_a_cache(root: Path, have: str) -> ConflictError:
+    return ConflictError("not-a-cache", where=root, have=have, need="a managed cache of this repository, or an empty directory", hint="Choose a directory of its own.")
+

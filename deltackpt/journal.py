@@ -1,0 +1,133 @@
+"""The redo journal of a managed cache: the absolute new values of one move from a step to a later one.
+
+A record holds the changed elements of one tensor by one patch, and is in the file before the first of them is written
+into a slot. Replaying records is idempotent, so a killed move is finished by replaying; and the other slot is brought
+along by replaying, without decoding anything twice. Local to one host, rebuilt at will, no format for exchange.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deltackpt.bits import uint
+from deltackpt.codecs import Decoded
+from deltackpt.format.manifest import Link
+
+_HEAD = struct.Struct("<IIBBxxQQ")  # tensor, patch, width, bytes of a position (0: dense), changes, xxh3-64 of the rest
+
+
+@dataclass(frozen=True)
+class Record:
+    """``patch`` counts the patches of the move from 0. ``positions`` is None for a tensor replaced whole."""
+
+    tensor: int
+    patch: int
+    positions: npt.NDArray[Any] | None
+    values: npt.NDArray[Any]
+
+    def write_to(self, elements: npt.NDArray[Any]) -> None:
+        if self.positions is None:
+            elements[:] = self.values
+        else:
+            elements[self.positions] = self.values
+
+
+class Journal:
+    """One file: a line of JSON that says from where to where, then records in any order of tensors."""
+
+    def __init__(self, path: Path, start: Link, end: Link, records: dict[int, list[Record]], size: int) -> None:
+        self.path = path
+        self.start = start
+        self.end = end
+        self._records = records
+        self._size = size  # of the whole records; a torn one may follow
+        self._lock = threading.Lock()
+        self._fd: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, start: Link, end: Link) -> Journal:
+        """Begin a new journal, replacing any at ``path``."""
+        line = json.dumps({"start": start.to_dict(), "end": end.to_dict()}).encode() + b"\n"
+        path.unlink(missing_ok=True)  # never truncated: a reader may have the old one mapped
+        path.write_bytes(line)
+        journal = cls(path, start, end, {}, len(line))
+        journal.resume()
+        return journal
+
+    def resume(self) -> None:
+        """Open for more records, after the last whole one."""
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        os.ftruncate(self._fd, self._size)
+
+    @classmethod
+    def read(cls, path: Path) -> Journal | None:
+        """All whole records; a torn one at the end was never acted on and is dropped. None if there is no journal."""
+        try:
+            with path.open("rb") as file:
+                line = file.readline(4096)
+                value = json.loads(line)
+                start, end = Link(**value["start"]), Link(**value["end"])
+                size = file.seek(0, 2)
+                data = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        records: dict[int, list[Record]] = {}
+        at = len(line)
+        while (found := _read_record(data, at)) is not None:
+            record, at = found
+            records.setdefault(record.tensor, []).append(record)
+        return cls(path, start, end, records, at)
+
+    def of(self, tensor: int) -> list[Record]:
+        """The records of a tensor in the order of its patches."""
+        return self._records.get(tensor, [])
+
+    def append(self, tensor: int, patch: int, decoded: Decoded) -> Record:
+        """Put a record into the file; only then may the caller act on it."""
+        values, positions = decoded.values, decoded.positions
+        wide = 0
+        if positions is not None:
+            wide = 4 if len(positions) == 0 or int(positions.max()) < 1 << 32 else 8
+            positions = positions.astype(f"<u{wide}")
+        digest = xxhash.xxh3_64()
+        pieces = [p.view(np.uint8).data for p in (positions, values) if p is not None and len(p)]
+        for piece in pieces:
+            digest.update(piece)
+        head = _HEAD.pack(tensor, patch, values.dtype.itemsize, wide, len(values), digest.intdigest())
+        assert self._fd is not None
+        with self._lock:
+            for piece in (memoryview(head), *pieces):
+                while piece:
+                    piece = piece[os.write(self._fd, piece) :]
+        return Record(tensor, patch, decoded.positions, values)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _read_record(data: memoryview, at: int) -> tuple[Record, int] | None:
+    if len(data) < at + _HEAD.size:
+        return None
+    tensor, patch, width, wide, count, check = _HEAD.unpack_from(data, at)
+    at += _HEAD.size
+    end = at + count * (wide + width)
+    if width not in (1, 2, 4, 8) or wide not in (0, 4, 8) or end > len(data):
+        return None
+    if xxhash.xxh3_64_intdigest(data[at:end]) != check:
+        return None
+    positions = np.frombuffer(data, f"<u{wide}", count, at) if wide else None
+    values = np.frombuffer(data, uint(width), count, at + wide * count)
+    return Record(tensor, patch, positions, values), end

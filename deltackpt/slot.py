@@ -1,0 +1,122 @@
+"""One slot of a managed cache, moved in place: changed elements only, every byte proven."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from deltackpt import digest
+from deltackpt.bits import DTYPES, uint
+from deltackpt.disk import space_errors
+from deltackpt.errors import ChainError
+from deltackpt.format.layout import Shard
+from deltackpt.format.manifest import Manifest
+from deltackpt.format.safetensors_header import Tensor
+from deltackpt.journal import Journal
+from deltackpt.materialize import check_tensor
+from deltackpt.parallel import ordered_map
+from deltackpt.parts import PatchReader
+from deltackpt.progress import Progress
+from deltackpt.replay import decode_step
+from deltackpt.repository import Repository
+
+
+@dataclass(frozen=True)
+class Move:
+    """A slot at ``before`` goes, by ``journal``, to the step that ``patches`` apply to, and by these to ``target``.
+
+    ``following`` records what the patches decode to. ``resumed``: the slot may already hold some of it all.
+    """
+
+    repo: Repository
+    before: Manifest
+    target: Manifest
+    patches: Sequence[PatchReader]
+    journal: Journal
+    following: Journal
+    resumed: bool
+
+
+def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> int:
+    """Patch the slot's files in place. -> bytes written. Raises ChainError ``tensor-differs`` for a slot that is damaged.
+
+    Each tensor is proven before (unless a killed move left a mix) and after, while it is in the processor's cache.
+    """
+    layout = move.repo.layout(move.target)
+    before, after = move.repo.digests(move.before), move.repo.digests(move.target)
+    number = {name: i for i, name in enumerate(layout.tensors)}
+    maps = {shard.path: _map(folder, shard) for shard in layout.shards}
+    progress.start("apply", sum(s.size for s in layout.shards))
+
+    def advance(item: tuple[Shard, Tensor]) -> tuple[int, int]:
+        shard, tensor = item
+        start, end = shard.header.data_start + tensor.start, shard.header.data_start + tensor.end
+        data = np.frombuffer(maps[shard.path], np.uint8)[start:end]
+        if not move.resumed:
+            check_tensor(tensor.name, digest.xxh3(data), before, layout)
+        written = _advance(move, tensor, number[tensor.name], data)
+        check_tensor(tensor.name, digest.xxh3(data), after, layout)
+        if len(data):
+            first = start - start % mmap.PAGESIZE
+            maps[shard.path].madvise(mmap.MADV_DONTNEED, first, end - first)
+        return written, len(data)
+
+    total = 0
+    items = ((shard, tensor) for shard in layout.shards for tensor in shard.header.tensors)
+    for written, size in ordered_map(advance, items, threads):
+        total += written
+        progress.advance(size)
+    return total + _side_files(move, folder)
+
+
+def _advance(move: Move, tensor: Tensor, number: int, data: np.ndarray) -> int:  # type: ignore[type-arg]
+    words = data.view(uint(DTYPES[tensor.dtype].width))
+    written, done = 0, -1
+    for record in move.journal.of(number):
+        record.write_to(words)
+        written += record.values.nbytes
+    for record in move.following.of(number):
+        record.write_to(words)
+        done = record.patch
+    for k, patch in enumerate(move.patches):
+        if k <= done or not (found := patch.entries_of(tensor.name)):
+            continue
+        decoded = decode_step(data, (tensor.dtype, tensor.shape), found)
+        if decoded is None:
+            raise ChainError("slot-unusable", where=tensor.name[:80], have="another shape in between", need="one shape")
+        move.following.append(number, k, decoded).write_to(words)
+        written += decoded.values.nbytes
+    return written
+
+
+def _map(folder: Path, shard: Shard) -> mmap.mmap:
+    path = folder / shard.path
+    try:
+        with path.open("r+b") as file:
+            if file.seek(0, 2) == shard.size:
+                return mmap.mmap(file.fileno(), shard.size)
+    except OSError as error:
+        raise ChainError("slot-unusable", where=path, have=error.strerror or error, need="the slot's shard") from error
+    raise ChainError("slot-unusable", where=path, have="a file of another size", need=f"{shard.size:,} bytes")
+
+
+def _side_files(move: Move, folder: Path) -> int:
+    """Replace the side files that differ between the two steps, never writing into one."""
+    have = {} if move.resumed else {s.path: s.file.sha256 for s in move.repo.layout(move.before).side}
+    want = {s.path: s.file for s in move.repo.layout(move.target).side}
+    written = 0
+    for path, file in want.items():
+        if have.get(path) != file.sha256:
+            draft = folder / ".side"
+            with space_errors(draft):
+                draft.write_bytes(move.repo.read(file, file.size))
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            draft.replace(folder / path)
+            written += file.size
+    for gone in {s.path for s in move.repo.layout(move.before).side} - want.keys():
+        (folder / gone).unlink(missing_ok=True)
+    return written
