@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from deltackpt.bits import DTYPES
-from deltackpt.codecs import Decoded, Encoded, Entry, decode
+from deltackpt.codecs import Decoded, Encoded, Entry, check, decode
 from deltackpt.codecs.change import Buffer, Elements
 from deltackpt.codecs.table import read_table, write_table
 from deltackpt.errors import FormatError
@@ -138,6 +138,10 @@ class PartReader:
 
     def source(self, entry: Entry) -> _Source:
         return _Source(self, entry)
+
+    def check(self, entry: Entry) -> None:
+        """Raise FormatError unless the bytes of an entry have the checksums that the table gives."""
+        check(entry, self.source(entry), f"{self.where}, {entry.name!r}")
 
     def decode(self, entry: Entry, base: Elements | None) -> Decoded:
         """New elements of an entry. ``base``: flat old elements of its tensor or box; None where the entry is `full`."""

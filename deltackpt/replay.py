@@ -88,27 +88,32 @@ class Replay:
 
     def bytes_of(self, name: str) -> Bytes:
         """All bytes of a tensor. Not proven yet: compare their xxh3 with the step's digests."""
-        current = self._base.bytes_of(name) if name in self._base.tensors else None
-        meta = self._base.tensors.get(name)
-        known = (meta.dtype, tuple(meta.shape)) if meta else None
-        for k, patch in enumerate(self._patches):
-            if not (found := patch.entries_of(name)):
-                continue
-            decoded = decode_step(current, known, found) if current is not None and known else None
-            if decoded is None:
-                current, known = replace_whole(found)
-                continue
-            assert current is not None
-            if self._journal is not None:
-                self._journal.append(self._number[name], k, decoded)
-            if not current.flags.writeable:
-                current = current.copy()
-            decoded.write_to(current.view(decoded.values.dtype))
+        *_, (current, known) = self.history(name)
         want = self.tensors[name]
         if current is None or known != (want.dtype, want.shape):
             need = describe((want.dtype, want.shape)) + " by the layout"
             raise ChainError("tensor-shape", where=name[:80], have=describe(known), need=need)
         return current
+
+    def history(self, name: str) -> Iterator[tuple[Bytes | None, Known | None]]:
+        """The tensor before the first patch and after each: bytes (written to by the next step), dtype and shape."""
+        current = self._base.bytes_of(name) if name in self._base.tensors else None
+        meta = self._base.tensors.get(name)
+        known = (meta.dtype, tuple(meta.shape)) if meta else None
+        yield current, known
+        for k, patch in enumerate(self._patches):
+            if found := patch.entries_of(name):
+                decoded = decode_step(current, known, found) if current is not None and known else None
+                if decoded is None:
+                    current, known = replace_whole(found)
+                else:
+                    assert current is not None
+                    if self._journal is not None:
+                        self._journal.append(self._number[name], k, decoded)
+                    if not current.flags.writeable:
+                        current = current.copy()
+                    decoded.write_to(current.view(decoded.values.dtype))
+            yield current, known
 
     def release(self, name: str) -> None:
         if name in self._base.tensors:

@@ -15,7 +15,7 @@ from deltackpt.codecs.steps import exponent_of
 from deltackpt.codecs.table import Entry
 from deltackpt.codecs.tiles import choose_grid
 
-__all__ = ["CHOICES", "SCAN_LIMIT", "Change", "Decoded", "Encoded", "Entry", "decode", "encode"]
+__all__ = ["CHOICES", "SCAN_LIMIT", "Change", "Decoded", "Encoded", "Entry", "check", "decode", "encode"]
 
 CHOICES = ("auto", "packed", "index", "nan", "planes", "full")
 DENSE = 4  # more than a quarter changed: `planes` may win
@@ -64,6 +64,16 @@ def _packed(change: Change, scan_limit: int) -> Encoded | None:
 def decode(entry: Entry, base: Elements | None, source: Source, where: str) -> Decoded:
     """The new elements of an entry's tensor or box, given its flat old elements. Raises FormatError."""
     return _DECODERS[entry.encoding](entry.detail, entry.dtype, base, source, where)
+
+
+def check(entry: Entry, source: Source, where: str) -> None:
+    """Checksums alone, for whoever has no old elements. Raises FormatError."""
+    if entry.encoding == "packed":
+        packed.check(entry.detail, source.payload(), where)
+    elif entry.encoding == "planes":
+        planes.check(entry.detail, source.payload(), where)
+    elif entry.encoding != "removed":
+        plain.check(entry.detail, [source.plain(suffix) for suffix in plain.suffixes(entry.encoding)], where)
 
 
 def _decode_packed(detail: Any, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:

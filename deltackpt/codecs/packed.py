@@ -183,14 +183,25 @@ def decode(directory: Directory, payload: memoryview, base: Elements, dtype: DTy
     spans = population.spans(grid) if population else np.full((grid.tiles, 1), grid.span)
     if (directory.counts > spans).any():
         raise FormatError("count-outside", where=where, have="more changes than a list has elements", need="at most all")
-    byte_at = starts(directory.lengths).tolist()
-    parts = []
-    for part in _groups(starts(directory.changes)):
-        cut = [payload[a:b] for a, b in zip(byte_at[part.start : part.stop], byte_at[part.start + 1 : part.stop + 1], strict=True)]
-        parts.append(_decode_group(directory, part, cut, spans[part], population, base, dtype, where))
+    tiles = check(directory, payload, where)
+    parts = [
+        _decode_group(directory, part, tiles[part], spans[part], population, base, dtype, where)
+        for part in _groups(starts(directory.changes))
+    ]
     if not parts:
         return np.zeros(0, np.int64), np.zeros(0, uint(dtype.width))
     return np.concatenate([p for p, _ in parts]), np.concatenate([v for _, v in parts])
+
+
+def check(directory: Directory, payload: memoryview, where: str) -> list[memoryview]:
+    """The bytes of every tile. Raises FormatError ``tile-checksum`` for one that has not the crc32 of the directory."""
+    at = starts(directory.lengths).tolist()
+    tiles = [payload[a:b] for a, b in zip(at, at[1:], strict=False)]
+    for t, (tile, checksum) in enumerate(zip(tiles, directory.checksums.tolist(), strict=True)):
+        if zlib.crc32(tile) != checksum:
+            need = "the crc32 of the directory"
+            raise FormatError("tile-checksum", where=f"{where}, tile {t}", have="other bytes", need=need)
+    return tiles
 
 
 def _decode_group(
@@ -208,9 +219,6 @@ def _decode_group(
     listed, flipped = gaps.listed(counts, spans)
     k = gaps.list_parameters(listed, spans)
     codes = listed.sum(axis=1)
-    for t, tile in enumerate(cut):
-        if zlib.crc32(tile) != directory.checksums[part.start + t]:
-            raise FormatError("tile-checksum", where=f"{where}, tile {part.start + t}", have="other bytes", need="the crc32 of the directory")
     tiles = TileReader(cut, gaps.plane_sizes(listed, k), codes, changes, directory.unary[part], directory.exception_k, where)
 
     narrow = np.int32 if int(spans.sum()) < 1 << 31 else np.int64

@@ -31,7 +31,7 @@ def encode_full(change: Change, shape: tuple[int, ...]) -> Encoded:
 
 
 def decode_full(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
-    return Decoded(None, words(_checked(detail, [source.plain("")], where)[0], dtype.width))
+    return Decoded(None, words(check(detail, [source.plain("")], where)[0], dtype.width))
 
 
 def encode_nan(change: Change, shape: tuple[int, ...]) -> Encoded | None:
@@ -49,7 +49,7 @@ def encode_nan(change: Change, shape: tuple[int, ...]) -> Encoded | None:
 
 
 def decode_nan(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
-    elements = words(_checked(detail, [source.plain("")], where)[0], dtype.width)
+    elements = words(check(detail, [source.plain("")], where)[0], dtype.width)
     positions = np.flatnonzero(elements != elements.dtype.type(dtype.nan))
     if len(positions) != detail.changes:
         raise FormatError("count-differs", where=where, have=f"{len(positions)} changes", need=f"{detail.changes}")
@@ -71,7 +71,7 @@ def encode_index(change: Change, shape: tuple[int, ...]) -> Encoded | None:
 
 
 def decode_index(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
-    indices, values = _checked(detail, [source.plain(INDICES), source.plain(VALUES)], where)
+    indices, values = check(detail, [source.plain(INDICES), source.plain(VALUES)], where)
     new = words(values, dtype.width)
     if len(new) != detail.changes or len(indices) not in (4 * len(new), 8 * len(new)):
         raise FormatError("count-differs", where=where, have=f"{len(new)} values", need=f"{detail.changes} of each")
@@ -82,7 +82,13 @@ def decode_index(detail: Checked, dtype: DType, base: Elements | None, source: S
     return Decoded(wide.astype(np.int64), new)
 
 
-def _checked(detail: Checked, data: list[memoryview], where: str) -> list[memoryview]:
+def suffixes(encoding: str) -> tuple[str, ...]:
+    """What follows the tensor's name in the names of an encoding's plain tensors."""
+    return (INDICES, VALUES) if encoding == "index" else ("",)
+
+
+def check(detail: Checked, data: list[memoryview], where: str) -> list[memoryview]:
+    """Raise FormatError ``tensor-checksum`` unless the tensors' bytes have the crc32 of the table."""
     checksum = 0
     for piece in data:
         checksum = zlib.crc32(piece, checksum)

@@ -67,21 +67,28 @@ def encode(change: Change) -> Encoded | None:
 
 def decode(detail: Directory, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
     assert base is not None
+    check(detail, source.payload(), where)
     values = np.empty_like(base)
     payload, at = source.payload(), 0
     for c, sizes in enumerate(detail.sizes.tolist()):
         old = base[c * CHUNK : (c + 1) * CHUNK]
         zigzag = np.empty(len(old), uint(dtype.width))
-        checksum = 0
         for j, size in enumerate(sizes):
-            plane = payload[at : at + (size >> 1)]
+            plane = _inflate(payload[at : at + (size >> 1)], size & 1, len(old), where)
+            zigzag.view(np.uint8)[j :: dtype.width] = np.frombuffer(plane, np.uint8)
             at += size >> 1
-            checksum = zlib.crc32(plane, checksum)
-            zigzag.view(np.uint8)[j :: dtype.width] = np.frombuffer(_inflate(plane, size & 1, len(old), where), np.uint8)
-        if checksum != detail.checksums[c]:
-            raise FormatError("tile-checksum", where=f"{where}, chunk {c}", have="other bytes", need="the crc32 of the directory")
         values[c * CHUNK : (c + 1) * CHUNK] = _unzigzag(old, zigzag, dtype)
     return Decoded(None, values)
+
+
+def check(detail: Directory, payload: memoryview, where: str) -> None:
+    """Raise FormatError ``tile-checksum`` unless every chunk has the crc32 of the directory."""
+    at = 0
+    for c, length in enumerate((detail.sizes >> 1).sum(axis=1).tolist()):
+        if zlib.crc32(payload[at : at + length]) != detail.checksums[c]:
+            need = "the crc32 of the directory"
+            raise FormatError("tile-checksum", where=f"{where}, chunk {c}", have="other bytes", need=need)
+        at += length
 
 
 def _inflate(plane: memoryview, compressed: int, length: int, where: str) -> bytes | memoryview:

@@ -1,0 +1,85 @@
+"""The steps of a branch, as their manifests tell them: no object but manifests is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from deltackpt import chain
+from deltackpt.errors import NotFoundError
+from deltackpt.format.manifest import Manifest
+from deltackpt.repository import Repository
+
+
+@dataclass(frozen=True)
+class LogStep:
+    """One step. ``anchor_bytes`` and ``patch_bytes`` are None where it is not stored that way; ``time`` is in seconds
+    since 1970; ``changed`` and ``density`` (its share of ``elements``) compare it with its parent, and a step without
+    one has none."""
+
+    step: int
+    id: str
+    parent: int | None
+    state: str
+    anchor_bytes: int | None
+    patch_bytes: int | None
+    elements: int
+    changed: int | None
+    density: float | None
+    bits_per_change: float | None
+    tensors: dict[str, int]
+    time: int
+    producer: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Log:
+    """A branch, newest step first."""
+
+    repository: str
+    id: str
+    ref: str
+    steps: tuple[LogStep, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "steps": [dict(vars(step)) for step in self.steps]}
+
+
+def log(repo: Repository, ref: str = "main") -> Log:
+    """The chain of ``ref`` from its head to its first step; each manifest is checked against its id and its child.
+
+    Nothing published yet is an empty log. Raises NotFoundError ``ref-missing`` where only other branches have steps;
+    ChainError, FormatError for a chain that does not hold.
+    """
+    head = repo.ref(ref)
+    if head is None:
+        others = sorted(other.name for other in repo.refs())
+        if others:
+            hint = f"The refs are {', '.join(others[:8])}{' and more' if len(others) > 8 else ''}."
+            raise NotFoundError("ref-missing", where=repo.store.url, have="no such ref", need=f"ref {ref!r}", hint=hint)
+        return Log(repo.store.url, repo.id, ref, ())
+    manifests = chain.walk(head.link, repo.load)
+    ids = [head.link.id, *(m.parent.id for m in manifests if m.parent)]
+    return Log(repo.store.url, repo.id, ref, tuple(map(_step, manifests, ids)))
+
+
+def _step(m: Manifest, own: str) -> LogStep:
+    patch = None if m.patch is None else sum(f.size for f in m.patch)
+    changed = m.counts.changed_elements if m.parent else None
+    return LogStep(
+        step=m.step,
+        id=own,
+        parent=m.parent.step if m.parent else None,
+        state=m.state,
+        anchor_bytes=None if m.anchor is None else sum(f.size for f in m.anchor),
+        patch_bytes=patch,
+        elements=m.counts.elements,
+        changed=changed,
+        density=None if changed is None else changed / max(1, m.counts.elements),
+        bits_per_change=8 * patch / changed if changed and patch is not None else None,
+        tensors={"added": m.counts.added, "removed": m.counts.removed, "changed": m.counts.changed},
+        time=m.time,
+        producer=m.producer,
+        metadata=dict(m.metadata),
+    )
