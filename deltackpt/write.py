@@ -14,6 +14,7 @@ from typing import Any
 
 from deltackpt import __version__, chain, digest
 from deltackpt.bits import DTYPES
+from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import SCAN_LIMIT, Entry, encode
 from deltackpt.codecs.table import REMOVED
@@ -109,6 +110,7 @@ def write(
     *,
     step: int | None = None,
     base: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
     encoding: str = "auto",
     anchor: AnchorPolicy = AnchorPolicy(),  # noqa: B008
     ref: str = "main",
@@ -119,11 +121,14 @@ def write(
 ) -> WriteResult:
     """Publish ``checkpoint`` as the next step of ``repository``, which is made if there is none.
 
-    The old values are the repository's own, rebuilt from anchor and chain; ``base``, the parent step's directory, saves
-    that work and is proven tensor by tensor in the pass that compares. Raises ConflictError ``step-order`` (not after the
-    ref's step), ``ref-moved``; ChainError ``base-differs``; CheckpointError; then nothing is published.
+    The old values are the repository's own, rebuilt from anchor and chain; ``base``, the parent step's directory, or
+    ``cache``, a managed cache that is brought along, saves that work and is proven tensor by tensor in the pass that
+    compares. Raises ConflictError ``step-order`` (not after the ref's step), ``ref-moved``; ChainError ``base-differs``;
+    CheckpointError; then nothing is published.
     """
     began = time.monotonic()
+    if base is not None and cache is not None:
+        raise UsageError("base-and-cache", where="write", have="a base and a cache", need="one of them")
     with Checkpoint.open(checkpoint) as new, ExitStack() as stack:
         _check_names(new)
         repo = Repository.open_or_create(repository)
@@ -137,6 +142,8 @@ def write(
                 draft.digests = _digest_all(new, count, progress)
             else:
                 old: State
+                if cache is not None:
+                    base = apply_to_cache(repo, cache, ref=ref, threads=threads, progress=progress).path
                 if base is not None:
                     old = stack.enter_context(Checkpoint.open(base))
                     _check_base(old, repo.layout(parent), Path(base))
@@ -150,6 +157,8 @@ def write(
         except BaseException:
             draft.withdraw()
             raise
+        if cache is not None:
+            apply_to_cache(repo, cache, ref=ref, threads=threads, progress=progress)
         return _result(draft, manifest, link, ref, new, began)
 
 
