@@ -81,15 +81,16 @@ def _of_rows(rows: npt.NDArray[Any], first: int) -> Sums:
 
 
 def of_change(positions: npt.NDArray[np.int64], old: npt.NDArray[Any], new: npt.NDArray[Any]) -> Sums:
-    """What D gains when the elements at ``positions`` (flat, in the global tensor) go from ``old`` to ``new``."""
+    """What D gains when the elements at ``positions`` (flat in the global tensor, sorted) go from ``old`` to ``new``."""
     if len(positions) == 0:
         return ZERO
     delta = _value(new)
     delta -= _value(old)
+    blocks = np.arange(int(positions[0]) // BLOCK, int(positions[-1]) // BLOCK + 1)
+    edges = np.searchsorted(positions, blocks * BLOCK)
+    held = np.diff(edges, append=len(positions)) > 0
+    edges, high = edges[held], _high_keys(blocks[held].astype(np.uint64))
     low = positions & (BLOCK - 1)
-    block = positions >> (BLOCK.bit_length() - 1)
-    edges = np.flatnonzero(np.diff(block, prepend=-1))
-    high = _high_keys(block[edges].astype(np.uint64))
     a, b = (int(np.dot(np.add.reduceat(k[low] * delta, edges), high[lane])) for lane, k in enumerate(_low_keys()))
     return a, b
 

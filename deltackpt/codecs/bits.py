@@ -116,7 +116,7 @@ def read_unary(data: Bytes, offsets: Ints) -> tuple[Ints, Ints, Ints]:
     return values, counts, used
 
 
-def write_fields(values: npt.NDArray[np.uint64], widths: Ints, counts: Ints) -> tuple[Bytes, Ints]:
+def write_fields(values: npt.NDArray[Any], widths: Ints, counts: Ints) -> tuple[Bytes, Ints]:
     """Values as fields of ``widths`` bits, one after the other. -> (bytes, byte offsets of segments)."""
     bit = starts(widths)
     before = bit[starts(counts)]
@@ -124,10 +124,13 @@ def write_fields(values: npt.NDArray[np.uint64], widths: Ints, counts: Ints) -> 
     total = int(bit[-1])
     bits = np.zeros(int(offsets[-1]) * 8, np.uint8)
     if total:
-        address = np.arange(total, dtype=np.int64)
-        inside = address - np.repeat(bit[:-1], widths)
-        shift_segments(address, np.diff(before), offsets[:-1] * 8 - before[:-1])
-        bits[address] = (np.repeat(values, widths) >> inside.astype(np.uint64)) & np.uint64(1)
+        # Bit j of every field that is wider than j: a pass per bit plane, over ever fewer fields.
+        address = shift_segments(bit[:-1].copy(), counts, offsets[:-1] * 8 - before[:-1])
+        for j in range(int(widths.max())):
+            if j:
+                wider = np.flatnonzero(widths > j)
+                address, values, widths = address[wider], values[wider], widths[wider]
+            bits[address + j] = (values >> values.dtype.type(j)) & values.dtype.type(1)
     return pack(bits), offsets
 
 

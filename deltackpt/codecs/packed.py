@@ -147,8 +147,7 @@ def _encode_group(
     field[at] = c.length[at] - 1
     wide = np.flatnonzero(field != 0)
     width = field[wide].astype(np.int64)
-    value = c.size[wide].astype(np.uint64) & ((np.uint64(1) << width.astype(np.uint64)) - np.uint64(1))
-    fields, fields_at = write_fields(value, width, np.diff(np.searchsorted(wide, bounds)))
+    fields, fields_at = write_fields(c.size[wide], width, np.diff(np.searchsorted(wide, bounds)))
 
     sizes = gaps.plane_sizes(listed, k)
     low = gap & ((np.int32(1) << k_of) - np.int32(1))

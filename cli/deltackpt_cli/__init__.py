@@ -1,0 +1,1 @@
+"""The command `deltackpt`: arguments in, the library's results and errors out."""

@@ -1,0 +1,5 @@
+"""``python -m deltackpt_cli``."""
+
+from deltackpt_cli.app import main
+
+main()

@@ -1,0 +1,82 @@
+"""The application: every command, and what the process leaves with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from deltackpt import __version__
+from deltackpt.errors import DeltackptError, UsageError
+from deltackpt_cli.apply import apply
+from deltackpt_cli.console import Voice
+from deltackpt_cli.diff import diff
+from deltackpt_cli.inspect import inspect
+from deltackpt_cli.log import log
+from deltackpt_cli.options import command
+from deltackpt_cli.verify import verify
+from deltackpt_cli.write import write
+
+INTERRUPTED = 130
+# Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+for function in (write, apply, verify, log, inspect, diff):
+    app.command()(command(function))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        Voice().data([f"deltackpt {__version__}"])
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Publish model checkpoints as bit-exact patches, and get any step back exactly.
+
+    Results go to stdout, everything else to stderr. Exit codes: 0 ok, 1 bug, 2 usage, 3 bad bytes, 4 chain does not
+    fit, 5 checkpoint unusable, 6 not found, 7 conflict, 8 store unavailable, 9 no space, 130 interrupted.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # no locale makes a name fail
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command and say what went wrong; -> the exit code. A shell that asks for completions gets SystemExit."""
+    options = args[: args.index("--")] if "--" in args else args
+    voice = Voice(json="--json" in options, verbose="--verbose" in options)  # also of a line that does not parse
+    try:
+        code = app(args=list(args), prog_name="deltackpt", standalone_mode=False)
+    except DeltackptError as error:
+        return voice.error(error)
+    except _CallError as error:
+        return voice.error(_usage(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except Exception as error:
+        return voice.bug(error)
+    if code == INTERRUPTED:  # typer makes this of the signal
+        voice.say("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+_CallError: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, wherever this typer keeps it
+
+
+def _usage(error: Exception) -> UsageError:
+    context = getattr(error, "ctx", None)
+    call = context.command_path if context else "deltackpt"
+    reason = str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
+    have = f"a call that cannot be read ({reason})"
+    return UsageError("usage", where=call, have=have, need="arguments as its help lists them", hint=f"{call} --help")

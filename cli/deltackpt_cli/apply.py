@@ -1,0 +1,70 @@
+"""`deltackpt apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deltackpt.errors import UsageError
+from deltackpt_cli import text
+from deltackpt_cli.console import Voice
+from deltackpt_cli.options import Ref, Repo, Step, Threads
+
+if TYPE_CHECKING:
+    from deltackpt.materialize import ApplyResult
+
+Out = Annotated[
+    Path,
+    typer.Argument(
+        metavar="OUT", show_default=False, help="No such path, an empty directory, or, with --cache, a managed cache."
+    ),
+]
+Cache = Annotated[bool, typer.Option("--cache", help="OUT is a managed cache, whose `current` follows the repository.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Build a new slot; do not patch the old one.")]
+
+
+def apply(
+    voice: Voice,
+    repo: Repo,
+    out: Out,
+    step: Step = "latest",
+    ref: Ref = "main",
+    cache: Cache = False,
+    fresh: Fresh = False,
+    threads: Threads = None,
+) -> None:
+    """Materialize a step.
+
+    OUT becomes a plain checkpoint directory, or, with --cache, a managed cache that is brought to the step.
+    """
+    from deltackpt.repository import Repository
+
+    if fresh and not cache:
+        raise UsageError("usage", where="--fresh", have="no --cache", need="--cache, whose slots it is about")
+    with voice.progress() as progress:
+        source = Repository.open(repo)
+        if cache:
+            from deltackpt.cache import apply_to_cache
+
+            done = apply_to_cache(source, out, step, ref=ref, threads=threads, fresh=fresh, progress=progress)
+        else:
+            from deltackpt import materialize
+
+            done = materialize.apply(source, out, step, ref=ref, threads=threads, progress=progress)
+    voice.result(done, lambda: _lines(done))
+
+
+def _lines(done: ApplyResult) -> Iterator[str]:
+    start = "" if done.anchor is None else f"anchor {done.anchor} and "
+    yield from text.fields(
+        [
+            ("step", str(done.step)),
+            ("path", done.path),
+            ("read", f"{text.count(done.read)} bytes: {start}{done.patches} patch{'es' * (done.patches != 1)}"),
+            ("written", f"{text.count(done.written)} bytes in {done.seconds:.3f} s"),
+            ("id", done.id),
+        ]
+    )

@@ -1,0 +1,106 @@
+"""The one voice: stdout is data, stderr is talk. Nothing else in the command prints.
+
+Text is printed as it is, never as markup; what a terminal might act on is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TextIO
+
+from deltackpt.errors import DeltackptError
+from deltackpt.progress import SILENT, Progress
+
+CLOSED = 141  # as a process that SIGPIPE ended
+
+
+class Result(Protocol):
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+class Voice:
+    """How one call of a command speaks."""
+
+    def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+        self._json = json
+        self._quiet = quiet
+        self.verbose = verbose
+
+    def result(self, result: Result, lines: Callable[[], Iterable[str]]) -> None:
+        """The result for whoever asked: its fields as one JSON object, or as ``lines``."""
+        self.data([json.dumps(result.to_dict())] if self._json else lines())
+
+    def data(self, lines: Iterable[str]) -> None:
+        _print(sys.stdout, lines)
+
+    def say(self, text: str) -> None:
+        """Talk that --quiet does not silence."""
+        _print(sys.stderr, [text])
+
+    def note(self, text: str) -> None:
+        """Talk that does not concern every reader."""
+        if not self._quiet:
+            self.say(text)
+
+    def error(self, error: DeltackptError) -> int:
+        """Say what went wrong, and where scripts look for it too; -> the exit code."""
+        if self._json:
+            self.data([json.dumps(error.to_dict())])
+        if self.verbose:
+            self._traceback(error)
+        self.say(f"error: {error.where}: have {error.have}, need {error.need}")
+        if error.hint:
+            _print(sys.stderr, ["", f"hint: {error.hint}"])
+        return error.exit_code
+
+    def bug(self, error: Exception) -> int:
+        """An exception that nobody expected: its traceback is kept."""
+        if not self.verbose:
+            self._traceback(error)
+        return self.error(
+            DeltackptError(
+                "bug",
+                where="deltackpt",
+                have=f"{type(error).__name__}: {error}"[:400],
+                need="an error that it knows",
+                hint="This is a bug. Please report it with the traceback above.",
+            ).with_traceback(error.__traceback__)
+        )
+
+    def _traceback(self, error: Exception) -> None:
+        _print(sys.stderr, "".join(traceback.format_exception(error)).splitlines())
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """A bar on stderr while the block runs, if somebody can see it."""
+        if self._quiet or not sys.stderr.isatty():
+            yield SILENT
+            return
+        from deltackpt_cli.bar import Bar
+
+        bar = Bar()
+        try:
+            yield bar
+        finally:
+            bar.close()
+
+
+def _print(stream: TextIO, lines: Iterable[str]) -> None:
+    try:
+        stream.write("".join(f"{_plain(line)}\n" for line in lines))
+        stream.flush()
+    except BrokenPipeError:  # the reader has what it wanted; the interpreter must not complain either when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise SystemExit(CLOSED) from None
+
+
+def _plain(line: str) -> str:
+    """The line with whatever a terminal might act on, or not show, as escapes."""
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)

@@ -1,0 +1,49 @@
+"""Numbers and tables as plain text; None is a dash."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+
+def count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def share(value: float | None) -> str:
+    """A share as percent."""
+    return "-" if value is None else f"{100 * value:.3f} %"
+
+
+def bits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def moment(seconds: int) -> str:
+    """Seconds since 1970 as UTC, ISO 8601; times outside of what calendars hold as the number."""
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return str(seconds)
+
+
+def shape(dims: Iterable[int]) -> str:
+    return f"[{', '.join(map(str, dims))}]"
+
+
+def fields(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Labels and values."""
+    width = max(len(label) for label, _ in rows)
+    return [f"{label:{width}}  {value}".rstrip() for label, value in rows]
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns two spaces apart; a header that starts with ``>`` sets its column to the right."""
+    cells = [[header.removeprefix(">") for header in headers], *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    right = [header.startswith(">") for header in headers]
+    lines = []
+    for row in cells:
+        some = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
+        lines.append("  ".join(some).rstrip())
+    return lines

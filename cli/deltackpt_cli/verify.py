@@ -1,0 +1,84 @@
+"""`deltackpt verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deltackpt.errors import UsageError
+from deltackpt_cli import text
+from deltackpt_cli.console import Voice
+from deltackpt_cli.options import Ref, Threads
+
+if TYPE_CHECKING:
+    from deltackpt.verify import Report
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        show_default=False,
+        help="A repository, one part file, or, with --against, a checkpoint directory.",
+    ),
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REPO", show_default=False, help="Compare the directory TARGET with a step of this repository."
+    ),
+]
+Step = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|latest|TAG",
+        show_default=False,
+        help="The step for --against: a number, a tag, or `latest` if not given.",
+    ),
+]
+
+
+def verify(
+    voice: Voice,
+    target: Target,
+    against: Against = None,
+    step: Step = None,
+    ref: Ref = "main",
+    threads: Threads = None,
+) -> None:
+    """Check a repository, a part or a checkpoint.
+
+    Of a repository every manifest, file, digest and chain. All findings are collected; 0 if there are none.
+    """
+    from deltackpt import verify as library
+    from deltackpt.repository import Repository
+
+    if step is not None and against is None:
+        raise UsageError(
+            "usage", where="--step", have="no --against", need="--against REPO, the repository of the step"
+        )
+    with voice.progress() as progress:
+        if against is not None:
+            repo = Repository.open(against)
+            report = library.verify_checkpoint(
+                target, repo, step or "latest", ref=ref, threads=threads, progress=progress
+            )
+        elif Path(target).is_file():
+            report = library.verify_part(target)
+        else:
+            report = library.verify_repository(Repository.open(target), threads=threads, progress=progress)
+    voice.result(report, lambda: _lines(report))
+    if not report.ok:
+        raise typer.Exit(report.exit_code)
+
+
+def _lines(report: Report) -> Iterator[str]:
+    for finding in report.findings:
+        yield f"{finding.where}: have {finding.have}, need {finding.need} [{finding.code}]"
+        if finding.hint:
+            yield f"  hint: {finding.hint}"
+    found = f"{text.count(len(report.findings))} finding{'s' * (len(report.findings) != 1)}"
+    checked = ", ".join(f"{what} {text.count(count)}" for what, count in report.checked.items())
+    yield f"{report.target}: {'ok' if report.ok else found} ({checked})"

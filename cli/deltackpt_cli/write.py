@@ -1,0 +1,118 @@
+"""`deltackpt write`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deltackpt_cli import text
+from deltackpt_cli.console import Voice
+from deltackpt_cli.options import Encoding, Ref, Repo, Threads
+
+if TYPE_CHECKING:
+    from deltackpt.write import WriteResult
+
+Directory = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", show_default=False, help="What to publish.")]
+Number = Annotated[
+    int | None, typer.Option(metavar="N", min=0, show_default=False, help="One more than the last step if not given.")
+]
+Base = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", show_default=False, help="The parent step's directory: saves rebuilding the old values."
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(metavar="CACHE", show_default=False, help="A managed cache at the parent step; it is brought along."),
+]
+Choice = Annotated[Encoding, typer.Option(help="How tensors are encoded; `auto` takes the smallest for each.")]
+Now = Annotated[bool, typer.Option("--anchor", help="Also store this step whole.")]
+Every = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, show_default=False, help="Also store it whole if the last anchor is N steps ago."),
+]
+Ratio = Annotated[
+    float | None,
+    typer.Option(
+        metavar="R",
+        min=0,
+        show_default=False,
+        help="Also store it whole if the patches since the last anchor exceed R checkpoints. Default: 1.",
+    ),
+]
+ScanLimit = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        show_default=False,
+        help="Tensors below N elements may be coded so that readers scan their old values.",
+    ),
+]
+
+
+def write(
+    voice: Voice,
+    checkpoint: Directory,
+    repo: Repo,
+    step: Number = None,
+    base: Base = None,
+    cache: Cache = None,
+    encoding: Choice = Encoding.auto,
+    anchor: Now = False,
+    anchor_every: Every = None,
+    anchor_when_ratio: Ratio = None,
+    ref: Ref = "main",
+    threads: Threads = None,
+    scan_limit: ScanLimit = None,
+) -> None:
+    """Publish a checkpoint directory.
+
+    The first step is stored whole, an anchor; the next ones as patches. The repository is made if there is none. Until
+    the step is published whole, readers see the one before.
+    """
+    from deltackpt import write as library
+    from deltackpt.codecs import SCAN_LIMIT
+
+    ratio = library.ANCHOR_RATIO if anchor_when_ratio is None else anchor_when_ratio
+    with voice.progress() as progress:
+        done = library.write(
+            checkpoint,
+            repo,
+            step=step,
+            base=base,
+            cache=cache,
+            encoding=encoding.value,
+            anchor=library.AnchorPolicy(anchor, anchor_every, ratio),
+            ref=ref,
+            threads=threads,
+            scan_limit=SCAN_LIMIT if scan_limit is None else scan_limit,
+            progress=progress,
+        )
+    for path, reason in done.left_out:
+        voice.note(f"note: left out {path}: {reason}")
+    voice.result(done, lambda: _lines(done))
+
+
+def _lines(done: WriteResult) -> Iterator[str]:
+    stored = [name for name, there in (("anchor", done.anchor), ("patch", done.parent is not None)) if there]
+    changed = f"{text.count(done.changed)} of {text.count(done.elements)} elements ({text.share(done.density)})"
+    patch = f"{text.count(done.patch_bytes)} bytes, {text.bits(done.bits_per_change)} bits a change"
+    yield from text.fields(
+        [
+            ("step", f"{done.step} on {done.ref}" + (f", after {done.parent}" if done.parent is not None else "")),
+            ("stored as", " and ".join(stored)),
+            *([] if done.parent is None else [("changed", changed), ("patch", patch)]),
+            *([("tensors", _some(done.tensors))] if any(done.tensors.values()) else []),
+            ("written", f"{text.count(done.bytes)} bytes in {done.seconds:.3f} s"),
+            ("id", done.id),
+        ]
+    )
+
+
+def _some(tensors: dict[str, int]) -> str:
+    return ", ".join(f"{text.count(count)} {what}" for what, count in tensors.items() if count)

@@ -1,0 +1,103 @@
+"""One entry of a part, as `inspection` tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from deltackpt.bits import DTYPES, uint
+from deltackpt.codecs import Entry
+from deltackpt.codecs.change import Elements
+from deltackpt.codecs.plain import INDICES, VALUES
+from deltackpt.codecs.table import write_table
+from deltackpt.diff import State
+from deltackpt.patch import PartReader
+from deltackpt.report.ulp import share_by_one
+
+_PLAIN = {"full": ("",), "nan": ("",), "index": (INDICES, VALUES)}  # suffixes of the plain tensors
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """An entry of a part, or a tensor of an anchor.
+
+    ``shape`` is the box's where ``offset`` says where in the tensor it lies. ``changed`` counts storage elements,
+    ``density`` is its share of ``elements``; None in an anchor. ``bytes`` counts payload, plain tensors and the row in
+    the table; ``one_ulp`` is the share of changes by one ULP, None where there is no float to compare with.
+    """
+
+    name: str
+    encoding: str
+    dtype: str | None  # None for a removed tensor
+    shape: tuple[int, ...]
+    offset: tuple[int, ...] | None
+    elements: int
+    changed: int | None
+    density: float | None
+    bytes: int
+    bits_per_change: float | None
+    one_ulp: float | None
+
+
+def sizes(part: PartReader) -> list[int]:
+    """Bytes that every entry adds to its part; in the table, a name is stored as what differs from the one before."""
+    plain = {t.name: t.end - t.start for t in part.header.tensors}
+    found: list[int] = []
+    before: list[Entry] = []
+    for e in part.entries:
+        row = len(write_table([*before, e])) - len(write_table(before))
+        names = () if e.boxed else _PLAIN.get(e.encoding, ())
+        found.append(e.payload + row + sum(plain[e.name + suffix] for suffix in names))
+        before = [e]
+    return found
+
+
+def describe(entry: Entry, size: int, one_ulp: float | None = None) -> TensorEntry:
+    removed = entry.encoding == "removed"
+    elements, changed = (0, 0) if removed else (entry.elements, entry.changes)
+    return TensorEntry(
+        name=entry.name,
+        encoding=entry.encoding,
+        dtype=None if removed else entry.dtype.name,
+        shape=entry.shape,
+        offset=entry.offset if entry.boxed else None,
+        elements=elements,
+        changed=changed,
+        density=changed / max(1, elements),
+        bytes=size,
+        bits_per_change=8 * size / changed if changed else None,
+        one_ulp=one_ulp,
+    )
+
+
+def one_ulp_of(name: str, found: Sequence[tuple[PartReader, int]], old: State) -> list[float | None]:
+    """The share of steps by one ULP in every entry of a tensor, whose old elements are asked for once, if at all."""
+    known = old.tensors.get(name)
+    if known is None or not DTYPES[known.dtype].sign_magnitude:
+        return [None] * len(found)
+    words = old.bytes_of(name).view(uint(DTYPES[known.dtype].width))
+    shares: list[float | None] = []
+    for part, i in found:
+        entry = part.entries[i]
+        same = (entry.dtype.name, entry.whole) == (known.dtype, known.shape)
+        shares.append(_one_ulp(part, entry, _box(words, entry)) if same else None)
+    old.release(name)
+    return shares
+
+
+def _box(words: Elements, entry: Entry) -> Elements:
+    if not entry.boxed:
+        return words
+    box = tuple(slice(o, o + n) for o, n in zip(entry.offset, entry.shape, strict=True))
+    flat: Elements = words.reshape(entry.whole)[box].reshape(-1)
+    return flat
+
+
+def _one_ulp(part: PartReader, entry: Entry, base: Elements) -> float | None:
+    decoded = part.decode(entry, base)
+    if decoded.positions is not None:
+        return share_by_one(base[decoded.positions], decoded.values, entry.dtype)
+    at = np.flatnonzero(decoded.values != base)
+    return share_by_one(base[at], decoded.values[at], entry.dtype)
