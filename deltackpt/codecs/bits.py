@@ -63,29 +63,23 @@ def write_planes(values: npt.NDArray[Any], counts: Ints, planes: int) -> tuple[l
     return [memoryview(pack(padded & mask)) for mask in masks], offsets  # type: ignore[arg-type]
 
 
-def read_planes(planes: Sequence[Bytes], counts: Ints) -> tuple[npt.NDArray[Any], bool]:
-    """Inverse of :func:`write_planes`: (values, is all padding zero). uint8 up to 8 planes, int32 above."""
+def read_planes(planes: Sequence[Bytes], counts: Ints) -> npt.NDArray[Any]:
+    """Inverse of :func:`write_planes`. uint8 up to 8 planes, int32 above."""
     offsets = starts(octets(counts))
     narrow = np.uint8 if len(planes) <= 8 else np.int32
     padded: npt.NDArray[Any] = np.zeros(int(offsets[-1]) * 8, narrow)
     for j, plane in enumerate(planes):
-        bits = unpack(plane)
-        if j:
-            bits = bits.astype(narrow, copy=False)
-            bits <<= narrow(j)
-            padded |= bits
-        else:
-            padded = bits.astype(narrow, copy=False)
+        bits = unpack(plane).astype(narrow, copy=False)
+        np.negative(bits, out=bits)  # all ones where the bit is set; a mask is faster than a shift
+        bits &= narrow(1 << j)
+        padded |= bits
     if len(counts) == 1:
-        count = int(counts[0])
-        return padded[:count], not padded[count:].any()
+        return padded[: int(counts[0])]
     at = starts(counts).tolist()
-    values, clean = np.empty(at[-1], narrow), True
+    values = np.empty(at[-1], narrow)
     for i, offset in enumerate((offsets[:-1] * 8).tolist()):
         values[at[i] : at[i + 1]] = padded[offset : offset + at[i + 1] - at[i]]
-        if (at[i + 1] - at[i]) & 7:
-            clean = clean and not padded[offset + at[i + 1] - at[i] : int(offsets[i + 1]) * 8].any()
-    return values, clean
+    return values
 
 
 def write_unary(values: Narrow, counts: Ints) -> tuple[Bytes, Ints]:

@@ -37,12 +37,12 @@ def list_parameters(counts: Ints, spans: Ints) -> Ints:
     return np.minimum.accumulate(k, axis=1)
 
 
-def plane_sizes(counts: Ints, k: Ints) -> Ints:
-    """Bytes of gap plane j of every tile, shape (tiles, planes): it holds the gaps of the lists whose k is above j."""
+def plane_bits(counts: Ints, k: Ints) -> Ints:
+    """Bits of gap plane j of every tile, shape (tiles, planes): one for every gap of the lists whose k is above j."""
     top = int(k.max(initial=0, where=counts > 0))
     above = k[:, :, None] > np.arange(top)
-    sizes: Ints = ((counts[:, :, None] * above).sum(axis=1) + 7) >> 3
-    return sizes
+    bits: Ints = (counts[:, :, None] * above).sum(axis=1)
+    return bits
 
 
 def complement(ranks: Narrow, counts: Ints, spans: Ints, flipped: Flags) -> Narrow:

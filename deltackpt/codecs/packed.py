@@ -149,7 +149,7 @@ def _encode_group(
     width = field[wide].astype(np.int64)
     fields, fields_at = write_fields(c.size[wide], width, np.diff(np.searchsorted(wide, bounds)))
 
-    sizes = gaps.plane_sizes(listed, k)
+    sizes = octets(gaps.plane_bits(listed, k))
     low = gap & ((np.int32(1) << k_of) - np.int32(1))
     gap_planes, gap_at = write_planes(low.astype(np.uint8) if sizes.shape[1] <= 8 else low, codes, sizes.shape[1])
     signs, signs_at = write_planes(c.down, changes, 1)
@@ -218,7 +218,7 @@ def _decode_group(
     listed, flipped = gaps.listed(counts, spans)
     k = gaps.list_parameters(listed, spans)
     codes = listed.sum(axis=1)
-    tiles = TileReader(cut, gaps.plane_sizes(listed, k), codes, changes, directory.unary[part], directory.exception_k, where)
+    tiles = TileReader(cut, gaps.plane_bits(listed, k), codes, changes, directory.unary[part], directory.exception_k, where)
 
     narrow = np.int32 if int(spans.sum()) < 1 << 31 else np.int64
     gap = tiles.gap_quotients.astype(narrow)

@@ -21,7 +21,7 @@ class TileReader:
     def __init__(
         self,
         tiles: Sequence[memoryview],
-        plane_sizes: Ints,
+        plane_bits: Ints,
         codes: Ints,
         changes: Ints,
         unary: Ints,
@@ -30,8 +30,8 @@ class TileReader:
     ) -> None:
         self._tiles, self._codes, self._changes = tiles, codes, changes
         self._exception_k, self._where = exception_k, where
-        self._plane_sizes = plane_sizes
-        self._signs_at = plane_sizes.sum(axis=1)
+        self._plane_bits = plane_bits
+        self._signs_at = octets(plane_bits).sum(axis=1)
         unary_at = self._signs_at + octets(changes)
         self._low_at = unary_at + unary
         if (self._low_at > [len(t) for t in tiles]).any():
@@ -61,35 +61,38 @@ class TileReader:
     def _error(self, code: str, have: str, need: str) -> FormatError:
         return FormatError(code, where=self._where, have=have, need=need)
 
-    def _planes(self, counts: Ints, sizes: Ints, at: Ints) -> npt.NDArray[Any]:
-        room = octets(counts)
-        full = bool((sizes == room[:, None]).all())
-        cuts = (at[:, None] + np.concatenate([np.zeros((len(at), 1), np.int64), np.cumsum(sizes, axis=1)], axis=1)).T.tolist()
-        padding = (room[:, None] - sizes).T.tolist()
+    def _planes(self, counts: Ints, bits: Ints, at: Ints) -> npt.NDArray[Any]:
+        """Planes of ``bits`` (tiles, planes), one after the other from byte ``at`` of each tile, for ``counts`` values."""
+        sizes, room = octets(bits), octets(counts)
+        ends = at[:, None] + np.cumsum(sizes, axis=1)
+        begins = ends - sizes
         planes = []
-        for j in range(sizes.shape[1]):
-            pieces: list[memoryview | bytes] = [t[a:b] for t, a, b in zip(self._tiles, cuts[j], cuts[j + 1], strict=True)]
-            if not full:
-                pieces = [x for piece, pad in zip(pieces, padding[j], strict=True) for x in (piece, bytes(pad))]
+        for j in range(bits.shape[1]):
+            cuts = zip(self._tiles, begins[:, j].tolist(), ends[:, j].tolist(), strict=True)
+            pieces: list[memoryview | bytes] = [tile[a:b] for tile, a, b in cuts]
+            self._check_padding(pieces, bits[:, j])
+            if (short := room - sizes[:, j]).any():
+                pieces = [x for piece, n in zip(pieces, short.tolist(), strict=True) for x in (piece, bytes(n))]
             planes.append(join(pieces))
-        values, clean = read_planes(planes, counts)
-        if not clean:
-            raise self._error("padding", "a set bit in the padding of a section", "zeros")
-        return values
+        return read_planes(planes, counts)
+
+    def _check_padding(self, pieces: Sequence[memoryview | bytes], bits: Ints) -> None:
+        for piece, used in zip(pieces, (bits & 7).tolist(), strict=True):
+            if used and piece[-1] >> used:
+                raise self._error("padding", "a set bit in the padding of a section", "zeros")
 
     def gap_remainders(self) -> npt.NDArray[Any]:
         """Low bits of every gap."""
-        return self._planes(self._codes, self._plane_sizes, np.zeros(len(self._codes), np.int64))
+        return self._planes(self._codes, self._plane_bits, np.zeros(len(self._codes), np.int64))
 
     def signs(self) -> npt.NDArray[np.bool_]:
         """Is the step of each change downward?"""
-        signs: npt.NDArray[np.bool_] = self._planes(self._changes, octets(self._changes)[:, None], self._signs_at).view(np.bool_)
-        return signs
+        return self._planes(self._changes, self._changes[:, None], self._signs_at).astype(np.bool_)
 
     def exception_gaps(self) -> Ints:
         """Gaps of the exceptions among the eligible changes of each tile."""
-        sizes = np.repeat(octets(self.exceptions)[:, None], self._exception_k, axis=1)
-        low = self._planes(self.exceptions, sizes, self._low_at)
+        bits = np.repeat(self.exceptions[:, None], self._exception_k, axis=1)
+        low = self._planes(self.exceptions, bits, self._low_at)
         return (self._exception_quotients << self._exception_k) | low
 
     def fields(self, widths: Ints, counts: Ints) -> npt.NDArray[np.uint64]:
@@ -101,8 +104,5 @@ class TileReader:
         if (begin + used != [len(t) for t in self._tiles]).any():
             raise self._error("tile-length", "a tile of another length than its contents", "an exact fit")
         data = join(t[a:] for t, a in zip(self._tiles, begin.tolist(), strict=True))
-        ends = starts(used)[:-1] * 8 + np.diff(before)
-        padding = -np.diff(before) & 7
-        if read_fields(data, ends, padding).any():
-            raise self._error("padding", "a set bit in the padding of a section", "zeros")
+        self._check_padding([t[a:] for t, a in zip(self._tiles, begin.tolist(), strict=True)], np.diff(before))
         return read_fields(data, bit[:-1] + np.repeat(starts(used)[:-1] * 8 - before[:-1], counts), widths)
