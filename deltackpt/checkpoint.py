@@ -101,15 +101,17 @@ class Checkpoint:
         whole = np.frombuffer(self._map(tensor.shard), np.uint8)
         return whole[tensor.start : tensor.end]
 
-    def release(self, name: str) -> None:
-        """Give the tensor's pages back, so that resident memory does not grow with the model. Its views stay valid."""
+    def release(self, name: str, start: int = 0, end: int | None = None) -> None:
+        """Give back the pages of a tensor, or of its bytes from ``start`` to ``end``, so that resident memory does not
+        grow with the model. Views stay valid."""
         tensor = self.tensors[name]
         mapped = self._maps.get(tensor.shard)
-        if mapped is None or tensor.start == tensor.end:
+        first, last = tensor.start + start, tensor.end if end is None else tensor.start + end
+        if mapped is None or first == last:
             return
         # Outward to whole pages: a neighbor's bytes on the first and last page are read again from the page cache.
-        first = tensor.start - tensor.start % _PAGE
-        mapped.madvise(mmap.MADV_DONTNEED, first, tensor.end - first)
+        page = first - first % _PAGE
+        mapped.madvise(mmap.MADV_DONTNEED, page, last - page)
 
     def verify_unchanged(self) -> None:
         """Raise CheckpointError ``checkpoint-changed`` if a shard was written to or replaced since `open`."""

@@ -14,6 +14,7 @@ from deltackpt.bits import DTYPES, storage_shape, uint
 from deltackpt.codecs import Change
 from deltackpt.parallel import ordered_map
 
+BEHIND = 16 << 20  # bytes after which the pages that were read are given back
 CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are compared and hashed
 
 
@@ -33,8 +34,8 @@ class State(Protocol):
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """All bytes of a tensor, in order."""
 
-    def release(self, name: str) -> None:
-        """The caller is done with the tensor: its memory may go."""
+    def release(self, name: str, start: int = 0, end: int | None = None) -> None:
+        """The caller is done with the tensor, or with its bytes from ``start`` to ``end``: their memory may go."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ def difference(name: str, old: State, new: State) -> Difference:
             positions.append(found)
         old_hash.update(x)
         new_hash.update(y)
+        if (at + CHUNK) % BEHIND == 0:
+            old.release(name, at + CHUNK - BEHIND, at + CHUNK)
+            new.release(name, at + CHUNK - BEHIND, at + CHUNK)
     change = Change(
         dtype,
         shape,

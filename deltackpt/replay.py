@@ -54,11 +54,12 @@ class Anchor:
             return np.frombuffer(self._maps[file], np.uint8)[start : start + length]
         return np.frombuffer(self._store.get_range(file, start, length) if length else b"", np.uint8)
 
-    def release(self, name: str) -> None:
-        file, start, length = self._at[name]
-        if file in self._maps and length:
-            first = start - start % mmap.PAGESIZE
-            self._maps[file].madvise(mmap.MADV_DONTNEED, first, start + length - first)
+    def release(self, name: str, start: int = 0, end: int | None = None) -> None:
+        file, begin, length = self._at[name]
+        first, last = begin + start, begin + (length if end is None else end)
+        if file in self._maps and first < last:
+            page = first - first % mmap.PAGESIZE
+            self._maps[file].madvise(mmap.MADV_DONTNEED, page, last - page)
 
 
 class Replay:
@@ -112,12 +113,13 @@ class Replay:
                         self._journal.append(self._number[name], k, decoded)
                     if not current.flags.writeable:
                         current = current.copy()
+                        self._base.release(name)
                     decoded.write_to(current.view(decoded.values.dtype))
             yield current, known
 
-    def release(self, name: str) -> None:
+    def release(self, name: str, start: int = 0, end: int | None = None) -> None:
         if name in self._base.tensors:
-            self._base.release(name)
+            self._base.release(name, start, end)
 
 
 Known = tuple[str, tuple[int, ...]]

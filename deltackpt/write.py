@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from deltackpt import __version__, chain, digest
-from deltackpt.bits import DTYPES
+from deltackpt.bits import DTYPES, uint
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import SCAN_LIMIT, Entry, encode
@@ -187,10 +189,14 @@ def _check_names(new: Checkpoint) -> None:
 
 def _digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, TensorDigest]:
     def one(name: str) -> tuple[str, TensorDigest, int]:
-        data = new.bytes_of(name)
-        found = digest.of_tensor(data, DTYPES[new.tensors[name].dtype])
-        new.release(name)
-        return name, found, len(data)
+        data, dtype = new.bytes_of(name), DTYPES[new.tensors[name].dtype]
+        sums, xxh3 = digest.ZERO, xxhash.xxh3_128()
+        for at in range(0, len(data), PIECE):
+            piece = data[at : at + PIECE]
+            sums = digest.add(sums, digest.of_run(piece.view(uint(dtype.width)), at // dtype.width))
+            xxh3.update(piece)
+            new.release(name, at, at + len(piece))
+        return name, TensorDigest(sums, xxh3.digest()), len(data)
 
     found = {}
     for name, value, size in ordered_map(one, new.tensors, threads):

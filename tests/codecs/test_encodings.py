@@ -34,11 +34,7 @@ eight = [name for name, dtype in DTYPES.items() if dtype.bits == 8]
 
 def fits(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape, made whole bytes where the dtype is packed."""
-    return (*shape[:-1], shape[-1] * 8) if shape and DTYPES[dtype].bits < 8 else shape or (() if fits_one(dtype) else (8,))
-
-
-def fits_one(dtype: str) -> bool:
-    return DTYPES[dtype].bits % 8 == 0
+    return (*shape[:-1], shape[-1] * 8 if shape else 8) if DTYPES[dtype].bits < 8 else shape
 
 
 def used(old, new, encoding, **options):
@@ -63,10 +59,9 @@ def test_any_change_comes_back(encoding, seed, dtype, shape, share):
 @given(seed=seeds)
 def test_any_state_comes_back(encoding, seed):
     rng = np.random.default_rng(seed)
-    old = random_state(rng, 12)
-    for _, new in zip(range(3), mutate(rng, old), strict=False):
-        assert patched(old, part_of(old, new, encoding)) == new
-        old = new
+    old = random_state(rng)
+    new = next(mutate(rng, old))
+    assert patched(old, part_of(old, new, encoding)) == new
 
 
 @pytest.mark.parametrize("encoding", CHOICES)
@@ -192,7 +187,7 @@ def test_removed(dtype, shape):
 @given(seed=seeds, dtype=st.sampled_from(["BF16", "F32", "U8"]), share=st.sampled_from([0.01, 0.3, 0.8]))
 def test_groups_change_nothing(group, seed, dtype, share):
     rng = np.random.default_rng(seed)
-    old = {"x": (dtype, (130, 250), random_bytes(rng, dtype, (130, 250)))}
+    old = {"x": (dtype, (66, 96), random_bytes(rng, dtype, (66, 96)))}
     new = {"x": changed(rng, old["x"], share)}
     part = part_of(old, new, "packed")
     with pytest.MonkeyPatch.context() as patch:
