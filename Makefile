@@ -12,9 +12,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 DEV := $(VENV)/.stamp-dev
 TRAINING := $(VENV)/.stamp-training
 
-# pytest exits with 5 where no test was selected, which is no failure.
-PYTEST := $(PY) -m pytest
-NONE_IS_FINE := || { status=$$?; test $$status -eq 5; }
+PYTEST := $(PY) -m pytest -n auto
 
 .PHONY: help demo test test-heavy check format vectors bench fuzz clean
 .DEFAULT_GOAL := help
@@ -25,17 +23,18 @@ help: ## this list
 demo: $(TRAINING) ## train a real model for 20 steps, publish each as a patch, get each back, compare byte for byte
 	$(PY) bench/demo.py
 
+# Tests that need torch skip themselves where it is missing, so the first of these asks for no torch.
 test: $(DEV) ## the tests
-	$(PYTEST) -n auto -m "not heavy and not torch"
+	$(PYTEST) -m "not heavy"
 
-test-heavy: $(TRAINING) ## the long tests, and those that need torch
-	$(PYTEST) -m "heavy or torch" $(NONE_IS_FINE)
+test-heavy: $(TRAINING) ## all tests, with the long ones and those that need torch
+	$(PYTEST)
 
 check: $(DEV) ## format, lint, types, and that imports point down
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PYTEST) tests/test_layers.py
+	$(PY) -m pytest tests/test_layers.py
 
 format: $(DEV) ## format, and mend what lint can mend
 	$(PY) -m ruff format .
@@ -48,7 +47,7 @@ bench: $(TRAINING) ## measure every figure, in one table; takes some 20 GB of di
 	$(PY) bench/run.py $(BENCH)
 
 fuzz: $(DEV) ## the property tests, on new examples and many more than `make test` takes
-	HYPOTHESIS_PROFILE=ci $(PYTEST) -n auto -m "hypothesis and not torch" $(NONE_IS_FINE)
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -m "hypothesis and not heavy"
 
 clean: ## remove what these targets made
 	rm -rf $(VENV) bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

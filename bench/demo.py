@@ -1,8 +1,8 @@
 """The main job on a real model: train, publish every step as a patch, get every step back, compare byte for byte.
 
-MiniLM is fine-tuned for 20 AdamW steps (bench/chain.py). After each one, `deltackpt write` publishes the bf16 copy; at the
-end `deltackpt verify` checks the repository, and `deltackpt apply` materializes every step, whose files are compared with
-the trainer's. Exits with 1 at the first difference.
+MiniLM is fine-tuned for 20 AdamW steps (bench/chain.py). After each one, `deltackpt write` publishes the bf16 copy; at
+the end `deltackpt apply` materializes every step, whose files are compared with the trainer's, and `deltackpt verify`
+checks the repository. Exits with 1 at the first difference.
 
     python bench/demo.py [--steps 20] [--work DIR] [--keep]
 """
@@ -69,10 +69,10 @@ def publish(work: Path, repo: Path, steps: int) -> list[Step]:
         raise SystemExit("the demo trains with torch and transformers\n\nhint: `make demo` installs them") from None
     from chain import train
 
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     done: list[Step] = []
     for number, path in train(work / "trainer", steps, lr=1e-6, dtype="bf16"):
-        base = ["--base", done[-1].original] if done else []
+        base: list[str | Path] = ["--base", done[-1].original] if done else []
         written = deltackpt("write", path, repo, "--step", str(number), *base)
         size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         done.append(Step(number, path, size, written, floor(done[-1].original, path) if done else None))

@@ -1,7 +1,7 @@
 """The entropy floor of a patch: the bits that its positions and ULP steps hold if every tensor is coded by itself.
 
 Positions: log2 C(elements, changes), the entropy of a uniform choice of positions once the count is known.
-Steps: the empirical entropy of new - old in the ordered integer map, of each tensor's own steps, and of all steps pooled.
+Steps: the empirical entropy of new - old in the ordered integer map, of each tensor's own steps, and of all pooled.
 No side information (old exponents, earlier patches) is counted, so a codec that uses some can go below.
 Empirical entropy is biased low where a tensor has few changes, so the sum per tensor is the harder one to reach.
 

@@ -2,17 +2,19 @@
 
     python bench/run.py [--quick] [--only GROUP ...] [--work DIR] [--keep]
 
-A machine is noisy, so a candidate and its baseline take turns, and medians are compared. Both find their files in the page
-cache. Real chains are trained by bench/chain.py, the 1.2 GB model is bench/synth.py's, the floor is bench/floor.py's.
+A machine is noisy, so a candidate and its baseline take turns, and the median of the turns counts. Both find their
+files in the page cache. Real chains are trained by bench/chain.py, the 1.2 GB model is bench/synth.py's.
 All that is written goes below the work folder; about 20 GB, removed at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import platform
 import shutil
@@ -30,7 +32,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from floor import Floor, changes_of, floor, tensors
+from floor import Floor, floor, tensors
 from synth import generate
 
 from deltackpt import digest
@@ -48,7 +50,7 @@ NEVER = AnchorPolicy(ratio=float("inf"))
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. ``required`` is a limit to stay at or below, or at or above; None where nothing is promised."""
+    """One line of the table. ``required`` is a limit to stay at or below, or above; None where nothing is promised."""
 
     figure: str
     measured: float | None
@@ -87,20 +89,32 @@ class Published:
         return 8 * self.result.patch_bytes / self.floor.bits
 
 
-@dataclass
+@dataclass(frozen=True)
+class Took:
+    """Seconds by the clock, and of all cores (children's included), which say more on a machine that others use."""
+
+    clock: float
+    cpu: float
+
+
+@dataclass(frozen=True)
 class Pairs:
-    """Seconds of a candidate and of its baseline, taken in turns."""
+    """A candidate and its baseline, timed in turns. Both of a turn see the same machine, so turns are compared."""
 
-    candidate: list[float]
-    baseline: list[float]
+    turns: list[tuple[Took, Took]] = dataclasses.field(default_factory=list)
 
-    @property
-    def ratio(self) -> float:
-        return statistics.median(self.candidate) / statistics.median(self.baseline)
+    def row(self, figure: str, candidate: str, baseline: str, required: float, more: str = "") -> Row:
+        def median(cpu: bool = False) -> tuple[float, float]:
+            times = [[(took.cpu if cpu else took.clock) for took in turn] for turn in self.turns]
+            return statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
 
-    def detail(self, candidate: str, baseline: str) -> str:
-        a, b = (f"{statistics.median(s):.3f} s ({min(s):.3f}-{max(s):.3f})" for s in (self.candidate, self.baseline))
-        return f"{candidate} {a}, {baseline} {b}, medians of {len(self.candidate)}"
+        ratios = [a.clock / b.clock for a, b in self.turns]
+        (a, b), (a_cpu, b_cpu) = median(), median(cpu=True)
+        detail = (
+            f"{more}{candidate} {a:.3f} s, {baseline} {b:.3f} s; median of {len(ratios)} turns, from {min(ratios):.2f} "
+            f"to {max(ratios):.2f}; CPU {a_cpu:.2f} s and {b_cpu:.2f} s: {a_cpu / b_cpu:.2f} x"
+        )
+        return Row(figure, statistics.median(ratios), "x", detail, required)
 
 
 class Work:
@@ -127,7 +141,17 @@ class Work:
             say(f"training {steps} steps at lr {lr}, {dtype}")
             shutil.rmtree(out, ignore_errors=True)
             quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
-            args = [sys.executable, str(HERE / "chain.py"), str(out), "--lr", lr, "--steps", str(steps), "--dtype", dtype]
+            args = [
+                sys.executable,
+                str(HERE / "chain.py"),
+                str(out),
+                "--lr",
+                lr,
+                "--steps",
+                str(steps),
+                "--dtype",
+                dtype,
+            ]
             done = subprocess.run(args, env=os.environ | quiet, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(f"bench/chain.py: {done.stderr.strip().splitlines()[-1][:120]}")
@@ -153,7 +177,7 @@ class Work:
         """A repository of the big model but for its last step, and how long each patch took to publish with --base."""
         repo = self.fresh("repo")
         write(self.states[0], repo, threads=self.threads)
-        pairs = Pairs([], [])
+        pairs = Pairs()
         for step in range(1, self.steps):
             say(f"write --base, step {step}")
             old, new = self.states[step - 1], self.states[step]
@@ -170,12 +194,12 @@ class Work:
         repo, cache = self.fresh("repo-cache"), self.fresh("cache")
         write(self.states[0], repo, threads=self.threads)
         apply_to_cache()(Repository.open(repo), cache, 0, threads=self.threads)
-        pairs = Pairs([], [])
+        pairs = Pairs()
         for step in range(1, 8):
             say(f"write --cache, step {step}")
             old, new = self.states[step - 1], self.states[step]
-            candidate = functools.partial(write, new, repo, cache=cache, threads=self.threads, anchor=NEVER)  # type: ignore[call-arg]
-            self._against_compare(pairs if step > 2 else Pairs([], []), old, new, candidate, step)
+            candidate = functools.partial(write, new, repo, cache=cache, threads=self.threads, anchor=NEVER)
+            self._against_compare(pairs if step > 2 else Pairs(), old, new, candidate, step)
         for path in (repo, cache):
             shutil.rmtree(path)
         return pairs
@@ -190,26 +214,26 @@ def say(what: str) -> None:
     print(f"... {what}", file=sys.stderr, flush=True)
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+def timed(work: Callable[[], Any]) -> Took:
+    clock, cpu = time.perf_counter(), sum(os.times()[:4])
     work()
-    return time.perf_counter() - began
+    return Took(time.perf_counter() - clock, sum(os.times()[:4]) - cpu)
 
 
 def take_turns(pairs: Pairs, candidate: Callable[[], Any], baseline: Callable[[], Any], turn: int) -> None:
-    """One measurement of each, first one then the other, the next time the other way round; nothing left to write back."""
-    order = [(pairs.candidate, candidate), (pairs.baseline, baseline)]
-    for times, work in order if turn % 2 else reversed(order):
+    """One measurement of each, the next time the other way round; nothing is left to be written back before."""
+    took = {}
+    for work in (candidate, baseline) if turn % 2 else (baseline, candidate):
         os.sync()
-        times.append(seconds(work))
+        took[work] = timed(work)
+    pairs.turns.append((took[candidate], took[baseline]))
 
 
 def compare(old: Path, new: Path, threads: int) -> int:
     """The bare pass over two sets of bytes that no writer without the repository's help can do without."""
     jobs = []
     for path in sorted(old.glob("*.safetensors")):
-        a, b = (np.memmap(p, np.uint8, "r") for p in (path, new / path.name))
-        a, b = (x[: len(x) // 2 * 2].view(np.uint16) for x in (a, b))
+        a, b = (np.memmap(p, np.uint16, "r", shape=p.stat().st_size // 2) for p in (path, new / path.name))
         jobs += [(a[at : at + CHUNK], b[at : at + CHUNK]) for at in range(0, len(a), CHUNK)]
     with ThreadPoolExecutor(threads) as pool:
         return sum(pool.map(lambda job: len(np.flatnonzero(job[0] != job[1])), jobs))
@@ -223,7 +247,7 @@ def publish(work: Work, chain: list[Path], encoding: str = "packed") -> Iterator
     repo = work.fresh("repo-chain")
     write(chain[0], repo)
     size = size_of(repo)
-    for old, new in zip(chain, chain[1:], strict=False):
+    for old, new in itertools.pairwise(chain):
         result = write(new, repo, base=old, encoding=encoding, anchor=NEVER)
         before, size = size, size_of(repo)
         yield Published(floor(old, new), result, size - before)
@@ -239,8 +263,9 @@ def ratio_row(figure: str, steps: Iterable[Published], low: float, high: float, 
     packed = 8 * sum(p.result.patch_bytes for p in chosen)
     per_tensor, pooled = (sum(getattr(p.floor, name) for p in chosen) for name in ("bits", "pooled_bits"))
     detail = (
-        f"{len(chosen)} steps: min {min(ratios):.3f}, median {statistics.median(ratios):.3f}, max {max(ratios):.3f}; all of "
-        f"them {packed / changes:.2f} bits a change, floor {per_tensor / changes:.2f} (steps pooled {pooled / changes:.2f}); "
+        f"{len(chosen)} steps: min {min(ratios):.3f}, median {statistics.median(ratios):.3f}, max {max(ratios):.3f}; "
+        f"together {packed / changes:.2f} bits a change, floor {per_tensor / changes:.2f} "
+        f"(steps pooled {pooled / changes:.2f}); "
         f"density {min(p.floor.density for p in chosen):.2%} to {max(p.floor.density for p in chosen):.2%}"
     )
     return Row(figure, max(ratios), "x", detail, required)
@@ -252,15 +277,20 @@ def size(work: Work) -> Iterator[Row]:
     yield ratio_row("packed / floor, density .2 to 1 %, worst step", steps, 0.002, 0.01, 1.0)
     grown, floor_bits = 8 * sum(p.grown for p in steps), sum(p.floor.bits for p in steps)
     changes = sum(p.floor.changes for p in steps)
-    extra = sum(p.grown - p.result.patch_bytes for p in steps) / len(steps)
-    detail = f"{grown / changes:.2f} bits a change; {extra:,.0f} bytes a step besides the parts"
+    extra = [p.grown - p.result.patch_bytes for p in steps]
+    detail = (
+        f"{grown / changes:.2f} bits a change; besides the parts (manifest, digests, layout, changed side files) a "
+        f"step takes {statistics.median(extra):,.0f} bytes, at most {max(extra):,}"
+    )
     yield Row("all that the repository grows by / floor", grown / floor_bits, "x", detail)
     chain = work.chain("1e-6", 20)
     middle = len(chain) // 2
     for encoding in ("auto", "index", "nan", "planes"):
         one = next(publish(work, chain[middle - 1 : middle + 1], encoding))
         bits = 8 * one.result.patch_bytes / one.floor.changes
-        detail = f"step {middle}, density {one.floor.density:.2%}: {one.result.patch_bytes:,} bytes, {one.ratio:.2f} x floor"
+        detail = (
+            f"step {middle}, density {one.floor.density:.2%}: {one.result.patch_bytes:,} bytes, {one.ratio:.2f} x floor"
+        )
         yield Row(f"{encoding}, bits a change", bits, "b", detail)
 
 
@@ -286,22 +316,21 @@ def fp32(work: Work) -> Iterator[Row]:
 
 def write_base(work: Work) -> Iterator[Row]:
     _, pairs = work.written
-    detail = pairs.detail("write --base", "compare")
-    yield Row("write --base / bare compare pass", pairs.ratio, "x", f"{work.bytes / 1e9:.2f} GB, {work.threads} threads; {detail}", 2.8)
+    more = f"{work.bytes / 1e9:.2f} GB, {work.threads} threads; "
+    yield pairs.row("write --base / bare compare pass", "write --base", "compare", 2.8, more)
 
 
 def write_cache(work: Work) -> Iterator[Row]:
     if "cache" not in inspect.signature(write).parameters:
         yield Row("write --cache / bare compare pass", None, "x", "write() has no cache parameter", 2.8)
         return
-    pairs = work.written_by_cache()
-    yield Row("write --cache / bare compare pass", pairs.ratio, "x", pairs.detail("write --cache", "compare"), 2.8)
+    yield work.written_by_cache().row("write --cache / bare compare pass", "write --cache", "compare", 2.8)
 
 
 def apply_cache(work: Work) -> Iterator[Row]:
     """Incremental, in a cache that has both slots."""
     repo, cache, copy = Repository.open(work.written[0]), work.fresh("cache"), work.root / "copy"
-    pairs = Pairs([], [])
+    pairs = Pairs()
     for step in range(work.steps):
         say(f"apply --cache, step {step}")
         candidate = functools.partial(apply_to_cache(), repo, cache, step, threads=work.threads)
@@ -310,7 +339,7 @@ def apply_cache(work: Work) -> Iterator[Row]:
         else:
             against_cp(work, pairs, candidate, copy, step)
     shutil.rmtree(cache)
-    yield Row("apply --cache, one step / cp -r", pairs.ratio, "x", pairs.detail("apply", "cp -r"), 0.3)
+    yield pairs.row("apply --cache, one step / cp -r", "apply", "cp -r", 0.3)
 
 
 def against_cp(work: Work, pairs: Pairs, candidate: Callable[[], Any], copy: Path, turn: int) -> None:
@@ -324,16 +353,16 @@ def against_cp(work: Work, pairs: Pairs, candidate: Callable[[], Any], copy: Pat
 
 def apply_cold(work: Work) -> Iterator[Row]:
     repo, out = Repository.open(work.written[0]), work.root / "out"
-    pairs = Pairs([], [])
+    pairs = Pairs()
     for turn in range(6):
         say(f"apply from the anchor and {PATCHES} patches, turn {turn}")
         shutil.rmtree(out, ignore_errors=True)
         candidate = functools.partial(apply, repo, out, PATCHES, threads=work.threads)
-        against_cp(work, pairs if turn else Pairs([], []), candidate, work.root / "copy", turn)
+        against_cp(work, pairs if turn else Pairs(), candidate, work.root / "copy", turn)
     for path in sorted(out.iterdir()):
         subprocess.run(["cmp", path, work.states[PATCHES] / path.name], check=True)
     shutil.rmtree(out)
-    yield Row(f"apply, anchor + {PATCHES} patches / cp -r", pairs.ratio, "x", pairs.detail("apply", "cp -r"), 2.5)
+    yield pairs.row(f"apply, anchor + {PATCHES} patches / cp -r", "apply", "cp -r", 2.5)
 
 
 CHILD = """
@@ -350,13 +379,15 @@ print(Path("/proc/self/status").read_text())
 def memory(work: Work) -> Iterator[Row]:
     """Peaks of a process that only imports, and of one that writes a step.
 
-    The kernel's high-water mark (VmHWM) counts mapped pages of the page cache too; getrusage's ru_maxrss is the same mark,
-    but a child inherits its parent's there. What only this process holds, RssAnon, has no mark and is sampled.
+    The kernel's high-water mark (VmHWM) counts mapped pages of the page cache too. getrusage's ru_maxrss is the same
+    mark, but a child inherits its parent's there. What only this process holds, RssAnon, has no mark: it is sampled.
     """
     idle, idle_anon = peak([])
     repo = work.written[0]
     total, anon = peak([str(work.states[-1]), str(repo), str(work.states[-2]), str(work.threads)])
-    detail = f"VmHWM {total / MB:.0f} MB against {idle / MB:.0f} idle; anonymous {(anon - idle_anon) / MB:.0f} MB above idle"
+    detail = (
+        f"VmHWM {total / MB:.0f} MB against {idle / MB:.0f} idle; anonymous {(anon - idle_anon) / MB:.0f} MB above idle"
+    )
     yield Row("peak memory of write --base above idle", (total - idle) / MB, "MB", detail, 512)
 
 
@@ -380,18 +411,20 @@ def field(status: str, name: str) -> int:
 
 
 def digests(work: Work) -> Iterator[Row]:
-    """One core, the whole checkpoint, mapped and in the page cache."""
+    """The whole checkpoint, mapped and in the page cache; a core's seconds are CPU seconds of one thread."""
     words = {name: w for name, (_, w) in tensors(work.states[0]).items()}
     total = sum(w.nbytes for w in words.values())
 
     def speed(one: Callable[[Any], Any]) -> float:
-        times = [seconds(lambda: [one(w) for w in words.values()]) for _ in range(4)]
+        times = [timed(lambda: [one(w) for w in words.values()]).cpu for _ in range(6)]
         return total / statistics.median(times[1:]) / 1e9
 
     read = speed(lambda w: w.view(np.uint64).max())
     yield Row("state digest", speed(digest.of_run), "GB/s", f"one core; {total / 1e9:.2f} GB", 0.8, at_least=True)
     hashed = speed(xxhash.xxh3_128_digest)
-    yield Row("xxh3 / a pass that only reads", hashed / read, "x", f"{hashed:.1f} and {read:.1f} GB/s, one core", 0.8, True)
+    yield Row(
+        "xxh3 / a pass that only reads", hashed / read, "x", f"{hashed:.1f} and {read:.1f} GB/s, one core", 0.8, True
+    )
     after = tensors(work.states[1])
     changes = []
     for name, old in words.items():
@@ -399,23 +432,20 @@ def digests(work: Work) -> Iterator[Row]:
         at = np.flatnonzero(old != new)
         changes.append((at, old[at], new[at]))
     count = sum(len(at) for at, _, _ in changes)
-    took = statistics.median(seconds(lambda: [digest.of_change(*c) for c in changes]) for _ in range(3))
-    yield Row("state digest, update", took / count * 1e9, "ns", f"a change; {count:,} changes in {took:.3f} s, one core")
-
-
-def command() -> str:
-    """The `deltackpt` command of this environment."""
-    path = Path(sys.executable).with_name("deltackpt")
-    if not path.exists():
-        raise RuntimeError("no deltackpt command beside this python: pip install -e .")
-    return str(path)
+    took = statistics.median(timed(lambda: [digest.of_change(*c) for c in changes]).cpu for _ in range(5))
+    yield Row(
+        "state digest, update", took / count * 1e9, "ns", f"a change; {count:,} changes in {took:.3f} s, one core"
+    )
 
 
 def run_time(*args: str) -> list[float]:
-    def once() -> None:
-        subprocess.run([command(), *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True)
+    script = Path(sys.executable).with_name("deltackpt")
+    command = [str(script)] if script.exists() else [sys.executable, "-m", "deltackpt_cli"]
 
-    return [seconds(once) for _ in range(8)][1:]  # the first one compiles
+    def once() -> None:
+        subprocess.run([*command, *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True)
+
+    return [timed(once).clock for _ in range(10)][1:]  # the first one compiles
 
 
 def log(work: Work) -> Iterator[Row]:
@@ -482,7 +512,8 @@ def machine() -> str:
     names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
     cores, python = len(os.sched_getaffinity(0)), platform.python_version()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{cores} cores ({names[0] if names else platform.machine()}), {memory:.0f} GiB; Python {python}, numpy {np.__version__}"
+    hardware = f"{cores} cores ({names[0] if names else platform.machine()}), {memory:.0f} GiB"
+    return f"{hardware}; Python {python}, numpy {np.__version__}; load at the start {os.getloadavg()[0]:.1f}"
 
 
 def main() -> None:
@@ -496,7 +527,10 @@ def main() -> None:
     root.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(root).free / 1e9
     if not args.quick and free < 22:
-        raise SystemExit(f"the work folder has {free:.0f} GB free, and needs 22\n\nhint: give another with --work, or use --quick")
+        raise SystemExit(
+            f"the work folder has {free:.0f} GB free, and needs 22\n\nhint: give another with --work, or use --quick"
+        )
+    facts = machine()
     try:
         rows = measure(Work(root, args.quick), args.only or GROUPS)
     finally:
@@ -505,7 +539,7 @@ def main() -> None:
     print(table(rows))
     promised = [row for row in rows if row.required is not None]
     reached = sum(row.verdict == "ok" for row in promised)
-    print(f"\n{reached} of {len(promised)} figures reached; {machine()}")
+    print(f"\n{reached} of {len(promised)} figures reached; {facts}")
     if args.quick:
         print("quick: sizes too small for the figures to count")
 

@@ -1,7 +1,7 @@
-"""A synthetic run of a 0.6 B model: bf16 checkpoints with the shapes of Qwen3-0.6B, 1.2 GB in 3 shards, step after step.
+"""A synthetic run of a 0.6 B model: bf16 checkpoints with the shapes of Qwen3-0.6B, 1.2 GB in 3 shards.
 
-fp32 masters are N(0, 0.02); a step adds an Adam-like update, a Gaussian clipped at two sigma, and each checkpoint is the
-masters rounded to bf16. `UPDATE` is chosen so that some 1 % of the bf16 elements change a step, mostly by one ULP.
+fp32 masters are N(0, 0.02); a step adds an Adam-like update, a Gaussian clipped at two sigma, and each checkpoint is
+the masters rounded to bf16. `UPDATE` is such that some 1 % of the bf16 elements change a step, mostly by one ULP.
 A block of masters is taken through all steps before the next one is made, so memory does not follow the model.
 The bytes depend on the seed and the scale alone, not on the threads.
 
@@ -175,12 +175,12 @@ def _write(block: Block, seed: int, fds: list[int]) -> None:
             np.clip(update, -2, 2, out=update)
             update *= UPDATE
             masters += update
-        os.pwrite(fd, _to_bf16(masters), block.offset)
+        os.pwrite(fd, _to_bf16(masters).data, block.offset)
 
 
 def _to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Round to nearest, ties to even; there is no NaN here."""
-    bits = values.view(np.uint32)
+    bits: npt.NDArray[np.uint32] = values.view(np.uint32)
     bits = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     return bits.astype(np.uint16)
 

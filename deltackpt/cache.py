@@ -16,12 +16,14 @@ last switch is the one that is patched next: readers of a slot have until then t
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from deltackpt import chain
@@ -30,7 +32,8 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.journal import Journal
-from deltackpt.materialize import ApplyResult, beside, build, result
+from deltackpt.leases import pinned
+from deltackpt.materialize import ApplyResult, again_if_gone, beside, build, result
 from deltackpt.parallel import threads_or_default
 from deltackpt.parts import PatchReader
 from deltackpt.progress import SILENT, Progress
@@ -120,22 +123,28 @@ def apply_to_cache(
 ) -> ApplyResult:
     """Bring a managed cache to a step, creating it if there is none.
 
-    From an ancestor step only the patches in between are read and only changed elements written; from elsewhere, or with
-    ``fresh``, a new directory is built. Raises ConflictError ``not-a-cache`` for a directory that holds anything else,
-    ``cache-locked`` while another process moves it, and what `materialize.apply` raises; the current step then stays.
+    From an ancestor step only the patches in between are read and only changed elements written. From elsewhere, such as
+    a branch that was rewound, the other slot is brought along where it is an ancestor, or the step is built from an
+    anchor; the result says why. With ``fresh`` a new directory is built. Raises ConflictError ``not-a-cache`` for a
+    directory that holds anything else, ``cache-locked`` while another process moves it, and what `materialize.apply`
+    raises; the current step then stays.
     """
     began = time.monotonic()
     root = Path(cache)
     with _locked(repo, root) as held:
         held.finish_switch()
         current = held.current()
-        link = repo.find(step, ref)
-        plan = chain.resolve(link, repo.load, have=current)
-        if current == link:
-            return result(held.slot(link), plan, 0, began)
-        move = _Mover(repo, held, plan, current, threads_or_default(threads), progress)
-        written = move.rebuild() if plan.anchor is not None or current is None else move.advance(fresh)
-        return result(held.slot(link), plan, written, began)
+        with pinned(repo, step, ref, have=current) as (link, leased):
+
+            def once() -> ApplyResult:
+                plan = repo.resolve(link, have=current)
+                if current == link:
+                    return result(held.slot(link), plan, 0, began)
+                move = _Mover(repo, held, plan, current, threads_or_default(threads), progress)
+                written = move.start_over() if plan.anchor is not None or current is None else move.advance(fresh)
+                return replace(result(held.slot(link), move.plan, written, began), rebuilt=move.rebuilt)
+
+            return replace(again_if_gone(repo, once), leased=leased is not None)
 
 
 class _Mover:
@@ -147,6 +156,33 @@ class _Mover:
         self.repo, self.held, self.plan, self.current = repo, held, plan, current
         self.threads, self.progress = threads, progress
         self.target = plan.target.link
+        self.rebuilt: str | None = None
+
+    def start_over(self) -> int:
+        """The current slot is no way to the target, or not the cheapest: take the other one, or an anchor."""
+        if self.current is not None:
+            self.rebuilt = self._why(self.current)
+            if (journal := Journal.read(self.held.journal)) is not None and journal.start != self.target:
+                plan = self.repo.resolve(self.target, have=journal.start)
+                if plan.anchor is None and self.held.slot(journal.start).is_dir():
+                    whole, self.plan = self.plan, plan
+                    try:
+                        return self.branch(journal.start)
+                    except _RECOVERABLE as error:
+                        if error.code not in _DAMAGE:
+                            raise
+                    self.plan = whole
+        return self.rebuild()
+
+    def _why(self, current: Link) -> str:
+        on_chain = chain.descends(self.target, current, self.repo.load)
+        if on_chain is None:
+            return f"the steps after {current.step} were collected"
+        if on_chain:
+            return f"an anchor is cheaper than the patches after step {current.step}"
+        if current.step > self.target.step and chain.descends(current, self.target, self.repo.load):
+            return f"step {current.step} is after it"
+        return f"step {current.step} ({current.id[:12]}) is not on the way to it: the branch was rewound, or is another"
 
     def advance(self, fresh: bool) -> int:
         """The cheapest way that proves: patch the other slot, or copy the current one and patch, or start over."""
@@ -154,7 +190,7 @@ class _Mover:
         for way in ways[:-1]:
             try:
                 return way()
-            except (ChainError, FormatError, CheckpointError) as error:
+            except _RECOVERABLE as error:
                 if error.code not in _DAMAGE:
                     raise
         return ways[-1]()
@@ -173,12 +209,13 @@ class _Mover:
         if [s.header for s in self.repo.layout(before).shards] != [s.header for s in layout.shards]:
             raise _unusable("a slot with other tensors")
         begun = Journal.read(self.held.next) if moving else None
-        if begun is not None and (begun.start, begun.end) != (self.current, self.target):
+        via = route(self.plan)
+        if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
             raise _unusable("a slot on its way to another step")
         with PatchReader.open_all(self.repo, self.plan.patches) as patches:
             if begun is not None:
                 begun.resume()
-            following = begun or Journal.create(self.held.next, self.current, self.target)
+            following = begun or Journal.create(self.held.next, self.current, self.target, via)
             if not moving:
                 os.rename(self.held.slot(journal.start), self.held.patching)
             move = Move(self.repo, before, self.plan.target, patches, journal, following, moving)
@@ -192,24 +229,33 @@ class _Mover:
     def copy(self) -> int:
         """A new slot from the current one and the patches; the current one stays as the other slot."""
         assert self.current is not None
+        self._drop_others(self.current)
+        return self.branch(self.current)
+
+    def _drop_others(self, *keep: Link) -> None:
         for link in self.held.slots():
-            if link != self.current:
+            if link not in keep:
                 shutil.rmtree(self.held.slot(link), ignore_errors=True)
         shutil.rmtree(self.held.patching, ignore_errors=True)
-        with Checkpoint.open(self.held.slot(self.current)) as base, beside(self.held.slot(self.target)) as folder:
+
+    def branch(self, start: Link) -> int:
+        """A new slot from that of ``start``, which stays as the other slot; a third one goes once this one is current."""
+        shutil.rmtree(self.held.slot(self.target), ignore_errors=True)  # of an earlier move; nothing proves it
+        with Checkpoint.open(self.held.slot(start)) as base, beside(self.held.slot(self.target)) as folder:
             layout = self.repo.layout(self.plan.target)
-            following = Journal.create(self.held.next, self.current, self.target)
+            following = Journal.create(self.held.next, start, self.target, route(self.plan))
             with Replay.open(self.repo, self.plan, base, following) as state:
                 build(self.repo, layout, self.repo.digests(self.plan.target), state, folder, self.threads, self.progress)
             following.close()
             os.rename(folder, self.held.slot(self.target))
         os.replace(self.held.next, self.held.journal)
         self.held.switch(self.target)
+        self._drop_others(start, self.target)
         return layout.size
 
     def rebuild(self) -> int:
         """A new slot from the repository alone; the old ones go."""
-        plan = self.plan if self.plan.anchor else chain.resolve(self.target, self.repo.load)
+        plan = self.plan if self.plan.anchor else self.repo.resolve(self.target)
         self.plan = plan
         layout = self.repo.layout(plan.target)
         slot = self.held.slot(self.target)
@@ -224,9 +270,16 @@ class _Mover:
         return layout.size
 
 
-_DAMAGE = {"slot-unusable", "tensor-differs", "tensor-shape", "base-shape", "checkpoint-changed", "not-safetensors"}
+_RECOVERABLE = (ChainError, FormatError, CheckpointError, NotFoundError)
+_DAMAGE = {"object-missing"}  # nothing pins the step of the other slot: gc may have taken it
+_DAMAGE |= {"slot-unusable", "tensor-differs", "tensor-shape", "base-shape", "checkpoint-changed", "not-safetensors"}
 _DAMAGE |= {"shard-missing", "count-outside", "gap-outside", "position-outside", "exception-outside", "step-outside"}
 _DAMAGE |= {"unary-count", "tile-length", "tile-short", "padding"}  # a wrong old value leads the decoder astray
+
+
+def route(plan: Plan) -> str:
+    """Tells the ways from one step to another apart: a journal counts the patches of one of them."""
+    return hashlib.sha256("".join(f.sha256 for hop in plan.patches for f in hop.files).encode()).hexdigest()
 
 
 def _unusable(have: str) -> ChainError:

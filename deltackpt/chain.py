@@ -1,98 +1,201 @@
-"""The graph of steps. Pure: manifests in, plans out, no I/O. Every rule of lineage lives here, and only here."""
+"""The graph of steps. Pure: manifests in, plans out, no I/O. Every rule of lineage lives here, and only here.
+
+Nodes are steps, by id. A patch leads from a parent to its child, a fold from a step to a later one, and an anchor from
+nowhere to its step. A parent that is gone is the beginning of history where the step has another way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import TypeAlias
 
-from deltackpt.errors import ChainError
-from deltackpt.format.manifest import Link, Manifest
+from deltackpt.errors import ChainError, NotFoundError
+from deltackpt.format.edge import Edge
+from deltackpt.format.manifest import File, Link, Manifest
+
+Load: TypeAlias = Callable[[Link], Manifest]
+Edges: TypeAlias = Mapping[Link, Sequence[Edge]]  # by the step that they lead to
+
+NO_EDGES: Edges = {}
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One move: the parts ``files`` take the state of ``start``, whose digest is ``base``, to the state of ``end``."""
+
+    repository: str
+    start: Link
+    end: Link
+    base: str
+    files: tuple[File, ...]
+    fold: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return sum(f.size for f in self.files)
+
+    @classmethod
+    def of(cls, step: Manifest, own: Link | None = None) -> Hop:
+        """The patch of a step; ``own`` spares hashing its manifest."""
+        assert step.parent is not None
+        return cls(step.repository, step.parent, own or step.link, step.base or "", step.patch or ())
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to reach ``target``: from the ``anchor`` (None: from the state that is there), then ``patches`` in order."""
+    """How to reach ``target``: from the ``anchor`` (None: from the state that is there), then ``patches`` in order.
+
+    ``whole`` are the files of the anchor, named by its manifest or by an edge.
+    """
 
     target: Manifest
     anchor: Manifest | None
-    patches: tuple[Manifest, ...]
+    patches: tuple[Hop, ...]
+    whole: tuple[File, ...] = ()
 
     @property
     def bytes(self) -> int:
         """Bytes of payload to read."""
-        whole = sum(f.size for f in (self.anchor.anchor or ())) if self.anchor else 0
-        return whole + sum(f.size for m in self.patches for f in m.patch or ())
+        return sum(f.size for f in self.whole) + sum(hop.bytes for hop in self.patches)
 
 
-def walk(target: Link, load: Callable[[Link], Manifest]) -> list[Manifest]:
+def walk(target: Link, load: Load, edges: Edges = NO_EDGES) -> list[Manifest]:
     """The chain from ``target`` back to its first step, newest first; each manifest is checked against its child.
 
-    Raises ChainError ``chain-differs`` where a child and its parent do not agree.
+    Ends where the parent was collected and the step has another way: its ``parent`` is then not among the result. Raises
+    ChainError ``chain-differs`` where a child and its parent do not agree, NotFoundError ``object-missing``.
     """
     chain: list[Manifest] = []
+    own: Link = target
     link: Link | None = target
     while link is not None:
-        manifest = load(link)
+        try:
+            manifest = load(link)
+        except NotFoundError:
+            if chain and (chain[-1].anchor is not None or edges.get(own)):
+                break
+            raise
         if chain:
             check_parent(chain[-1], manifest)
         chain.append(manifest)
-        link = manifest.parent
+        own, link = link, manifest.parent
     return chain
 
 
 def check_parent(child: Manifest, parent: Manifest) -> None:
     """A child names its parent's repository, step and state; the id is checked where the parent was loaded."""
-    have = (parent.repository, parent.step, parent.state)
-    need = (child.repository, child.parent.step if child.parent else None, child.base)
-    if have != need:
+    step = child.parent.step if child.parent else None
+    _check(child.step, (child.repository, step, child.base), parent)
+
+
+def _check(step: int, need: tuple[str, int | None, str | None], parent: Manifest) -> None:
+    if (parent.repository, parent.step, parent.state) != need:
         raise ChainError(
             "chain-differs",
-            where=f"step {child.step}",
+            where=f"step {step}",
             have=f"a parent of step {parent.step}, state {parent.state[:16]}, repository {parent.repository}",
-            need=f"step {need[1]}, state {(child.base or '')[:16]}, repository {child.repository}",
+            need=f"step {need[1]}, state {(need[2] or '')[:16]}, repository {need[0]}",
             hint="`deltackpt verify` shows what is left of the chain.",
         )
 
 
-def resolve(target: Link, load: Callable[[Link], Manifest], *, have: Link | None = None) -> Plan:
+def descends(target: Link, ancestor: Link, load: Load) -> bool | None:
+    """Is ``ancestor`` on the chain of ``target``? None where the steps between them are not all there."""
+    link: Link | None = target
+    while link is not None and link.step > ancestor.step:
+        try:
+            link = load(link).parent
+        except NotFoundError:
+            return None
+    return link == ancestor
+
+
+def resolve(target: Link, load: Load, *, have: Link | None = None, edges: Edges = NO_EDGES) -> Plan:
     """The cheapest way, in bytes, to the state of ``target``, for a reader that holds the state of ``have``.
 
-    Walks back from the target until it meets ``have`` or an anchor; beyond the first anchor only ``have`` can be cheaper.
-    Raises ChainError ``chain-broken`` where a step has no way from its parent and no anchor.
+    Searches backwards from the target by bytes (Dijkstra, 1959); of ways that cost the same the one with fewer hops. It
+    loads only what is nearer than the answer. Raises ChainError ``chain-broken`` where no way leads to the target.
     """
-    chain: list[Manifest] = []
-    best: Plan | None = None
-    link: Link | None = target
-    cost = 0
-    while link is not None:
-        if have is not None and link.id == have.id:
-            plan = Plan(chain[0] if chain else load(link), None, tuple(reversed(chain)))
-            return plan if best is None or plan.bytes < best.bytes else best
-        manifest = load(link)
-        if chain:
-            check_parent(chain[-1], manifest)
+    onward: dict[str, Hop] = {}  # by id: the hop from that step towards the target
+    done: set[str] = set()
+    heap: list[tuple[int, int, int, Link, Hop | None, tuple[File, ...] | None]] = [(0, 0, 0, target, None, None)]
+    number, lost = 0, ""
+    while heap:
+        cost, hops, _, link, via, whole = heappop(heap)
+        if whole is not None:
+            return _plan(target, link, load, onward, whole)
+        if link.id in done:
+            continue
+        if link == have and via is not None and not via.fold:
+            onward[link.id] = via
+            return _plan(target, None, load, onward, (), have)
+        try:
+            manifest = load(link)
+        except NotFoundError:
+            if via is None:
+                raise
+            lost = lost or f", as step {link.step} is gone"
+            continue
+        if via is not None:
+            via = replace(via, base=manifest.state) if via.fold else via
+            _check(via.end.step, (via.repository, via.start.step, via.base), manifest)
+            onward[link.id] = via
+        done.add(link.id)
+        if link == have:
+            return _plan(target, None, load, onward, (), have)
+        ways: list[tuple[Link, Hop | None, tuple[File, ...] | None]] = []
         if manifest.anchor is not None:
-            plan = Plan(chain[0] if chain else manifest, manifest, tuple(reversed(chain)))
-            if best is None or plan.bytes < best.bytes:
-                best = plan
-            if have is None or have.step >= manifest.step:
-                return best
-        if manifest.patch is None or (best is not None and cost > best.bytes):
-            break
-        cost += sum(f.size for f in manifest.patch)
-        chain.append(manifest)
-        link = manifest.parent
-    if best is None:
-        raise ChainError(
-            "chain-broken",
-            where=f"step {target.step}",
-            have="a chain that reaches no anchor",
-            need="an anchor, and patches from there",
-            hint="`deltackpt verify` shows which steps can be restored.",
-        )
-    return best
+            ways.append((link, None, manifest.anchor))
+        if manifest.patch is not None and manifest.parent is not None:
+            ways.append((manifest.parent, Hop.of(manifest, link), None))
+        for edge in edges.get(link, ()):
+            if edge.start is None:
+                ways.append((link, None, edge.files))
+            else:
+                ways.append((edge.start, Hop(edge.repository, edge.start, link, "", edge.files, fold=True), None))
+        for at, hop, anchor in ways:
+            number += 1
+            size = sum(f.size for f in (anchor if hop is None else hop.files) or ())
+            heappush(heap, (cost + size, hops + 1, number, at, hop, anchor))
+    raise ChainError(
+        "chain-broken",
+        where=f"step {target.step}",
+        have=f"a chain that reaches no anchor{lost}",
+        need="an anchor, and patches from there",
+        hint="`deltackpt verify` shows which steps can be restored.",
+    )
 
 
-def index(manifests: Mapping[str, Manifest]) -> Callable[[Link], Manifest]:
+def between(start: Link, end: Link, load: Load, edges: Edges = NO_EDGES) -> tuple[Hop, ...]:
+    """The cheapest patches and folds from one step to a later one. Raises ChainError ``chain-broken`` if none lead there."""
+    folds = {to: [edge for edge in found if edge.start is not None] for to, found in edges.items()}
+    return resolve(end, lambda link: replace(load(link), anchor=None), have=start, edges=folds).patches
+
+
+def _plan(
+    target: Link,
+    anchor: Link | None,
+    load: Load,
+    onward: Mapping[str, Hop],
+    whole: tuple[File, ...],
+    have: Link | None = None,
+) -> Plan:
+    hops: list[Hop] = []
+    at = anchor or have or target
+    while at != target:
+        hops.append(onward[at.id])
+        at = hops[-1].end
+    return Plan(load(target), load(anchor) if anchor else None, tuple(hops), whole)
+
+
+def index(manifests: Mapping[str, Manifest]) -> Load:
     """A loader over manifests that are in memory, by id."""
-    return lambda link: manifests[link.id]
+
+    def load(link: Link) -> Manifest:
+        if link.id not in manifests:
+            raise NotFoundError("object-missing", where=link.name, have="no such manifest", need="a published step")
+        return manifests[link.id]
+
+    return load

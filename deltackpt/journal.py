@@ -46,22 +46,25 @@ class Record:
 class Journal:
     """One file: a line of JSON that says from where to where, then records in any order of tensors."""
 
-    def __init__(self, path: Path, start: Link, end: Link, records: dict[int, list[Record]], size: int) -> None:
+    def __init__(
+        self, path: Path, start: Link, end: Link, via: str, records: dict[int, list[Record]], size: int
+    ) -> None:
         self.path = path
         self.start = start
         self.end = end
+        self.via = via  # which patches a record's number counts
         self._records = records
         self._size = size  # of the whole records; a torn one may follow
         self._lock = threading.Lock()
         self._fd: int | None = None
 
     @classmethod
-    def create(cls, path: Path, start: Link, end: Link) -> Journal:
+    def create(cls, path: Path, start: Link, end: Link, via: str = "") -> Journal:
         """Begin a new journal, replacing any at ``path``."""
-        line = json.dumps({"start": start.to_dict(), "end": end.to_dict()}).encode() + b"\n"
+        line = json.dumps({"start": start.to_dict(), "end": end.to_dict(), "via": via}).encode() + b"\n"
         path.unlink(missing_ok=True)  # never truncated: a reader may have the old one mapped
         path.write_bytes(line)
-        journal = cls(path, start, end, {}, len(line))
+        journal = cls(path, start, end, via, {}, len(line))
         journal.resume()
         return journal
 
@@ -77,7 +80,7 @@ class Journal:
             with path.open("rb") as file:
                 line = file.readline(4096)
                 value = json.loads(line)
-                start, end = Link(**value["start"]), Link(**value["end"])
+                start, end, via = Link(**value["start"]), Link(**value["end"]), str(value.get("via", ""))
                 size = file.seek(0, 2)
                 data = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
         except (OSError, ValueError, KeyError, TypeError):
@@ -87,7 +90,7 @@ class Journal:
         while (found := _read_record(data, at)) is not None:
             record, at = found
             records.setdefault(record.tensor, []).append(record)
-        return cls(path, start, end, records, at)
+        return cls(path, start, end, via, records, at)
 
     def of(self, tensor: int) -> list[Record]:
         """The records of a tensor in the order of its patches."""

@@ -6,29 +6,36 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from deltackpt import chain, digest
+from deltackpt import digest
 from deltackpt.chain import Plan
 from deltackpt.diff import State
 from deltackpt.digest import TensorDigest
 from deltackpt.disk import ensure_space, space_errors
-from deltackpt.errors import ChainError, ConflictError
+from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.leases import pinned
 from deltackpt.parallel import ordered_map, threads_or_default
 from deltackpt.progress import SILENT, Progress
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """What `apply` did. ``anchor`` is the step read whole, None where the start was at hand; ``read`` counts bytes."""
+    """What `apply` did. ``anchor`` is the step read whole, None where the start was at hand; ``read`` counts bytes.
+
+    ``rebuilt`` says why the state that was there could not be brought along, if there was one. ``leased`` is False where
+    the store is read-only, so that gc could not be told to wait.
+    """
 
     path: str
     step: int
@@ -39,6 +46,8 @@ class ApplyResult:
     read: int
     written: int
     seconds: float
+    rebuilt: str | None = None
+    leased: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,19 +71,44 @@ def apply(
     out = Path(out)
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise ConflictError("output-exists", where=out, have="something there", need="no such path, or an empty directory", hint="Choose another path; `--cache` keeps a directory that follows a repository.")
-    link = repo.find(step, ref)
-    plan = chain.resolve(link, repo.load)
-    layout = repo.layout(plan.target)
-    with beside(out) as folder, Replay.open(repo, plan) as state:
-        build(repo, layout, repo.digests(plan.target), state, folder, threads_or_default(threads), progress)
-        os.rename(folder, out)
-    return result(out, plan, layout.size, began)
+    with pinned(repo, step, ref) as (link, held):
+
+        def once() -> tuple[Plan, int]:
+            plan = repo.resolve(link)
+            layout = repo.layout(plan.target)
+            with beside(out) as folder, Replay.open(repo, plan) as state:
+                build(repo, layout, repo.digests(plan.target), state, folder, threads_or_default(threads), progress)
+                os.rename(folder, out)
+            return plan, layout.size
+
+        plan, written = again_if_gone(repo, once)
+    return replace(result(out, plan, written, began), leased=held is not None)
+
+
+def again_if_gone(repo: Repository, work: Callable[[], T]) -> T:
+    """Once more where an object is gone: a gc removed steps that this process remembered, and others lead there."""
+    try:
+        return work()
+    except NotFoundError as error:
+        if error.code != "object-missing":
+            raise
+        repo.load.cache_clear()
+        return work()
 
 
 def result(path: Path, plan: Plan, written: int, began: float) -> ApplyResult:
-    target, anchor = plan.target, plan.anchor.step if plan.anchor else None
-    seconds = round(time.monotonic() - began, 3)
-    return ApplyResult(str(path), target.step, target.link.id, target.state, anchor, len(plan.patches), plan.bytes, written, seconds)
+    target = plan.target
+    return ApplyResult(
+        path=str(path),
+        step=target.step,
+        id=target.link.id,
+        state=target.state,
+        anchor=plan.anchor.step if plan.anchor else None,
+        patches=len(plan.patches),
+        read=plan.bytes,
+        written=written,
+        seconds=round(time.monotonic() - began, 3),
+    )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import BinaryIO
 
+from deltackpt.chain import Hop
 from deltackpt.errors import ChainError
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.patch import PartReader
@@ -42,10 +43,10 @@ def mapped(repo: Repository, file: File) -> Iterator[memoryview]:
 
 
 class PatchReader:
-    """All parts of one step's patch. Whoever holds it may trust origin, tables, and the bytes of every part."""
+    """All parts of one patch or fold. Whoever holds it may trust origin, tables, and the bytes of every part."""
 
-    def __init__(self, step: Manifest, parts: Sequence[PartReader]) -> None:
-        self.step = step
+    def __init__(self, hop: Hop, parts: Sequence[PartReader]) -> None:
+        self.hop = hop
         self.parts = parts
         self._entries: dict[str, list[Found]] = {}
         for part in parts:
@@ -54,21 +55,24 @@ class PatchReader:
 
     @classmethod
     @contextmanager
-    def open(cls, repo: Repository, step: Manifest) -> Iterator[PatchReader]:
+    def open(cls, repo: Repository, hop: Hop | Manifest) -> Iterator[PatchReader]:
+        """The parts of a hop; given a step, those of its patch."""
+        if isinstance(hop, Manifest):
+            hop = Hop.of(hop)
         with ExitStack() as stack:
             parts = []
-            for file in step.patch or ():
+            for file in hop.files:
                 view = stack.enter_context(mapped(repo, file))
                 parts.append(PartReader(view, f"{repo.store.url}/{file.name}"))
-                check_origin(parts[-1], step)
-            yield cls(step, parts)
+                check_origin(parts[-1], hop)
+            yield cls(hop, parts)
 
     @classmethod
     @contextmanager
-    def open_all(cls, repo: Repository, steps: Sequence[Manifest]) -> Iterator[list[PatchReader]]:
-        """The patches of several steps; all of them are fetched and hashed before any is used."""
+    def open_all(cls, repo: Repository, hops: Sequence[Hop]) -> Iterator[list[PatchReader]]:
+        """The patches of several hops; all of them are fetched and hashed before any is used."""
         with ExitStack() as stack:
-            yield [stack.enter_context(cls.open(repo, step)) for step in steps]
+            yield [stack.enter_context(cls.open(repo, hop)) for hop in hops]
 
     def entries_of(self, name: str) -> list[Found]:
         """The parts, and the places in their tables, that hold something of a tensor."""
@@ -79,11 +83,11 @@ class PatchReader:
         return set(self._entries)
 
 
-def check_origin(part: PartReader, step: Manifest) -> None:
-    """A part belongs to the step whose manifest names it."""
+def check_origin(part: PartReader, hop: Hop) -> None:
+    """A part belongs to the patch or fold whose record names it."""
     origin = part.origin
     have = (origin.repository, origin.step, origin.parent, origin.base)
-    need = (step.repository, step.step, step.parent.id if step.parent else "", step.base or "")
+    need = (hop.repository, hop.end.step, hop.start.id, hop.base)
     if have != need:
         raise ChainError(
             "part-elsewhere",

@@ -16,7 +16,7 @@ from deltackpt.codecs import Decoded, Entry
 from deltackpt.diff import State
 from deltackpt.errors import ChainError
 from deltackpt.format.layout import Layout
-from deltackpt.format.manifest import Manifest
+from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.journal import Journal
 from deltackpt.parts import Found, PatchReader
@@ -29,21 +29,22 @@ Bytes = npt.NDArray[np.uint8]
 class Anchor:
     """The tensors of an anchor in its store: mapped where the store is local, read by range where it is not."""
 
-    def __init__(self, repo: Repository, step: Manifest) -> None:
-        assert step.anchor is not None
+    def __init__(self, repo: Repository, step: Manifest, files: Sequence[File] | None = None) -> None:
+        """``files`` if an edge names them, and not the step's own manifest."""
+        files = files or step.anchor or ()
         layout = repo.layout(step)
-        if [f.size for f in step.anchor] != [s.size for s in layout.shards]:
-            have, need = f"{len(step.anchor)} files of other sizes", f"the {len(layout.shards)} shards of the layout"
+        if [f.size for f in files] != [s.size for s in layout.shards]:
+            have, need = f"{len(files)} files of other sizes", f"the {len(layout.shards)} shards of the layout"
             raise ChainError("anchor-files", where=f"step {step.step}", have=have, need=need)
         self.tensors: Mapping[str, Tensor] = layout.tensors
         self._store = repo.store
         self._at = {
             t.name: (file.name, shard.header.data_start + t.start, t.end - t.start)
-            for file, shard in zip(step.anchor, layout.shards, strict=True)
+            for file, shard in zip(files, layout.shards, strict=True)
             for t in shard.header.tensors
         }
         self._maps: dict[str, mmap.mmap] = {}
-        for file in step.anchor:
+        for file in files:
             if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
                 with path.open("rb") as f:
                     self._maps[file.name] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
@@ -83,7 +84,7 @@ class Replay:
 
         What is decoded is recorded in ``journal``, if there is one.
         """
-        start: State = base if base is not None else Anchor(repo, plan.anchor or plan.target)
+        start: State = base if base is not None else Anchor(repo, plan.anchor or plan.target, plan.whole)
         with PatchReader.open_all(repo, plan.patches) as patches:
             yield cls(start, patches, repo.layout(plan.target), journal)
 

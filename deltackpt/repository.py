@@ -6,15 +6,19 @@ import hashlib
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from deltackpt import chain
+from deltackpt.chain import Plan
 from deltackpt.digest import TensorDigest
+from deltackpt.edges import StoredEdges
 from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError, UsageError
 from deltackpt.format import digests, layout, manifest
 from deltackpt.format.canonical import dumps, loads_strict
+from deltackpt.format.edge import Edge
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import FORMAT, MAX_MANIFEST, VERSION, File, Link, Manifest
 from deltackpt.store import Buffer, Store, open_store
@@ -25,6 +29,7 @@ CACHED = 4096  # manifests kept in memory
 
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STEP = re.compile(r"steps/(\d{8,16})-([0-9a-f]{64})\.json")
+_EXACT = re.compile(r"(\d{1,16})-([0-9a-f]{6,64})")
 
 
 @dataclass(frozen=True)
@@ -117,19 +122,55 @@ class Repository:
             fields.refuse("link", "null", "step and id")
         return Ref(name, link, raw)
 
+    def put_tag(self, name: str, link: Link) -> Ref:
+        """Name a step that is there. Raises ConflictError ``tag-exists``, UsageError ``ref-name``."""
+        if name == "latest" or name.isdigit() or _EXACT.fullmatch(name):
+            need = "a name that no step could be meant by"
+            raise UsageError("ref-name", where="tag", have=repr(name), need=need)
+        raw = dumps(link.to_dict())
+        try:
+            self.store.put(f"tags/{_checked(name)}.json", [raw])
+        except ConflictError as error:
+            now = self.tag(name)
+            have = f"tag {name} at step {now.link.step}, {now.link.id[:12]}" if now else f"tag {name}"
+            hint = "A tag never moves. Choose another name, or delete it first."
+            raise ConflictError("tag-exists", where=self.store.url, have=have, need="a new name", hint=hint) from error
+        return Ref(name, link, raw)
+
+    def delete_tag(self, name: str) -> Ref:
+        """Remove a tag; its step stays until gc. Raises NotFoundError ``tag-missing``."""
+        if (found := self.tag(name)) is None:
+            known = ", ".join(sorted(tag.name for tag in self.refs("tags/"))[:8])
+            hint = f"The tags are {known}." if known else "There is no tag."
+            need = f"tag {name!r}"
+            raise NotFoundError("tag-missing", where=self.store.url, have="no such tag", need=need, hint=hint)
+        self.store.delete(f"tags/{name}.json")
+        return found
+
     def move_ref(self, name: str, old: Ref | None, new: Link) -> None:
-        """Compare-and-swap. Raises ConflictError ``ref-moved``."""
+        """Compare-and-swap. Raises ConflictError ``ref-moved``, which says who holds the ref."""
         try:
             self.store.swap(f"refs/{_checked(name)}.json", old.raw if old else None, dumps(new.to_dict()))
         except ConflictError as error:
             now = self.ref(name)
+            if now is not None and now.link == new:  # the swap was answered by an error, and took effect all the same
+                return
             raise ConflictError(
                 "ref-moved",
                 where=f"{self.store.url}, ref {name}",
-                have=f"step {now.link.step}, {now.link.id[:12]}" if now else "no step",
+                have=f"step {now.link.step}, {now.link.id[:12]}{self._writer(now.link)}" if now else "no step",
                 need=f"step {old.link.step}, {old.link.id[:12]}" if old else "no step yet",
                 hint="Another writer published meanwhile; nothing was lost. Look at `deltackpt log`, then write again.",
             ) from error
+
+    def _writer(self, link: Link) -> str:
+        """Who published a step, as far as that can be said."""
+        try:
+            found = self.load(link)
+        except (FormatError, ChainError, NotFoundError):
+            return ""
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found.time))
+        return f", published by {found.producer[:80]} at {when}"
 
     # Steps
 
@@ -146,38 +187,84 @@ class Repository:
 
     def steps(self) -> list[Link]:
         """Every step with a manifest, on any branch, in order of step."""
-        found = (_STEP.fullmatch(info.name) for info in self.store.list("steps/"))
+        return self.listed(info.name for info in self.store.list("steps/"))
+
+    @staticmethod
+    def listed(names: Iterable[str]) -> list[Link]:
+        """The steps whose manifests have these names, in order of step; other names are passed over."""
+        found = (_STEP.fullmatch(name) for name in names)
         return sorted((Link(int(m[1]), m[2]) for m in found if m), key=lambda link: (link.step, link.id))
 
     def log(self, ref: str = "main") -> list[Manifest]:
-        """The chain of a branch, newest first."""
+        """The chain of a branch, newest first, as far as it was not collected."""
         head = self.ref(ref)
-        return chain.walk(head.link, self.load) if head else []
+        return chain.walk(head.link, self.load, self.edges()) if head else []
+
+    def edges(self) -> StoredEdges:
+        """Folds and later anchors, as they are listed now."""
+        return StoredEdges(self.store, self.id)
+
+    def resolve(self, target: Link, *, have: Link | None = None) -> Plan:
+        """`chain.resolve` over manifests and edges."""
+        return chain.resolve(target, self.load, have=have, edges=self.edges())
 
     def find(self, spec: str | int = "latest", ref: str = "main") -> Link:
-        """A step by number on the branch ``ref``, by tag, or ``latest``. Raises NotFoundError ``step-missing``."""
+        """A step by number on the branch ``ref``, by ``number-id`` on any, by tag, or ``latest``.
+
+        Beyond what was collected, a number that only one step has is that step. Raises NotFoundError ``step-missing``
+        with the nearest steps that are there, ConflictError ``step-ambiguous``.
+        """
         head = self.ref(ref)
         if spec == "latest":
             if head is None:
                 raise self._no_step("latest", [])
             return head.link
         if isinstance(spec, str) and not spec.isdigit():
-            tag = self.tag(spec)
-            if tag is None:
-                raise self._no_step(f"tag {spec!r}", [])
-            return tag.link
+            if (exact := _EXACT.fullmatch(spec)) is not None:
+                return self._only(spec, [link for link in self._numbered(int(exact[1])) if link.id.startswith(exact[2])])
+            if (tag := self.tag(spec)) is not None:
+                return tag.link
+            raise self._no_step(f"tag {spec!r}", [])
         number = int(spec)
-        steps: list[int] = []
+        after = None
         link = head.link if head else None
         while link is not None and link.step >= number:
             if link.step == number:
                 return link
-            steps.append(link.step)
-            link = self.load(link).parent
-        raise self._no_step(str(number), [*steps[-1:], *([link.step] if link else [])])
+            after = link
+            try:
+                link = self.load(link).parent
+            except NotFoundError:
+                if after == (head.link if head else None):
+                    raise
+                return self._only(number, self._numbered(number))
+        near = [found.step for found in (after, link) if found is not None]
+        raise self._no_step(str(number), near)
+
+    def _numbered(self, step: int) -> list[Link]:
+        """Every step of a number, on any branch."""
+        found = (_STEP.fullmatch(info.name) for info in self.store.list(f"steps/{step:08d}-"))
+        return [Link(int(m[1]), m[2]) for m in found if m]
+
+    def _only(self, spec: str | int, found: list[Link]) -> Link:
+        if len(found) == 1:
+            return found[0]
+        if found:
+            ids = ", ".join(f"{link.step}-{link.id[:12]}" for link in found[:4])
+            have = f"{len(found)} steps that could be meant"
+            raise ConflictError("step-ambiguous", where=self.store.url, have=have, need="one", hint=f"Name one of {ids}.")
+        raise self.gone(int(str(spec).partition("-")[0]))
+
+    def gone(self, step: int) -> NotFoundError:
+        """The error for a step that is not there, or no longer; names the nearest ones that are."""
+        steps = [link.step for link in self.steps()]
+        near = [max((s for s in steps if s < step), default=None), min((s for s in steps if s > step), default=None)]
+        return self._no_step(str(step), [s for s in near if s is not None])
 
     def _no_step(self, what: str, near: list[int]) -> NotFoundError:
-        hint = f"The nearest steps are {' and '.join(map(str, near))}." if near else "`deltackpt log` lists what is there."
+        hint = "`deltackpt log` lists what is there."
+        if near:
+            hint = f"The nearest step{'s are' if len(near) > 1 else ' is'} {' and '.join(map(str, near))}."
         return NotFoundError("step-missing", where=self.store.url, have="no such step", need=f"step {what}", hint=hint)
 
     # Objects
@@ -190,10 +277,10 @@ class Repository:
         return raw
 
     def layout(self, of: Manifest) -> Layout:
-        return self._layout(of.layout)
+        return self.layout_of(of.layout)
 
     @lru_cache(maxsize=4)  # noqa: B019
-    def _layout(self, file: File) -> Layout:
+    def layout_of(self, file: File) -> Layout:
         return layout.decode(self.read(file, layout.MAX_LAYOUT), f"{self.store.url}/{file.name}")
 
     def digests(self, of: Manifest) -> dict[str, TensorDigest]:
@@ -203,6 +290,11 @@ class Repository:
     def put(self, name: str, chunks: Iterable[Buffer]) -> File:
         written = self.store.put(name, chunks)
         return File(written.name, written.size, written.sha256)
+
+    def put_edge(self, new: Edge) -> str:
+        """Record a fold, or an anchor written later, whose files are durable; -> the name of the record."""
+        self.store.put(new.name, [new.encode()])
+        return new.name
 
     def publish(self, new: Manifest, ref: str, old: Ref | None) -> Link:
         """Commit a step whose objects are durable: the manifest first, then the ref.

@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from deltackpt import __version__, chain, digest
+from deltackpt import __version__, digest
 from deltackpt.bits import DTYPES, uint
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
@@ -22,15 +22,16 @@ from deltackpt.codecs import SCAN_LIMIT, Entry, encode
 from deltackpt.codecs.table import REMOVED
 from deltackpt.diff import Difference, State, difference
 from deltackpt.digest import TensorDigest
-from deltackpt.errors import ChainError, CheckpointError, ConflictError, DeltackptError, UsageError
+from deltackpt.errors import ChainError, CheckpointError, ConflictError, DeltackptError, NotFoundError, UsageError
 from deltackpt.format import digests as digests_format
 from deltackpt.format.layout import Layout, Shard, Side
 from deltackpt.format.manifest import Counts, File, Link, Manifest
+from deltackpt.leases import lease
 from deltackpt.parallel import ordered_map, threads_or_default
 from deltackpt.patch import RESERVED, Origin, PartWriter, collides
 from deltackpt.progress import SILENT, Progress
 from deltackpt.replay import Replay
-from deltackpt.repository import Ref, Repository, new_folder
+from deltackpt.repository import Repository, new_folder
 from deltackpt.store import Buffer
 
 PART_BYTES = 128 << 20  # encoded bytes after which a part is written and the next one begun
@@ -40,15 +41,20 @@ ANCHOR_RATIO = 1.0  # patches since the last anchor, in anchors' bytes: restorin
 
 @dataclass(frozen=True)
 class AnchorPolicy:
-    """When a step is also stored whole: now, every so many steps, or when the patches since the last anchor weigh
-    ``ratio`` times the checkpoint. The first step of a repository always is."""
+    """When a step is also stored whole: now, every so many steps, when the cheapest way from an anchor reads patches of
+    ``ratio`` times the checkpoint, or when a step changes more than a share of ``density`` of all elements.
+
+    The first step of a repository always is.
+    """
 
     now: bool = False
     every: int | None = None
     ratio: float = ANCHOR_RATIO
+    density: float | None = None
 
-    def wants(self, steps: int, patches: int, whole: int) -> bool:
-        return self.now or (self.every is not None and steps >= self.every) or patches > self.ratio * whole
+    def wants(self, steps: int, patches: int, whole: int, density: float = 0.0) -> bool:
+        dense = self.density is not None and density > self.density
+        return self.now or dense or (self.every is not None and steps >= self.every) or patches > self.ratio * whole
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class WriteResult:
     bits_per_change: float | None
     left_out: list[tuple[str, str]]
     seconds: float
+    rewound: int | None = None  # the step that the ref was at, where it was taken back
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,6 +118,7 @@ def write(
     repository: str | os.PathLike[str],
     *,
     step: int | None = None,
+    resume_from: int | str | None = None,
     base: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     encoding: str = "auto",
@@ -125,8 +133,9 @@ def write(
 
     The old values are the repository's own, rebuilt from anchor and chain; ``base``, the parent step's directory, or
     ``cache``, a managed cache that is brought along, saves that work and is proven tensor by tensor in the pass that
-    compares. Raises ConflictError ``step-order`` (not after the ref's step), ``ref-moved``; ChainError ``base-differs``;
-    CheckpointError; then nothing is published.
+    compares. ``resume_from`` takes the ref back to a step on purpose: the new step follows that one, and those after it
+    are left behind, readable until gc. Raises ConflictError ``step-order`` (not after the ref's step), ``ref-moved``;
+    ChainError ``base-differs``; CheckpointError; then nothing is published.
     """
     began = time.monotonic()
     if base is not None and cache is not None:
@@ -135,8 +144,13 @@ def write(
         _check_names(new)
         repo = Repository.open_or_create(repository)
         head = repo.ref(ref)
-        draft = _Draft(repo, _next_step(repo, head, step))
-        parent = repo.load(head.link) if head else None
+        before = head.link if head else None
+        if resume_from is not None:
+            before = repo.find(resume_from, ref)
+        # Pins the parent, and, with nothing to pin, whatever is put before the manifest names it.
+        stack.enter_context(lease(repo, before))
+        draft = _Draft(repo, _next_step(repo, ref, before, step))
+        parent = repo.load(before) if before else None
         count = threads_or_default(threads)
         try:
             if parent is None:
@@ -145,35 +159,37 @@ def write(
             else:
                 old: State
                 if cache is not None:
-                    base = apply_to_cache(repo, cache, ref=ref, threads=threads, progress=progress).path
+                    at = f"{parent.step}-{before.id}" if before else "latest"
+                    base = apply_to_cache(repo, cache, at, ref=ref, threads=threads, progress=progress).path
                 if base is not None:
                     old = stack.enter_context(Checkpoint.open(base))
                     _check_base(old, repo.layout(parent), Path(base))
                 else:
-                    old = stack.enter_context(Replay.open(repo, chain.resolve(parent.link, repo.load)))
+                    old = stack.enter_context(Replay.open(repo, repo.resolve(before or parent.link)))
                 progress.start("write", sum(s.size for s in new.shards))
                 _put_parts(draft, parent, old, new, encoding, count, scan_limit, base, progress)
-            manifest = _manifest(draft, new, head, parent, anchor, dict(metadata or {}), progress)
+            manifest = _manifest(draft, new, before, parent, anchor, dict(metadata or {}), progress)
             new.verify_unchanged()
-            link = repo.publish(manifest, ref, head)
         except BaseException:
             draft.withdraw()
             raise
+        link = repo.publish(manifest, ref, head)  # from here on nothing is taken back: it may have taken effect
         if cache is not None:
             apply_to_cache(repo, cache, ref=ref, threads=threads, progress=progress)
-        return _result(draft, manifest, link, ref, new, began)
+        rewound = head.link.step if head and head.link != before else None
+        return replace(_result(draft, manifest, link, ref, new, began), rewound=rewound)
 
 
-def _next_step(repo: Repository, head: Ref | None, step: int | None) -> int:
+def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None) -> int:
     if step is None:
-        return head.link.step + 1 if head else 0
-    if head and step <= head.link.step:
+        return before.step + 1 if before else 0
+    if before and step <= before.step:
         raise ConflictError(
             "step-order",
-            where=f"{repo.store.url}, ref {head.name}",
-            have=f"step {head.link.step} already",
+            where=f"{repo.store.url}, ref {ref}",
+            have=f"step {before.step} already",
             need=f"a step after it, not {step}",
-            hint="Leave --step out to follow the ref, or publish a second run under a --ref of its own.",
+            hint="Leave --step out to follow the ref, go back with --resume-from N, or use a --ref of its own.",
         )
     if step < 0:
         raise UsageError("step-order", where="--step", have=step, need="0 or more")
@@ -328,7 +344,7 @@ def _count(draft: _Draft, ready: _Ready) -> None:
 def _manifest(
     draft: _Draft,
     new: Checkpoint,
-    head: Ref | None,
+    before: Link | None,
     parent: Manifest | None,
     policy: AnchorPolicy,
     metadata: dict[str, Any],
@@ -336,7 +352,9 @@ def _manifest(
 ) -> Manifest:
     """Store what else the step needs, and put its record together."""
     whole = sum(s.size for s in new.shards)
-    anchored = parent is None or policy.wants(*_since_anchor(draft, parent), whole)
+    elements = sum((t.end - t.start) // DTYPES[t.dtype].width for t in new.tensors.values())
+    density = draft.changed_elements / max(1, elements)
+    anchored = parent is None or before is None or policy.wants(*_since_anchor(draft, before, policy), whole, density)
     anchor = None
     if anchored:
         progress.start("anchor", whole)
@@ -349,11 +367,10 @@ def _manifest(
     layout_file = parent.layout if parent and same else draft.store(draft.name("states", "layout.json"), [raw])
     table = digests_format.encode(layout, draft.digests)
     digests_file = draft.store(draft.name("states", "digests.safetensors"), [table])
-    elements = sum((t.end - t.start) // DTYPES[t.dtype].width for t in layout.tensors.values())
     return Manifest(
         repository=draft.repo.id,
         step=draft.step,
-        parent=head.link if head else None,
+        parent=before,
         base=parent.state if parent else None,
         state=digests_format.state_of(layout, draft.digests),
         anchor=anchor,
@@ -367,11 +384,24 @@ def _manifest(
     )
 
 
-def _since_anchor(draft: _Draft, parent: Manifest) -> tuple[int, int]:
-    """Steps, this one included, and bytes of patches since the last anchor."""
-    plan = chain.resolve(parent.link, draft.repo.load)
-    patches = sum(f.size for m in plan.patches for f in m.patch or ()) + sum(f.size for f in draft.parts)
-    return len(plan.patches) + 1, patches
+def _since_anchor(draft: _Draft, before: Link, policy: AnchorPolicy) -> tuple[int, int]:
+    """Steps since the last anchor, this one included, and bytes of patches and folds that a cold start reads."""
+    repo = draft.repo
+    patches = sum(hop.bytes for hop in repo.resolve(before).patches) + sum(f.size for f in draft.parts)
+    return (1 if policy.every is None else _steps_since_anchor(repo, before, policy.every)), patches
+
+
+def _steps_since_anchor(repo: Repository, before: Link, most: int) -> int:
+    edges, steps, link = repo.edges(), 1, before
+    while steps < most:
+        try:
+            found = repo.load(link)
+        except NotFoundError:  # collected: nobody knows how many there were
+            return most
+        if found.anchor is not None or any(e.start is None for e in edges.get(link, ())) or found.parent is None:
+            break
+        steps, link = steps + 1, found.parent
+    return steps
 
 
 def _file_chunks(new: Checkpoint, name: str, progress: Progress) -> Iterator[Buffer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_the_synthetic_run_changes_as_a_real_one_does(floor: ModuleType, synth: 
     folders = synth.generate(tmp_path, 3, scale=1 / 16)
     assert len(folders) == 4
     assert len(list(folders[0].glob("*.safetensors"))) == 3
-    for old, new in zip(folders, folders[1:], strict=False):
+    for old, new in itertools.pairwise(folders):
         found = floor.floor(old, new)
         assert 0.005 < found.density < 0.02
         assert 8 < found.per_change(found.bits) <= found.per_change(found.pooled_bits) < 12

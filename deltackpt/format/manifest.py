@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from deltackpt.errors import FormatError
-from deltackpt.format.canonical import dumps, loads_strict
+from deltackpt.format.canonical import dumps, is_canonical, loads_strict
 
 FORMAT = "deltackpt"
 VERSION = 1
@@ -135,7 +135,7 @@ def decode(data: bytes, where: str) -> Manifest:
     unknown = set(Fields(value, where).texts("requires", missing=True)) - FEATURES
     if unknown:
         raise FormatError("feature-unknown", where=where, have=f"requires {sorted(unknown)}", need="known features", hint="A newer deltackpt may know them.")
-    if dumps(value) != data:
+    if not is_canonical(value, data):
         raise FormatError("manifest-canonical", where=where, have="JSON in another form", need="canonical JSON")
     return _manifest(Fields(value, where))
 

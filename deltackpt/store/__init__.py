@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import unquote_to_bytes
 
 from deltackpt.errors import UsageError
@@ -35,8 +36,9 @@ __all__ = [
 def open_store(url: str | os.PathLike[str]) -> Store:
     """The store at a URL or path; nothing is created or contacted until the first operation.
 
-    A plain path or ``file://`` is a folder, ``memory://NAME`` this process's store of that name.
-    Raises UsageError ``store-scheme`` for any other.
+    A plain path or ``file://`` is a folder, ``memory://NAME`` this process's store of that name; ``s3://``, ``gs://``
+    and ``az://`` take BUCKET/PREFIX, ``hf://buckets/`` NAMESPACE/NAME/PREFIX, any other what fsspec makes of it.
+    Raises UsageError ``store-scheme``, ``store-url``, ``store-url-secret``, ``extra-missing``.
     """
     text = os.fspath(url)
     scheme, separator, rest = text.partition("://")
@@ -44,7 +46,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return LocalStore(text)
     opener = SCHEMES.get(scheme.lower())
     if opener is None:
-        raise _no_store(text)
+        return _open_other(scheme.lower(), rest)
     return opener(rest)
 
 
@@ -53,6 +55,26 @@ def _open_file(rest: str) -> Store:
     if not path.startswith("/"):
         raise _no_store(f"file://{rest}")
     return LocalStore(path)
+
+
+def _open_object_store(scheme: str, rest: str) -> Store:
+    from deltackpt.store.fsspec_store import open_fsspec
+
+    return open_fsspec(f"{scheme}://{rest}")
+
+
+def _open_hub(rest: str) -> Store:
+    from deltackpt.store.hub import open_bucket
+
+    return open_bucket(rest)
+
+
+def _open_other(scheme: str, rest: str) -> Store:
+    from fsspec import available_protocols
+
+    if scheme not in available_protocols():
+        raise _no_store(f"{scheme}://{rest}")
+    return _open_object_store(scheme, rest)
 
 
 def _no_store(url: str) -> UsageError:
@@ -68,4 +90,8 @@ def _no_store(url: str) -> UsageError:
 SCHEMES: dict[str, Callable[[str], Store]] = {
     "file": _open_file,
     "memory": named,
+    "s3": partial(_open_object_store, "s3"),
+    "gs": partial(_open_object_store, "gs"),
+    "az": partial(_open_object_store, "az"),
+    "hf": _open_hub,
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from deltackpt.errors import ConflictError, FormatError, NotFoundError
+from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -203,6 +203,16 @@ def moved(where: str, have: bytes | None, old: bytes | None) -> ConflictError:
         have="no such object" if have is None else f"{have[:100]!r}",
         need="no such object" if old is None else f"{old[:100]!r}",
         hint="somebody else moved it: read it again and decide anew",
+    )
+
+
+def changed(where: str) -> StoreError:
+    return StoreError(
+        "object-changed",
+        where=where,
+        have="another object of this name than a moment ago",
+        need="objects that stay as they are",
+        hint="somebody writes there without deltackpt: find out who",
     )
 
 

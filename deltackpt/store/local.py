@@ -10,29 +10,20 @@ A folder directly below the root is never removed, so this store syncs its entry
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
 import secrets
 import stat
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from deltackpt.errors import ConflictError, FormatError, NoSpaceError, NotFoundError, StoreError
-from deltackpt.store import base
+from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
+from deltackpt.store import base, folders
 from deltackpt.store.base import MAX_SWAP, Buffer, Capabilities, ObjectInfo, Written, check_name, check_prefix
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # non-blocking: a FIFO must not hang the open
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _ATTEMPTS = 100  # at making a folder that others prune
 
 
@@ -57,9 +48,9 @@ class LocalStore:
                 digest.update(view)
                 size += len(view)
                 with self._translated(name):
-                    _write(staged.file, view)
+                    folders.write(staged.file, view)
             with self._translated(name):
-                _seal(staged.file)
+                folders.seal(staged.file)
                 self._link(name, staged)
                 self._settle(name, staged)
         return Written(name, size, digest.hexdigest())
@@ -84,7 +75,7 @@ class LocalStore:
     def stat(self, name: str) -> ObjectInfo:
         check_name(name)
         folder, _, leaf = name.rpartition("/")
-        with self._reading(name), self._folder(folder) as at:
+        with self._reading(name), folders.entered(self.root, folder) as at:
             info = self._regular(name, os.stat(leaf, dir_fd=at, follow_symlinks=False))
         return ObjectInfo(name, info.st_size, info.st_mtime)
 
@@ -98,7 +89,7 @@ class LocalStore:
             check_name(name)
         folder, _, leaf = name.rpartition("/")
         with self._translated(name), suppress(FileNotFoundError, NotADirectoryError):
-            with self._locked(), self._folder(folder) as at:
+            with self._locked(), folders.entered(self.root, folder) as at:
                 if stat.S_ISDIR(os.stat(leaf, dir_fd=at, follow_symlinks=False).st_mode):
                     return
                 os.unlink(leaf, dir_fd=at)
@@ -124,7 +115,7 @@ class LocalStore:
     def now(self) -> float:
         """The file system's clock, read off the lock file; this host's if there is nothing to write there."""
         try:
-            with self._lock_file() as file:
+            with folders.lock_file(self.root) as file:
                 os.utime(file)
                 return os.fstat(file).st_mtime
         except OSError:
@@ -142,7 +133,7 @@ class LocalStore:
     # Writing
 
     @contextmanager
-    def _staged(self, name: str) -> Iterator[_Staged]:
+    def _staged(self, name: str) -> Iterator[folders.Staged]:
         """An open temporary beside ``name``; on any exception it is removed again, and its folder if that is empty."""
         with ExitStack() as stack:
             with self._translated(name):
@@ -155,31 +146,31 @@ class LocalStore:
                 self._prune(name.rpartition("/")[0])
                 raise
 
-    def _stage(self, name: str, stack: ExitStack) -> _Staged:
+    def _stage(self, name: str, stack: ExitStack) -> folders.Staged:
         folder, _, leaf = name.rpartition("/")
         temporary = f".tmp-{secrets.token_hex(8)}"
         for _ in range(_ATTEMPTS):  # a delete elsewhere may prune the folder before the temporary is in it
             with suppress(FileNotFoundError), ExitStack() as inner:
                 self._make_root()
                 try:
-                    at = inner.enter_context(self._folder(folder, make=True))
+                    at = inner.enter_context(folders.entered(self.root, folder, make=True))
                 except NotADirectoryError:
                     raise base.taken(self._where(folder)) from None
-                file = os.open(temporary, _CREATE, 0o666, dir_fd=at)
+                file = os.open(temporary, folders.CREATE, 0o666, dir_fd=at)
                 inner.callback(os.close, file)
                 stack.enter_context(inner.pop_all())
-                return _Staged(at, leaf, temporary, file)
+                return folders.Staged(at, leaf, temporary, file)
             self._durable.clear()
         raise StoreError("store-io", where=self._where(name), have="a folder that keeps vanishing", need="a folder")
 
-    def _link(self, name: str, staged: _Staged) -> None:
+    def _link(self, name: str, staged: folders.Staged) -> None:
         """Give the temporary its name, in one step and only if the name is free."""
         try:
             os.link(staged.temporary, staged.leaf, src_dir_fd=staged.folder, dst_dir_fd=staged.folder)
         except FileExistsError:
             raise base.taken(self._where(name)) from None
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in folders.NO_LINKS:
                 raise
             with self._locked():  # no hard links here: all who create exclude each other instead
                 if staged.exists():
@@ -194,19 +185,19 @@ class LocalStore:
         if have != old:
             raise base.moved(self._where(name), have, old)
         with self._staged(name) as staged:
-            _write(staged.file, memoryview(new))
-            _seal(staged.file)
+            folders.write(staged.file, memoryview(new))
+            folders.seal(staged.file)
             staged.rename()
             self._settle(name, staged)
 
-    def _settle(self, name: str, staged: _Staged) -> None:
+    def _settle(self, name: str, staged: folders.Staged) -> None:
         """Make the new entry durable, and those of the folders it is in."""
-        _sync(staged.folder)
+        folders.sync(staged.folder)
         folder = name.rpartition("/")[0]
         while folder and folder not in self._durable:
             parent = folder.rpartition("/")[0]
-            with suppress(FileNotFoundError), self._folder(parent) as at:  # gone: the object was deleted meanwhile
-                _sync(at)
+            with suppress(FileNotFoundError), folders.entered(self.root, parent) as at:  # gone: deleted meanwhile
+                folders.sync(at)
                 if not parent:
                     self._durable.add(folder)
             folder = parent
@@ -218,9 +209,9 @@ class LocalStore:
         self.root.mkdir(parents=True, exist_ok=True)
         for path in made or [self.root]:  # found, it may have been made a moment ago by a process that died
             with suppress(PermissionError):  # a parent that may not be read is not ours, nor new
-                at = os.open(path.parent, _FOLDER)
+                at = os.open(path.parent, folders.FOLDER)
                 try:
-                    _sync(at)
+                    folders.sync(at)
                 finally:
                     os.close(at)
         self._durable.add("")
@@ -230,21 +221,13 @@ class LocalStore:
         with suppress(OSError, FormatError):
             while "/" in folder:
                 folder, _, leaf = folder.rpartition("/")
-                with self._folder(folder) as at:
+                with folders.entered(self.root, folder) as at:
                     os.rmdir(leaf, dir_fd=at)
-
-    @contextmanager
-    def _lock_file(self) -> Iterator[int]:
-        file = os.open(self.root / ".lock", _LOCK, 0o666)
-        try:
-            yield file
-        finally:
-            os.close(file)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Alone among all swaps and deletes of this store; raises FileNotFoundError if there is no root."""
-        with self._lock_file() as file:
+        with folders.lock_file(self.root) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield
@@ -254,41 +237,13 @@ class LocalStore:
     # Reading
 
     @contextmanager
-    def _folder(self, folder: str, *, make: bool = False) -> Iterator[int]:
-        """A descriptor of a folder, reached without following a symlink; ``make`` creates what is missing."""
-        try:
-            at = os.open(self.root, _FOLDER)
-        except NotADirectoryError:
-            raise StoreError("store-io", where=self.root, have="something else", need="a folder") from None
-        try:
-            for segment in folder.split("/") if folder else ():
-                outer, at = at, self._enter(at, segment, make)
-                os.close(outer)
-            yield at
-        finally:
-            os.close(at)
-
-    def _enter(self, at: int, segment: str, make: bool) -> int:
-        try:
-            if make:
-                with suppress(FileExistsError):
-                    os.mkdir(segment, dir_fd=at)
-            return os.open(segment, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
-        except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                info = os.stat(segment, dir_fd=at, follow_symlinks=False)
-                if stat.S_ISLNK(info.st_mode):
-                    raise _not_a_file(f"{self.root}: folder {segment}", info) from None
-            raise
-
-    @contextmanager
     def _opened(self, name: str) -> Iterator[tuple[int, int]]:
         """A descriptor of an object, and its size."""
         check_name(name)
         folder, _, leaf = name.rpartition("/")
-        with self._reading(name), self._folder(folder) as at:
+        with self._reading(name), folders.entered(self.root, folder) as at:
             self._regular(name, os.stat(leaf, dir_fd=at, follow_symlinks=False))  # a device must not even be opened
-            file = os.open(leaf, _READ, dir_fd=at)
+            file = os.open(leaf, folders.READ, dir_fd=at)
         try:
             yield file, self._regular(name, os.fstat(file)).st_size
         finally:
@@ -298,7 +253,7 @@ class LocalStore:
         if stat.S_ISDIR(info.st_mode):
             raise base.missing(self._where(name))
         if not stat.S_ISREG(info.st_mode):
-            raise _not_a_file(self._where(name), info)
+            raise folders.not_a_file(self._where(name), info)
         return info
 
     def _exactly(self, name: str, file: int, start: int, length: int) -> bytes:
@@ -334,7 +289,7 @@ class LocalStore:
         with (
             self._translated(folder),
             suppress(FileNotFoundError, NotADirectoryError),
-            self._folder(folder) as at,
+            folders.entered(self.root, folder) as at,
             os.scandir(at) as entries,
         ):
             for entry in entries:
@@ -352,7 +307,7 @@ class LocalStore:
         try:
             yield
         except OSError as error:
-            raise _store_error(error, self._where(name)) from error
+            raise folders.translated(error, self._where(name)) from error
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
@@ -361,65 +316,3 @@ class LocalStore:
                 yield
             except (FileNotFoundError, NotADirectoryError):
                 raise base.missing(self._where(name)) from None
-
-
-@dataclass(frozen=True)
-class _Staged:
-    """A temporary, open for writing in ``file``, in the open folder where ``leaf`` is to be."""
-
-    folder: int
-    leaf: str
-    temporary: str
-    file: int
-
-    def exists(self) -> bool:
-        try:
-            os.stat(self.leaf, dir_fd=self.folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
-
-    def rename(self) -> None:
-        os.replace(self.temporary, self.leaf, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-
-
-def _write(file: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(file, view) :]
-
-
-def _seal(file: int) -> None:
-    """Sync a finished temporary, dated now: a slow writer's object must not look old when it appears."""
-    os.utime(file)
-    _sync(file)
-
-
-def _sync(file: int) -> None:
-    if sys.platform == "darwin":  # where fsync leaves the bytes in the drive's cache
-        with suppress(OSError):
-            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
-            return
-    try:
-        os.fsync(file)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # these: a file system that cannot sync a folder
-            raise
-
-
-def _not_a_file(where: str, info: os.stat_result) -> FormatError:
-    return FormatError(
-        "object-not-a-file",
-        where=where,
-        have=f"{stat.filemode(info.st_mode)} (a link, pipe, socket or device)",
-        need="a regular file, in folders that are no symlinks",
-        hint="nothing that deltackpt writes looks like this: find out who put it there",
-    )
-
-
-def _store_error(error: OSError, where: str) -> StoreError | NoSpaceError:
-    reason = error.strerror or str(error)
-    if error.errno in _NO_SPACE:
-        return NoSpaceError("no-space", where=where, have=reason, need="room for the object", hint="free some space")
-    if isinstance(error, PermissionError):
-        return StoreError("store-permission", where=where, have=reason, need="leave to read and write there")
-    return StoreError("store-io", where=where, have=reason, need="a file system that answers")

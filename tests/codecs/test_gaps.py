@@ -75,12 +75,10 @@ def test_k_never_grows_and_empty_lists_do_not_count(seed, width, tiles):
             if c:
                 lowest = min(lowest, int(gaps.rice_parameter(np.array([c]), np.array([s]))[0]))
             assert found == lowest
-    sizes = gaps.plane_sizes(counts, k)
-    assert sizes.shape == (tiles, int(k[counts > 0].max(initial=0)))
-    for j in range(sizes.shape[1]):
-        assert sizes[:, j].tolist() == [
-            -(-sum(int(c) for c, kk in zip(row, ks, strict=True) if kk > j) // 8) for row, ks in zip(counts, k, strict=True)
-        ]
+    bits = gaps.plane_bits(counts, k)
+    assert bits.shape == (tiles, int(k[counts > 0].max(initial=0)))
+    for row, count, ks in zip(bits.tolist(), counts.tolist(), k.tolist(), strict=True):
+        assert row == [sum(c for c, one in zip(count, ks, strict=True) if one > j) for j in range(len(row))]
 
 
 @given(seeds)

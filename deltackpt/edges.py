@@ -1,0 +1,67 @@
+"""The edges of a repository: listed once, read when the step that they lead to is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+from deltackpt.errors import ChainError, FormatError, NotFoundError
+from deltackpt.format import edge
+from deltackpt.format.edge import MAX_EDGE, Edge
+from deltackpt.format.manifest import Link
+from deltackpt.store import Store
+
+
+class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
+    """By the step that they lead to. An edge that cannot be read is left out, since it is never the only truth: what it
+    leads to can be reached otherwise, or `resolve` says that it cannot; `verify` names the damage."""
+
+    def __init__(self, store: Store, repository: str) -> None:
+        self._store = store
+        self._repository = repository
+        self.names = [info.name for info in store.list("edges/") if edge.NAME.fullmatch(info.name)]
+        self._by_step: dict[int, list[str]] = {}
+        for name in self.names:
+            self._by_step.setdefault(step_of(name), []).append(name)
+        self._read: dict[int, dict[Link, tuple[Edge, ...]]] = {}
+
+    def load(self, name: str) -> Edge:
+        """One edge, checked against its name. Raises FormatError, ChainError, NotFoundError ``object-missing``."""
+        where = f"{self._store.url}/{name}"
+        raw = self._store.get(name, MAX_EDGE)
+        if hashlib.sha256(raw).hexdigest() != name[-69:-5]:
+            raise FormatError("manifest-hash", where=where, have="other bytes", need=f"sha256 {name[-69:-5]}")
+        found = edge.decode(raw, where)
+        if (found.end.step, found.repository) != (step_of(name), self._repository):
+            have = f"step {found.end.step} of repository {found.repository}"
+            raise ChainError("manifest-elsewhere", where=where, have=have, need=f"a step of {self._repository}")
+        return found
+
+    def __getitem__(self, link: Link) -> tuple[Edge, ...]:
+        if link.step not in self._by_step:
+            raise KeyError(link)
+        return self._of_step(link.step)[link]
+
+    def _of_step(self, step: int) -> dict[Link, tuple[Edge, ...]]:
+        if step not in self._read:
+            found: dict[Link, tuple[Edge, ...]] = {}
+            for name in self._by_step[step]:
+                try:
+                    one = self.load(name)
+                except (FormatError, ChainError, NotFoundError):
+                    continue
+                found[one.end] = (*found.get(one.end, ()), one)
+            self._read[step] = found
+        return self._read[step]
+
+    def __iter__(self) -> Iterator[Link]:
+        for step in self._by_step:
+            yield from self._of_step(step)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def step_of(name: str) -> int:
+    """The step in the name of an edge."""
+    return int(name[len("edges/") : -70])

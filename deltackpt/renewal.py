@@ -1,0 +1,79 @@
+"""A small object that says "I am at work until": kept alive by a thread, and lapsing by the store's clock if that dies."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from deltackpt.errors import ConflictError, DeltackptError, NotFoundError
+from deltackpt.store import Store
+
+MAX_RECORD = 64 << 10
+
+
+def holder() -> str:
+    """Who this process is, for people who wonder."""
+    return f"{socket.gethostname()} pid {os.getpid()}"[:200]
+
+
+class Renewal:
+    """``name`` holds ``record(expires)``, and is written again at a third of ``ttl`` seconds until `close`.
+
+    Takes over an object whose bytes are ``old``, or creates it. The thread is a daemon: a process that ends without
+    `close` leaves the object to lapse. Raises what `Store.put` and `Store.swap` raise.
+    """
+
+    def __init__(
+        self, store: Store, name: str, record: Callable[[int], bytes], ttl: float, *, old: bytes | None = None
+    ) -> None:
+        self.name = name
+        self._store, self._record, self._ttl = store, record, ttl
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._raw = old
+        self._renewed = 0.0
+        self._renew()
+        self._thread = threading.Thread(target=self._run, name="deltackpt-renewal", daemon=True)
+        self._thread.start()
+
+    @property
+    def fresh(self) -> bool:
+        """Is more than a third of the lifetime left, by this process's own clock? False after it was stopped for long."""
+        return time.monotonic() - self._renewed < self._ttl * 2 / 3
+
+    def close(self) -> None:
+        """Stop, and remove the object; a store that does not answer leaves it to lapse. Can be called again."""
+        if not self._stop.is_set():
+            self._stop.set()
+            with self._lock, suppress(DeltackptError):
+                self._store.delete(self.name)
+
+    def _renew(self) -> None:
+        began = time.monotonic()
+        # Rounded up: a lifetime below a second must not be over at once.
+        raw = self._record(int(self._store.now() + self._ttl) + 1)
+        if self._raw is None:
+            self._store.put(self.name, [raw])
+        else:
+            self._store.swap(self.name, self._raw, raw)
+        self._raw, self._renewed = raw, began
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._ttl / 3):
+            with self._lock, suppress(DeltackptError):  # not now, perhaps the next time
+                if self._stop.is_set():
+                    return
+                try:
+                    self._renew()
+                except ConflictError:  # somebody took it for dead; what it protects may still be there
+                    self._raw = self._current()
+
+    def _current(self) -> bytes | None:
+        try:
+            return self._store.get(self.name, MAX_RECORD)
+        except NotFoundError:
+            return None

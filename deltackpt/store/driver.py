@@ -1,0 +1,122 @@
+"""What an object store must be able to do for RemoteStore to make a Store of it: single requests, nothing more.
+
+A driver raises whatever its client library raises; store/foreign.py knows what that means.  It neither retries nor
+caches, and its keys are whole: bucket-relative, prefix included.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from deltackpt.store.base import Capabilities
+
+
+@dataclass(frozen=True)
+class Head:
+    """An object without its bytes: ``modified`` in seconds by the store's clock, whole ones where its times are."""
+
+    key: str
+    size: int
+    modified: float
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Some bytes of an object, its whole size, and a ``tag`` that differs whenever the bytes do."""
+
+    data: bytes
+    size: int
+    tag: str
+
+
+class Upload(Protocol):
+    """An object in the making, out of numbered parts."""
+
+    def part(self, number: int, data: bytes) -> None:
+        """Send a part, numbered from 0; all but the last have one size.  May be repeated, and called by threads."""
+        ...
+
+    def finish(self) -> None:
+        """Publish under the key, whole, only if it is free where the driver can.  May be repeated."""
+        ...
+
+    def abort(self) -> None:
+        """Leave nothing behind.  Also called after finish() failed."""
+        ...
+
+
+class Driver(Protocol):
+    """``mark`` is a word that names one put or swap: it is kept beside the object where the store has a place for it,
+    so that a writer whose request was answered by a reset can tell its own object from another's."""
+
+    capabilities: Capabilities
+    makes_buckets: bool  # a missing bucket is an empty store, made at the first put
+    downloads: int | None  # bytes above which download() is faster than fetch(), None: never
+
+    def create(self, key: str, data: bytes, mark: str) -> None: ...
+
+    def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
+        """Only if the object's tag is ``tag``, where the driver can."""
+        ...
+
+    def upload(self, key: str, part_size: int, mark: str) -> Upload: ...
+
+    def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        """What there is of ``length`` bytes from ``start``; with a ``tag``, only of the object that has it."""
+        ...
+
+    def download(self, key: str, path: Path) -> None:
+        """The whole object into a file."""
+        ...
+
+    def head(self, key: str) -> Head: ...
+
+    def marked(self, key: str, mark: str) -> bool:
+        """Whether the object is the one that was put with this mark."""
+        ...
+
+    def scan(self, prefix: str) -> Iterator[Head]:
+        """At least every object whose key starts with ``prefix``, in any order."""
+        ...
+
+    def remove(self, key: str) -> None: ...
+
+    def unfinished(self, prefix: str) -> Iterator[Head]:
+        """Uploads that were neither finished nor aborted, by keys whose last segment is a temporary's name."""
+        ...
+
+    def discard(self, key: str) -> None:
+        """Remove a temporary, under the key that scan() or unfinished() gave."""
+        ...
+
+    def clock(self) -> float: ...
+
+
+class SpooledUpload:
+    """An upload for stores that want the whole body at once: gathered in a temporary file, then sent."""
+
+    def __init__(self, part_size: int, send: Callable[[Path], None]) -> None:
+        self._part_size = part_size
+        self._send = send
+        number, path = tempfile.mkstemp(prefix="deltackpt-")
+        self._file, self._path = number, Path(path)
+
+    def part(self, number: int, data: bytes) -> None:
+        view, at = memoryview(data), number * self._part_size
+        while view:
+            count = os.pwrite(self._file, view, at)
+            view, at = view[count:], at + count
+
+    def finish(self) -> None:
+        self._send(self._path)
+
+    def abort(self) -> None:
+        self._path.unlink(missing_ok=True)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -1,0 +1,192 @@
+"""Stores by URL through fsspec: s3://, gs://, az:// with conditional writes, any other file system without.
+
+The file system is made anew for each store, without listings cache: neither an instance nor a size is shared.
+Credentials come from where the file system's library looks for them, never from the URL.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from deltackpt.errors import UsageError
+from deltackpt.store import foreign
+from deltackpt.store.base import Capabilities, check_name
+from deltackpt.store.driver import Driver, Fetched, Head, SpooledUpload, Upload
+from deltackpt.store.patience import DEFAULT, Patience
+from deltackpt.store.remote import RemoteStore
+
+EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
+    "hf": "hub",
+}
+
+
+def open_fsspec(url: str, patience: Patience = DEFAULT, **options: Any) -> RemoteStore:
+    """The store at ``url``; ``options`` are the file system's own, and win over what is set here.
+
+    Raises UsageError ``extra-missing`` (its library is not installed), ``store-url-secret``, ``store-url``.
+    """
+    scheme, _, rest = url.partition("://")
+    check_url(scheme, rest)
+    try:
+        from fsspec.core import url_to_fs
+
+        make, defaults = _maker(scheme, patience)
+        fs, path = url_to_fs(url, skip_instance_cache=True, **{**defaults, **options})
+    except ImportError:
+        raise extra_missing(scheme) from None
+    except Exception as error:
+        fault = foreign.read(error, time.time())
+        raise _unusable(scheme, fault.said if fault else type(error).__name__) from None
+    if make is None:
+        return RemoteStore(FsspecDriver(fs, path), f"{scheme}://{path}", path.rstrip("/"), patience=patience)
+    bucket, _, root = path.strip("/").partition("/")
+    if not bucket:
+        raise _unusable(scheme, "no bucket in the URL")
+    if root:
+        check_name(root)
+    return RemoteStore(make(fs, bucket), f"{scheme}://{bucket}/{root}".rstrip("/"), root, patience=patience)
+
+
+def check_url(scheme: str, rest: str) -> None:
+    """Refuse what would put a secret into messages, logs and manifests."""
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    if "?" in rest or (at and ":" in user):
+        raise UsageError(
+            "store-url-secret",
+            where=f"store URL {scheme}://…",
+            have="a password or a query",
+            need="a URL without secrets",
+            hint="give credentials by the environment, or the configuration file of the store's own tools",
+        )
+
+
+def extra_missing(scheme: str) -> UsageError:
+    extra = EXTRAS.get(scheme)
+    return UsageError(
+        "extra-missing",
+        where=f"store URL {scheme}://…",
+        have="the library for it is not installed",
+        need=f"the extra `{extra}`" if extra else f"the library that fsspec wants for {scheme}://",
+        hint=f"python3 -m pip install 'deltackpt[{extra}]'" if extra else "",
+    )
+
+
+def _unusable(scheme: str, reason: str) -> UsageError:
+    return UsageError(
+        "store-url",
+        where=f"store URL {scheme}://…",
+        have=reason,
+        need=f"{scheme}://BUCKET/PREFIX, and the settings that its library asks for",
+        hint="the environment says which account, endpoint and credentials are meant",
+    )
+
+
+class FsspecDriver:
+    """Any file system: looks before it writes, which two writers can do at the same time."""
+
+    capabilities = Capabilities(create_only=False, swap=False, clock=True, ranged=True, local=False)
+    makes_buckets: bool = False
+    downloads: int | None = None
+
+    def __init__(self, fs: Any, root: str) -> None:
+        self._fs = fs
+        self._root = root
+
+    def create(self, key: str, data: bytes, mark: str) -> None:
+        self._make_folder(key)
+        self._fs.pipe_file(key, data)
+
+    def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
+        self._fs.pipe_file(key, data)
+
+    def upload(self, key: str, part_size: int, mark: str) -> Upload:
+        def send(path: Path) -> None:
+            self._make_folder(key)
+            self._fs.put_file(str(path), key)
+
+        return SpooledUpload(part_size, send)
+
+    def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        size = self.head(key).size
+        end = min(start + length, size)
+        return Fetched(self._fs.cat_file(key, start, end) if start < end else b"", size, "")
+
+    def download(self, key: str, path: Path) -> None:
+        raise NotImplementedError
+
+    def head(self, key: str) -> Head:
+        self._fs.invalidate_cache()
+        info = self._fs.info(key)
+        if info["type"] != "file":
+            raise FileNotFoundError(key)
+        return Head(key, info["size"], _modified(info))
+
+    def marked(self, key: str, mark: str) -> bool:
+        return False
+
+    def scan(self, prefix: str) -> Iterator[Head]:
+        self._fs.invalidate_cache()
+        slash = "/" if prefix.startswith("/") else ""  # which some file systems drop, and some add
+        for name, info in self._fs.find(prefix.rpartition("/")[0], detail=True).items():
+            if info["type"] == "file":
+                yield Head(slash + name.lstrip("/"), info["size"], _modified(info))
+
+    def remove(self, key: str) -> None:
+        self.head(key)  # some file systems remove a folder with all that is in it
+        self._fs.rm_file(key)
+
+    def unfinished(self, prefix: str) -> Iterator[Head]:
+        return iter(())
+
+    def discard(self, key: str) -> None:
+        self.remove(key)
+
+    def clock(self) -> float:
+        """When an object was modified that was written just now."""
+        probe = f"{self._root}/.tmp-{secrets.token_hex(8)}"
+        self.create(probe, b"", "")
+        try:
+            return self.head(probe).modified
+        finally:
+            with suppress(OSError):
+                self._fs.rm_file(probe)
+
+    def _make_folder(self, key: str) -> None:
+        self._fs.makedirs(key.rpartition("/")[0], exist_ok=True)
+
+
+def _modified(info: dict[str, Any]) -> float:
+    """The name of this field differs from one file system to the next."""
+    for field in ("mtime", "LastModified", "last_modified", "updated", "created", "modified"):
+        value = info.get(field)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return 0.0
+
+
+def _maker(scheme: str, patience: Patience) -> tuple[Callable[[Any, str], Driver] | None, dict[str, Any]]:
+    """What makes the driver of a scheme, and how its file system is to be made; None for any other."""
+    if scheme in ("s3", "s3a"):
+        from deltackpt.store import s3
+
+        return s3.S3Driver, s3.options(patience)
+    if scheme in ("gs", "gcs"):
+        from deltackpt.store import gcs
+
+        return gcs.GcsDriver, gcs.options(patience)
+    if scheme in ("az", "abfs", "abfss"):
+        from deltackpt.store import azure
+
+        return azure.AzureDriver, azure.options(patience)
+    return None, {}

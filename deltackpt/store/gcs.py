@@ -1,0 +1,115 @@
+"""Google Cloud Storage through gcsfs: conditions on an object's generation, and the service's own clock."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+from deltackpt.store.base import Capabilities
+from deltackpt.store.driver import Fetched, Head, SpooledUpload, Upload
+from deltackpt.store.patience import Patience
+
+MARK = "deltackpt-put"
+
+
+def options(patience: Patience) -> dict[str, Any]:
+    """How a GCSFileSystem is to be made. It makes up to six attempts of its own at a request."""
+    return {"requests_timeout": patience.silence, "use_listings_cache": False}
+
+
+class GcsDriver:
+    """``fs`` is a GCSFileSystem made with options()."""
+
+    capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
+    makes_buckets: bool = False
+    downloads: int | None = None
+
+    def __init__(self, fs: Any, bucket: str) -> None:
+        self._fs = fs
+        self._bucket = bucket
+
+    def create(self, key: str, data: bytes, mark: str) -> None:
+        self._post(key, data, "0", mark)
+
+    def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
+        self._post(key, data, tag, mark)
+
+    def upload(self, key: str, part_size: int, mark: str) -> Upload:
+        def send(path: Path) -> None:
+            self._fs.put_file(str(path), f"{self._bucket}/{key}", metadata={MARK: mark}, mode="create")
+
+        return SpooledUpload(part_size, send)
+
+    def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        condition = {"ifGenerationMatch": tag} if tag else {}
+        span = {"Range": f"bytes={start}-{start + length - 1}"}
+        headers, data = self._fs.call("GET", self._fs.url(f"{self._bucket}/{key}"), headers=span, **condition)
+        generation, total = headers["X-Goog-Generation"], headers.get("Content-Range", "").rpartition("/")[2]
+        if total.isdigit():
+            return Fetched(data, int(total), generation)
+        return Fetched(data[start : start + length], len(data), generation)  # all of it was sent
+
+    def download(self, key: str, path: Path) -> None:
+        raise NotImplementedError
+
+    def head(self, key: str) -> Head:
+        return _head(self._object(key))
+
+    def marked(self, key: str, mark: str) -> bool:
+        return bool(self._object(key).get("metadata", {}).get(MARK) == mark)
+
+    def scan(self, prefix: str) -> Iterator[Head]:
+        token: dict[str, str] = {}
+        while True:
+            page = self._fs.call("GET", "b/{}/o", self._bucket, prefix=prefix, json_out=True, **token)
+            yield from map(_head, page.get("items", ()))
+            if "nextPageToken" not in page:
+                return
+            token = {"pageToken": page["nextPageToken"]}
+
+    def remove(self, key: str) -> None:
+        self._fs.call("DELETE", "b/{}/o/{}", self._bucket, key)
+
+    def unfinished(self, prefix: str) -> Iterator[Head]:
+        return iter(())  # the service forgets them after a week, and lists them nowhere
+
+    def discard(self, key: str) -> None:
+        self.remove(key)
+
+    def clock(self) -> float:
+        """The Date of an answer, whole seconds."""
+        headers, _ = self._fs.call("GET", "b/{}/o", self._bucket, maxResults=1)
+        return parsedate_to_datetime(headers["Date"]).timestamp()
+
+    def _object(self, key: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._fs.call("GET", "b/{}/o/{}", self._bucket, key, json_out=True)
+        return found
+
+    def _post(self, key: str, data: bytes, generation: str, mark: str) -> None:
+        """Upload in one request, which the service refuses if the md5 or the object's generation is another."""
+        md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+        about = json.dumps({"name": key, "md5Hash": md5, "metadata": {MARK: mark}}).encode()
+        rule = f"--{mark}".encode()  # as random as it is, no body holds it
+        kinds = (b"application/json; charset=UTF-8", b"application/octet-stream")
+        parts = zip(kinds, (about, data), strict=True)
+        body = b"".join(b"%b\r\nContent-Type: %b\r\n\r\n%b\r\n" % (rule, kind, part) for kind, part in parts)
+        self._fs.call(
+            "POST",
+            self._fs.url(f"{self._bucket}/{key}").partition("/download/")[0] + "/upload/storage/v1/b/{}/o",
+            self._bucket,
+            uploadType="multipart",
+            ifGenerationMatch=generation,
+            headers={"Content-Type": f"multipart/related; boundary={mark}"},
+            data=body + rule + b"--",
+        )
+
+
+def _head(found: dict[str, Any]) -> Head:
+    moment = datetime.fromisoformat(found["updated"].replace("Z", "+00:00"))
+    return Head(found["name"], int(found["size"]), float(int(moment.timestamp())))

@@ -1,0 +1,160 @@
+"""Hugging Face Buckets, hf://buckets/NAMESPACE/NAME/PREFIX, through huggingface_hub's own API.
+
+A Bucket has no conditional write: one writer a ref, by contract.  Names that are random, or hashes, do not meet; what
+was overwritten in the same moment is noticed where it can be and reported, never passed over.
+
+Reading takes one request a small object (`/resolve/`, which has the most generous rate limit) and Xet for large ones.
+Writing is a batch of one; an answer of success that lists failures is a failure.  A Bucket that is missing is made,
+private, at the first put.  huggingface_hub makes its own second attempts at API calls, within those of Patience.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from deltackpt.errors import StoreError, UsageError
+from deltackpt.store.base import Capabilities, check_name
+from deltackpt.store.driver import Fetched, Head, SpooledUpload, Upload
+from deltackpt.store.fsspec_store import check_url, extra_missing
+from deltackpt.store.patience import DEFAULT, Patience
+from deltackpt.store.remote import RemoteStore
+
+DOWNLOAD = 8 << 20  # bytes above which Xet's parallel download is worth its three requests
+
+
+def open_bucket(rest: str, patience: Patience = DEFAULT) -> RemoteStore:
+    """The store at ``hf://`` + ``rest``; the token is the environment's, or the one that `hf auth login` left."""
+    check_url("hf", rest)
+    kind, _, path = rest.strip("/").partition("/")
+    namespace, _, path = path.partition("/")
+    name, _, root = path.partition("/")
+    if kind != "buckets" or not namespace or not name:
+        need = "hf://buckets/NAMESPACE/NAME or hf://buckets/NAMESPACE/NAME/PREFIX"
+        hint = "checkpoints in a model repository are no store: deltackpt needs a Bucket"
+        raise UsageError("store-url", where="store URL hf://…", have="something else", need=need, hint=hint)
+    if root:
+        check_name(root)
+    try:
+        driver = BucketDriver(f"{namespace}/{name}", patience)
+    except ImportError:
+        raise extra_missing("hf") from None
+    return RemoteStore(driver, f"hf://{'/'.join(filter(None, (kind, namespace, name, root)))}", root, patience=patience)
+
+
+class BucketDriver:
+    capabilities = Capabilities(create_only=False, swap=False, clock=True, ranged=True, local=False)
+    makes_buckets: bool = True
+    downloads: int | None = DOWNLOAD
+
+    def __init__(self, bucket: str, patience: Patience) -> None:
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()  # they would be drawn over what a caller prints
+        self._api = HfApi()
+        self._bucket = bucket
+        self._patience = patience
+
+    def create(self, key: str, data: bytes, mark: str) -> None:
+        self._batch(add=[(data, key)])
+
+    def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
+        self._batch(add=[(data, key)])
+
+    def upload(self, key: str, part_size: int, mark: str) -> Upload:
+        return SpooledUpload(part_size, lambda path: self._batch(add=[(path, key)]))
+
+    def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        answer = self._request(
+            f"buckets/{self._bucket}/resolve/{quote(key, safe='')}",
+            {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"},
+        )
+        data, total = bytes(answer.content), answer.headers.get("Content-Range", "").rpartition("/")[2]
+        found = _xet_hash(answer)
+        if tag and found and tag != found:
+            raise FileExistsError("another object since the first range")
+        if answer.status_code == 206 and total.isdigit():
+            return Fetched(data, int(total), found)
+        return Fetched(data[start : start + length], len(data), found)
+
+    def download(self, key: str, path: Path) -> None:
+        self._api.download_bucket_files(self._bucket, [(self._file(key), path)], raise_on_missing_files=True)
+
+    def head(self, key: str) -> Head:
+        return _head(self._file(key))
+
+    def marked(self, key: str, mark: str) -> bool:
+        return False
+
+    def scan(self, prefix: str) -> Iterator[Head]:
+        for found in self._api.list_bucket_tree(self._bucket, prefix or None, recursive=True):
+            if found.type == "file":
+                yield _head(found)
+
+    def remove(self, key: str) -> None:
+        self.head(key)  # a batch may call it a failure to delete what is not there
+        self._batch(delete=[key])
+
+    def unfinished(self, prefix: str) -> Iterator[Head]:
+        return iter(())
+
+    def discard(self, key: str) -> None:
+        self.remove(key)
+
+    def clock(self) -> float:
+        """The Date of an answer, whole seconds."""
+        answer = self._request(f"api/buckets/{self._bucket}", {})
+        return parsedate_to_datetime(answer.headers["Date"]).timestamp()
+
+    def _file(self, key: str) -> Any:
+        for found in self._api.get_bucket_paths_info(self._bucket, [key]):
+            if found.path == key:
+                return found
+        raise FileNotFoundError(key)
+
+    def _batch(self, **changes: Any) -> None:
+        from huggingface_hub.errors import BucketBatchError, BucketNotFoundError
+
+        try:
+            try:
+                self._api.batch_bucket_files(self._bucket, **changes)
+            except BucketNotFoundError:
+                self._api.create_bucket(self._bucket, private=True, exist_ok=True)
+                self._api.batch_bucket_files(self._bucket, **changes)
+        except BucketBatchError as error:
+            refused = [failure["path"] for failure in error.failures][:1]
+            raise StoreError(
+                "store-refused",
+                where=f"hf://buckets/{self._bucket}",
+                have=f"a batch in which {', '.join(refused) or 'something'} failed",
+                need="every operation of a batch to succeed",
+                hint="nothing was published; look at the Bucket's page for what it refuses, then write again",
+            ) from None
+
+    def _request(self, path: str, headers: Mapping[str, str]) -> Any:
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+        answer = get_session().get(
+            f"{self._api.endpoint}/{path}",
+            headers={**build_hf_headers(), **headers},
+            timeout=self._patience.silence,
+            follow_redirects=True,
+        )
+        hf_raise_for_status(answer)
+        return answer
+
+
+def _head(found: Any) -> Head:
+    moment = found.uploaded_at or found.mtime
+    return Head(found.path, found.size, float(int(moment.timestamp())) if moment else 0.0)
+
+
+def _xet_hash(answer: Any) -> str:
+    for step in (*answer.history, answer):  # the Hub names it, the storage it redirects to does not
+        if found := step.headers.get("X-Xet-Hash"):
+            return str(found)
+    return ""

@@ -1,0 +1,319 @@
+"""A store made of single requests to an object store: names, conditions, retries and streams are minded here.
+
+Nothing is believed from a cache: sizes come with the bytes.  Every request that fails for a moment is made again within
+``patience.total`` seconds, from its first byte.  A conditional write that was answered by a broken connection may have
+taken effect: the mark that it left tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+from deltackpt.errors import DeltackptError, NotFoundError
+from deltackpt.store import base
+from deltackpt.store.base import MAX_SWAP, Buffer, ObjectInfo, Written, check_name, check_prefix
+from deltackpt.store.driver import Driver, Fetched, Head
+from deltackpt.store.foreign import Kind
+from deltackpt.store.patience import DEFAULT, Answer, Patience
+
+PART = 32 << 20  # bytes of an upload's part; smaller objects go in one request
+WINDOW = 16 << 20  # bytes of one request of a long read
+IN_FLIGHT = 4  # requests of one transfer at a time: its memory is this many parts
+SWAPS = 4  # readings of a ref that changes and changes back while it is swapped
+
+T = TypeVar("T")
+
+
+class RemoteStore:
+    """``url`` names the store in messages, and holds no secret; ``root`` is the prefix that all keys get."""
+
+    def __init__(
+        self, driver: Driver, url: str, root: str = "", *, patience: Patience = DEFAULT, part: int = PART
+    ) -> None:
+        self.url = url
+        self.capabilities = driver.capabilities
+        self._driver = driver
+        self._prefix = f"{root}/" if root else ""
+        self._patience = patience
+        self._part = part
+
+    def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
+        check_name(name)
+        body = _Body(chunks, self._part)
+        blocks = body.blocks()  # its exceptions are the caller's: they pass through nothing that translates
+        first, mark = next(blocks, b""), secrets.token_hex(16)
+        if len(first) < self._part:
+            self._publish(name, mark, lambda: self._driver.create(self._prefix + name, first, mark))
+        else:
+            self._upload(name, chain([first], blocks), mark)
+        if not self.capabilities.create_only:
+            self._confirm(name, body.size, first)
+        return Written(name, body.size, body.digest.hexdigest())
+
+    def get(self, name: str, limit: int) -> bytes:
+        return self._whole(name, limit)[0]
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        check_name(name)
+        if start < 0 or length <= 0:
+            size = self._head(name).size
+            if length == 0 <= start <= size:
+                return b""
+            raise base.too_short(self._where(name), size, start, length)
+        first = self._fetch(name, start, min(length, WINDOW))
+        if start + length > first.size:
+            raise base.too_short(self._where(name), first.size, start, length)
+        return b"".join(self._stream(name, first, start, start + length))
+
+    def read(self, name: str, chunk: int = 1 << 20) -> Iterator[bytes]:
+        check_name(name)
+        limit = self._driver.downloads
+        if limit is not None and (size := self._head(name).size) > limit:
+            yield from self._downloaded(name, size, chunk)
+            return
+        first = self._fetch(name, 0, WINDOW)
+        for block in self._stream(name, first, 0, first.size):
+            for at in range(0, len(block), chunk):
+                yield block[at : at + chunk]
+
+    def stat(self, name: str) -> ObjectInfo:
+        check_name(name)
+        head = self._head(name)
+        return ObjectInfo(name, head.size, head.modified)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        heads = self._listed(prefix, lambda: list(self._driver.scan(self._prefix + prefix)))
+        yield from self._infos(heads, lambda name: name.startswith(prefix) and base.is_safe(name))
+
+    def delete(self, name: str) -> None:
+        remove = self._driver.discard if base.is_temporary(name) else self._driver.remove
+        if not base.is_temporary(name):
+            check_name(name)
+        with suppress(NotFoundError):
+            self._ask(name, lambda: remove(self._prefix + name))
+
+    def swap(self, name: str, old: bytes | None, new: bytes) -> None:
+        check_name(name)
+        if len(new) > MAX_SWAP:
+            raise base.too_large(self._where(name), len(new), MAX_SWAP)
+        mark = secrets.token_hex(16)
+        for _ in range(SWAPS):
+            have, tag = self._current(name)
+            if have != old:
+                break
+            if self._swapped(name, bytes(new), tag, mark):
+                return
+        raise base.moved(self._where(name), self._current(name)[0], old)
+
+    def now(self) -> float:
+        return self._ask("", self._driver.clock)
+
+    def local_path(self, name: str) -> Path | None:
+        self.stat(name)
+        return None
+
+    def temporaries(self) -> Iterator[ObjectInfo]:
+        def found() -> Sequence[Head]:
+            return [*self._driver.unfinished(self._prefix), *self._driver.scan(self._prefix)]
+
+        yield from self._infos(self._listed("", found), base.is_temporary)
+
+    # Writing
+
+    def _publish(self, name: str, mark: str, request: Callable[[], None]) -> None:
+        """The one request that makes an object visible; raises ConflictError ``object-exists``."""
+        if not self.capabilities.create_only and self._exists(name):
+            raise base.taken(self._where(name))
+        try:
+            self._patience.ask(self._where(name), request)
+        except Answer as answer:
+            if not self._is_ours(name, mark):  # it is: the first attempt succeeded, and nobody heard it say so
+                raise (
+                    base.taken(self._where(name)) if answer.kind is Kind.TAKEN else self._error(name, answer)
+                ) from None
+
+    def _upload(self, name: str, blocks: Iterator[bytes], mark: str) -> None:
+        key = self._prefix + name
+        upload = self._ask(name, lambda: self._driver.upload(key, self._part, mark))
+        try:
+            with ThreadPoolExecutor(IN_FLIGHT) as pool:
+                sent: deque[Future[None]] = deque()
+                for number, block in enumerate(blocks):
+                    if len(sent) == IN_FLIGHT:
+                        sent.popleft().result()
+                    sent.append(pool.submit(self._ask, name, partial(upload.part, number, block)))
+                for part in sent:
+                    part.result()
+            self._publish(name, mark, upload.finish)
+        except BaseException:
+            with suppress(DeltackptError, Answer):
+                Patience(total=0).ask(self._where(name), upload.abort)
+            raise
+
+    def _confirm(self, name: str, size: int, data: bytes) -> None:
+        """Notice that another writer took the name in the same moment; small objects are compared whole."""
+        small = size == len(data) <= MAX_SWAP
+        if (self._current(name)[0] != data) if small else (self._head(name).size != size):
+            raise base.taken(self._where(name))
+
+    def _swapped(self, name: str, new: bytes, tag: str | None, mark: str) -> bool:
+        """Write a ref; False if somebody else was first.  Without compare-and-swap, that is seen only afterwards."""
+        key = self._prefix + name
+        try:
+            if tag is None:
+                self._patience.ask(self._where(name), lambda: self._driver.create(key, new, mark))
+            else:
+                self._patience.ask(self._where(name), lambda: self._driver.replace(key, new, tag, mark))
+        except Answer as answer:
+            if answer.kind not in (Kind.TAKEN, Kind.MISSING):
+                raise self._error(name, answer) from None
+            return self._is_ours(name, mark)
+        if not self.capabilities.swap and self._current(name)[0] != new:
+            raise base.moved(self._where(name), self._current(name)[0], new)
+        return True
+
+    def _is_ours(self, name: str, mark: str) -> bool:
+        try:
+            return self._ask(name, lambda: self._driver.marked(self._prefix + name, mark))
+        except NotFoundError:
+            return False
+
+    # Reading
+
+    def _whole(self, name: str, limit: int) -> tuple[bytes, str]:
+        check_name(name)
+        first = self._fetch(name, 0, min(limit + 1, WINDOW))
+        if first.size > limit:
+            raise base.too_large(self._where(name), first.size, limit)
+        return b"".join(self._stream(name, first, 0, first.size)), first.tag
+
+    def _current(self, name: str) -> tuple[bytes, str] | tuple[None, None]:
+        try:
+            return self._whole(name, MAX_SWAP)
+        except NotFoundError:
+            return None, None
+
+    def _fetch(self, name: str, start: int, length: int, tag: str | None = None) -> Fetched:
+        """The bytes there are from ``start``, at most ``length``, and no fewer."""
+
+        def attempt() -> Fetched:
+            fetched = self._driver.fetch(self._prefix + name, start, length, tag)
+            if len(fetched.data) != max(0, min(length, fetched.size - start)):
+                raise ConnectionError("a body that ends early")
+            return fetched
+
+        try:
+            return self._patience.ask(self._where(name), attempt)
+        except Answer as answer:
+            if answer.kind is not Kind.RANGE:
+                raise self._error(name, answer) from None
+        return Fetched(b"", self._head(name).size, "")  # an empty object has no range at all
+
+    def _stream(self, name: str, first: Fetched, start: int, end: int) -> Iterator[bytes]:
+        """The bytes from ``start`` to ``end``: ``first``, and the windows after it, some ahead of the reader."""
+        yield first.data[: end - start]
+        windows = range(start + len(first.data), end, WINDOW)
+        if not windows:
+            return
+        with ThreadPoolExecutor(IN_FLIGHT) as pool:
+            asked: deque[Future[Fetched]] = deque()
+            for at in windows:
+                asked.append(pool.submit(self._fetch, name, at, min(WINDOW, end - at), first.tag or None))
+                if len(asked) == IN_FLIGHT:
+                    yield asked.popleft().result().data
+            for window in asked:
+                yield window.result().data
+
+    def _downloaded(self, name: str, size: int, chunk: int) -> Iterator[bytes]:
+        with tempfile.TemporaryDirectory(prefix="deltackpt-") as folder:
+            path = Path(folder) / "object"
+            self._ask(name, lambda: self._driver.download(self._prefix + name, path))
+            if path.stat().st_size != size:
+                raise base.too_short(self._where(name), path.stat().st_size, 0, size)
+            with path.open("rb") as file:
+                while piece := file.read(chunk):
+                    yield piece
+
+    def _head(self, name: str) -> Head:
+        return self._ask(name, lambda: self._driver.head(self._prefix + name))
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self._head(name)
+        except NotFoundError:
+            return False
+        return True
+
+    def _listed(self, prefix: str, scan: Callable[[], Sequence[Head]]) -> Sequence[Head]:
+        try:
+            return self._patience.ask(self._where(prefix), scan)
+        except Answer as answer:
+            if answer.kind is Kind.MISSING or (answer.kind is Kind.BUCKET and self._driver.makes_buckets):
+                return []
+            raise self._error(prefix, answer) from None
+
+    def _infos(self, heads: Iterable[Head], wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
+        found = {head.key.removeprefix(self._prefix): head for head in heads if head.key.startswith(self._prefix)}
+        for name in sorted(filter(wanted, found)):
+            yield ObjectInfo(name, found[name].size, found[name].modified)
+
+    # Errors
+
+    def _ask(self, name: str, attempt: Callable[[], T]) -> T:
+        try:
+            return self._patience.ask(self._where(name), attempt)
+        except Answer as answer:
+            raise self._error(name, answer) from None
+
+    def _error(self, name: str, answer: Answer) -> DeltackptError:
+        if answer.kind is Kind.BUCKET and not self._driver.makes_buckets:
+            return NotFoundError(
+                "bucket-missing",
+                where=self.url,
+                have="no such bucket",
+                need="a bucket that exists",
+                hint="deltackpt makes no buckets here: create it, with versioning off and no public access",
+            )
+        if answer.kind is Kind.TAKEN:
+            return base.changed(self._where(name))
+        return base.missing(self._where(name))
+
+    def _where(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+
+class _Body:
+    """The chunks of a put as blocks of ``size`` bytes, the last one shorter; hashed as they pass."""
+
+    def __init__(self, chunks: Iterable[Buffer], size: int) -> None:
+        self.digest = hashlib.sha256()
+        self.size = 0
+        self._chunks = chunks
+        self._block = size
+
+    def blocks(self) -> Iterator[bytes]:
+        gathered = bytearray()
+        for chunk in self._chunks:
+            view = base.flat(chunk)
+            self.digest.update(view)
+            self.size += len(view)
+            while len(gathered) + len(view) >= self._block:
+                room = self._block - len(gathered)
+                gathered += view[:room]
+                view = view[room:]
+                yield bytes(gathered)
+                gathered.clear()
+            gathered += view
+        if gathered:
+            yield bytes(gathered)

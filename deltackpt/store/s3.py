@@ -1,0 +1,148 @@
+"""S3 through s3fs: conditional puts, multipart uploads, and the service's own clock."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+from deltackpt.errors import FormatError
+from deltackpt.store.base import Capabilities
+from deltackpt.store.driver import Fetched, Head, Upload
+from deltackpt.store.patience import Patience
+
+MARK = "deltackpt-put"
+MAX_PARTS = 10_000
+
+
+def options(patience: Patience) -> dict[str, Any]:
+    """How an S3FileSystem is to be made: no cached listings, and no retries but those of RemoteStore."""
+    config = {
+        "connect_timeout": min(10.0, patience.silence),
+        "read_timeout": patience.silence,
+        "retries": {"mode": "standard", "total_max_attempts": 1},
+        "max_pool_connections": 32,
+    }
+    return {"config_kwargs": config, "use_listings_cache": False}
+
+
+class S3Driver:
+    """``fs`` is an S3FileSystem made with options(); others that speak its protocol are reached by AWS_ENDPOINT_URL."""
+
+    capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
+    makes_buckets: bool = False
+    downloads: int | None = None
+
+    def __init__(self, fs: Any, bucket: str) -> None:
+        fs.retries = 1
+        self._fs = fs
+        self._bucket = bucket
+
+    def create(self, key: str, data: bytes, mark: str) -> None:
+        self.call("put_object", Key=key, Body=data, IfNoneMatch="*", Metadata={MARK: mark})
+
+    def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
+        self.call("put_object", Key=key, Body=data, IfMatch=tag, Metadata={MARK: mark})
+
+    def upload(self, key: str, part_size: int, mark: str) -> Upload:
+        made = self.call("create_multipart_upload", Key=key, Metadata={MARK: mark})
+        return _Multipart(self, key, made["UploadId"])
+
+    def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        from fsspec.asyn import sync
+
+        condition = {"IfMatch": tag} if tag else {}
+        span = f"bytes={start}-{start + length - 1}"
+
+        async def get() -> tuple[dict[str, Any], bytes]:
+            found = await self._fs._call_s3("get_object", Bucket=self._bucket, Key=key, Range=span, **condition)
+            async with found["Body"] as body:
+                return found, await body.read()
+
+        found, data = sync(self._fs.loop, get)
+        size = int(found["ContentRange"].rpartition("/")[2]) if "ContentRange" in found else found["ContentLength"]
+        if "ContentRange" not in found:  # a service that ignores ranges
+            data = data[start : start + length]
+        return Fetched(data, size, found["ETag"])
+
+    def download(self, key: str, path: Path) -> None:
+        raise NotImplementedError
+
+    def head(self, key: str) -> Head:
+        found = self.call("head_object", Key=key)
+        return Head(key, found["ContentLength"], _seconds(found["LastModified"]))
+
+    def marked(self, key: str, mark: str) -> bool:
+        return bool(self.call("head_object", Key=key).get("Metadata", {}).get(MARK) == mark)
+
+    def scan(self, prefix: str) -> Iterator[Head]:
+        for page in self._pages("list_objects_v2", "ContinuationToken", "NextContinuationToken", prefix):
+            for found in page.get("Contents", ()):
+                yield Head(found["Key"], found["Size"], _seconds(found["LastModified"]))
+
+    def remove(self, key: str) -> None:
+        self.call("delete_object", Key=key)
+
+    def unfinished(self, prefix: str) -> Iterator[Head]:
+        for found in self._uploads(prefix):
+            yield Head(_temporary(found), 0, _seconds(found["Initiated"]))
+
+    def discard(self, key: str) -> None:
+        self.remove(key)
+        for found in self._uploads(key.rpartition("/")[0]):
+            if _temporary(found) == key:
+                self.call("abort_multipart_upload", Key=found["Key"], UploadId=found["UploadId"])
+
+    def clock(self) -> float:
+        """The Date of an answer, whole seconds like the times of objects."""
+        answer = self.call("list_objects_v2", MaxKeys=1)
+        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+
+    def call(self, method: str, **request: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = self._fs.call_s3(method, Bucket=self._bucket, **request)
+        return answer
+
+    def _uploads(self, prefix: str) -> Iterator[dict[str, Any]]:
+        for page in self._pages("list_multipart_uploads", "KeyMarker", "NextKeyMarker", prefix):
+            yield from page.get("Uploads", ())
+
+    def _pages(self, method: str, ask: str, answer: str, prefix: str) -> Iterator[dict[str, Any]]:
+        page = self.call(method, Prefix=prefix)
+        yield page
+        while page.get("IsTruncated"):
+            page = self.call(method, Prefix=prefix, **{ask: page[answer]})
+            yield page
+
+
+class _Multipart:
+    def __init__(self, driver: S3Driver, key: str, upload_id: str) -> None:
+        self._call = driver.call
+        self._upload = {"Key": key, "UploadId": upload_id}
+        self._tags: dict[int, str] = {}
+
+    def part(self, number: int, data: bytes) -> None:
+        if number >= MAX_PARTS:
+            have, need = f"more than {MAX_PARTS} parts", "an object that S3 can hold"
+            raise FormatError("object-too-large", where=self._upload["Key"], have=have, need=need)
+        sent = self._call("upload_part", PartNumber=number + 1, Body=data, **self._upload)
+        self._tags[number] = sent["ETag"]
+
+    def finish(self) -> None:
+        parts = [{"PartNumber": number + 1, "ETag": tag} for number, tag in sorted(self._tags.items())]
+        self._call("complete_multipart_upload", MultipartUpload={"Parts": parts}, IfNoneMatch="*", **self._upload)
+
+    def abort(self) -> None:
+        self._call("abort_multipart_upload", **self._upload)
+
+
+def _temporary(upload: dict[str, Any]) -> str:
+    """The name under which an unfinished upload is listed and removed; its id itself may be longer than a name."""
+    folder, slash, _ = upload["Key"].rpartition("/")
+    return f"{folder}{slash}.tmp-{hashlib.sha256(upload['UploadId'].encode()).hexdigest()[:32]}"
+
+
+def _seconds(moment: Any) -> float:
+    """Whole seconds: listings show fractions that HEAD and the Date of an answer lack."""
+    return float(int(moment.timestamp()))

@@ -1,0 +1,89 @@
+"""What a repository holds, read once: every manifest, edge, ref, tag, lease and object, and a print of what may move."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deltackpt.edges import StoredEdges
+from deltackpt.errors import DeltackptError
+from deltackpt.format.canonical import dumps
+from deltackpt.format.edge import Edge
+from deltackpt.format.manifest import MAX_MANIFEST, File, Link
+from deltackpt.leases import Lease, read_leases
+from deltackpt.reach import Node
+from deltackpt.repository import Ref, Repository
+from deltackpt.store import ObjectInfo
+
+PAYLOADS = ("patches/", "folds/", "states/", "anchors/")  # in the order in which a gc removes them
+FOLDERS = ("steps/", "edges/", *PAYLOADS)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """``now`` is taken first, so that nothing looks older than it is; refs and leases before the steps, so that none is
+    missing that a ref names."""
+
+    now: float
+    refs: tuple[Ref, ...]
+    tags: tuple[Ref, ...]
+    leases: tuple[Lease, ...]
+    objects: dict[str, ObjectInfo]
+    nodes: dict[str, Node]
+    edges: tuple[Edge, ...]
+
+    @classmethod
+    def take(cls, repo: Repository) -> Survey:
+        """Raises FormatError for a manifest that is damaged: what it needs cannot be told."""
+        now = repo.store.now()
+        refs, tags, leases = tuple(repo.refs()), tuple(repo.refs("tags/")), tuple(read_leases(repo))
+        objects = {info.name: info for folder in FOLDERS for info in repo.store.list(folder)}
+        nodes = {link.id: _node(repo, link) for link in repo.listed(objects)}
+        return cls(now, refs, tags, leases, objects, nodes, tuple(_edges(repo)))
+
+    def age(self, name: str) -> float:
+        return self.now - self.objects[name].modified
+
+    def there(self, files: Iterable[File]) -> bool:
+        """Are all of these in the store, with their sizes?"""
+        return all((info := self.objects.get(f.name)) is not None and info.size == f.size for f in files)
+
+    @property
+    def live(self) -> list[Lease]:
+        return [lease for lease in self.leases if lease.expires > self.now]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint([*self.refs, *self.tags], self.objects)
+
+
+def fingerprint(refs: Iterable[Ref], names: Iterable[str]) -> str:
+    """Of the refs and tags, and of the names of all manifests and edges."""
+    moving = [[ref.name, ref.link.to_dict()] for ref in refs]
+    return hashlib.sha256(dumps([moving, sorted(n for n in names if n.startswith(FOLDERS[:2]))])).hexdigest()
+
+
+def current_fingerprint(repo: Repository) -> str:
+    """What the fingerprint is now."""
+    refs = [*repo.refs(), *repo.refs("tags/")]
+    return fingerprint(refs, [info.name for folder in FOLDERS[:2] for info in repo.store.list(folder)])
+
+
+def _node(repo: Repository, link: Link) -> Node:
+    raw = repo.store.get(link.name, MAX_MANIFEST)
+    if hashlib.sha256(raw).hexdigest() == link.id:
+        try:
+            return Node.peek(raw, link)
+        except (KeyError, TypeError, ValueError):
+            pass
+    return Node.of(repo.load(link), link)
+
+
+def _edges(repo: Repository) -> Iterable[Edge]:
+    stored = StoredEdges(repo.store, repo.id)
+    for name in stored.names:
+        try:
+            yield stored.load(name)
+        except DeltackptError:  # of no use to anybody: it is not kept
+            continue

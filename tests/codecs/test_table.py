@@ -1,0 +1,180 @@
+"""deltackpt.codecs.table: entries and bytes, and every way in which bytes are no table."""
+
+from dataclasses import fields, is_dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from states import Memory, changed, random_bytes
+
+from deltackpt.bits import DTYPES
+from deltackpt.codecs import CHOICES, Entry, encode
+from deltackpt.codecs.table import ENCODINGS, REMOVED, read_table, write_table
+from deltackpt.diff import difference
+from deltackpt.errors import DeltackptError, FormatError
+from deltackpt.format.varint import write
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def same(a, b) -> bool:
+    """Equal dataclasses, arrays in them included."""
+    if is_dataclass(a):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if isinstance(a, np.ndarray):
+        return a.shape == b.shape and a.tolist() == b.tolist()
+    return bool(a == b)
+
+
+def random_entry(rng: np.random.Generator, name: str) -> Entry:
+    dtype = str(rng.choice(sorted(DTYPES)))
+    shape = [(8,), (64, 64), (2, 3, 8), (300, 200), (16, 8, 8)][rng.integers(5)]
+    if rng.random() < 0.1:
+        return Entry(name, "removed", REMOVED)
+    old = (dtype, shape, random_bytes(rng, dtype, shape))
+    states = Memory({} if rng.random() < 0.2 else {name: old}), Memory({name: changed(rng, old, rng.random())})
+    change = difference(name, *states).change
+    if change.base is not None and len(change.positions) == 0:
+        return Entry(name, "removed", REMOVED)
+    encoding, encoded = encode(change, shape, str(rng.choice(CHOICES)))
+    whole, offset = shape, (0,) * len(shape)
+    if DTYPES[dtype].bits == 8 * DTYPES[dtype].width and rng.random() < 0.4:  # a box
+        offset = tuple(int(o) for o in rng.integers(0, 1 << 40, len(shape)))
+        whole = (shape[0] + offset[0] + 1, *(s + o for s, o in zip(shape[1:], offset[1:], strict=True)))
+        whole, offset = (whole[0], *shape[1:]), (offset[0], *[0] * (len(shape) - 1))
+    return Entry(name, encoding, DTYPES[dtype], shape, whole, offset, encoded.detail)
+
+
+@given(seeds, st.lists(st.text("ab.ä重\U0001f600", min_size=1, max_size=6), unique=True, max_size=12))
+def test_round_trip(seed, names):
+    rng = np.random.default_rng(seed)
+    entries = [random_entry(rng, name) for name in sorted(names, key=str.encode)]
+    data = write_table(entries)
+    found = read_table(data, "here")
+    assert len(found) == len(entries)
+    assert all(same(a, b) for a, b in zip(entries, found, strict=True))
+    assert write_table(found) == data
+    for a, b in zip(entries, found, strict=True):
+        assert (a.boxed, a.changes, a.payload) == (b.boxed, b.changes, b.payload)
+
+
+@given(seeds)
+def test_any_byte_may_be_wrong(seed):
+    rng = np.random.default_rng(seed)
+    data = write_table([random_entry(rng, name) for name in ("a", "b", "layers.0", "layers.1")])
+    for _ in range(50):
+        damaged = bytearray(data)
+        damaged[rng.integers(len(data))] = rng.integers(256)
+        damaged = bytes(damaged[: rng.integers(len(data) + 1)]) if rng.random() < 0.2 else bytes(damaged)
+        try:
+            entries = read_table(damaged, "here")
+        except DeltackptError:
+            continue
+        for entry in entries:  # what is read can be trusted, and is what its bytes say
+            assert entry.encoding in ENCODINGS
+            assert entry.payload >= 0
+            assert entry.boxed or entry.shape == entry.whole
+
+
+# One defect each
+
+
+def full(name: str, shape=(4,), whole=None, offset=None, dtype="BF16") -> bytes:
+    """An entry whose name shares nothing with the one before."""
+    raw = name.encode()
+    head = write([0, len(raw)]) + raw
+    boxed = whole is not None
+    body = bytes([1 | 128 * boxed, DTYPES[dtype].code, len(shape)]) + write(shape)
+    return head + body + (write(whole) + write(offset) if boxed else b"") + write([0]) + bytes(4)
+
+
+def code(*entries: bytes, count: int | None = None) -> str:
+    with pytest.raises(FormatError) as error:
+        read_table(write([len(entries) if count is None else count]) + b"".join(entries), "here")
+    assert error.value.where.startswith("here")
+    return error.value.code
+
+
+def test_the_hand_made_entry_is_right():
+    (a, b) = read_table(write([2]) + full("a") + full("b", (2, 2), (4, 2), (1, 0)), "here")
+    assert (a.name, a.encoding, a.dtype.name, a.shape, a.boxed) == ("a", "full", "BF16", (4,), False)
+    assert (b.shape, b.whole, b.offset, b.payload) == ((2, 2), (4, 2), (1, 0), 8)
+
+
+def test_order():
+    assert code(full("b"), full("a")) == "table-order"
+    assert code(full("a"), full("a")) == "table-order"
+    assert code(full("a"), full("a", (2,), (4,), (0,))) == "table-order"  # whole, and a box of it
+    box = full("a", (2,), (4,), (2,))
+    assert code(box, full("a", (2,), (4,), (0,))) == "table-order"
+    assert code(box, box) == "table-order"
+
+
+def test_length():
+    assert code(full("a") + b"\0", count=1) == "table-long"
+    assert code(full("a"), count=2) == "table-short"
+    assert code(full("a")[:-1]) == "table-short"
+    assert code(count=1 << 30) == "number-limit"
+
+
+def test_names():
+    assert code(full("")) == "name-refused"
+    assert code(full("a\0b")) == "name-refused"
+    assert code(full("x" * 1025)) in ("name-refused", "number-limit")
+    assert code(write([0, 1]) + b"\xff" + full("")[2:]) == "name-refused"
+    assert code(write([1, 1]) + full("a")[1:]) == "number-limit"  # shares a byte with nothing
+    read_table(write([1]) + full("x" * 1024), "here")
+
+
+def test_codes():
+    entry = bytearray(full("a"))
+    for at, value, expected in ((3, 6, "encoding-unknown"), (3, 127, "encoding-unknown"), (4, 0, "dtype-unknown")):
+        wrong = entry.copy()
+        wrong[at] = value
+        assert code(bytes(wrong)) == expected
+    assert code(full("a", (1,) * 33)) == "shape-overflow"
+    assert code(full("a", (1 << 31, 1 << 31))) == "shape-overflow"
+    assert code(full("a", (3,), dtype="F4")) == "shape-bits"
+
+
+def test_boxes():
+    assert code(full("a", (4,), (4,), (0,))) == "box-outside"  # not a part, but all
+    assert code(full("a", (2,), (4,), (3,))) == "box-outside"
+    assert code(full("a", (4,), (8,), (0,), dtype="F4")) == "box-outside"
+    removed = write([0, 1]) + b"a" + bytes([128])
+    assert code(removed) == "box-outside"
+    assert code(full("a", (1, 1), (1 << 40, 1 << 40), (0, 0))) == "shape-overflow"
+
+
+def test_packed_is_checked_before_it_is_trusted():
+    rng = np.random.default_rng(0)
+    old = ("BF16", (64, 64), random_bytes(rng, "BF16", (64, 64)))
+    change = difference("a", Memory({"a": old}), Memory({"a": changed(rng, old, 0.05)})).change
+    _, encoded = encode(change, (64, 64), "packed")
+    d = encoded.detail
+    entry = Entry("a", "packed", DTYPES["BF16"], (64, 64), (64, 64), (0, 0), d)
+    assert same(read_table(write_table([entry]), "here")[0], entry)
+
+    def refused(**values) -> str:
+        wrong = replace(entry, detail=replace(d, **values))
+        with pytest.raises(FormatError) as error:
+            read_table(write_table([wrong]), "here")
+        return error.value.code
+
+    assert refused(counts=d.counts * 0 + 4097) == "number-limit"
+    assert refused(counts=d.counts * 0 + 4096) == "count-outside"
+    assert refused(unary=d.lengths) == "tile-short"
+    assert refused(lengths=d.lengths * 0) == "tile-short"
+    assert refused(lengths=d.lengths * 0 + (1 << 41)) == "number-limit"
+    assert refused(grid=replace(d.grid, rows=65)) == "number-limit"
+    assert refused(grid=replace(d.grid, rows=0)) == "grid"
+    assert refused(grid=replace(d.grid, rows=64, columns=64)) == "grid"  # more tiles than bytes
+    assert refused(near=replace(d.near, classes=16)) == "number-limit"
+    assert refused(near=replace(d.near, threshold=256)) == "number-limit"
+    assert refused(scale=replace(d.scale, ceiling=257)) == "number-limit"
+    assert refused(scale=replace(d.scale, ceiling=1, anchor=256)) == "number-limit"
+    assert refused(exception_k=16) == "number-limit"
+    with pytest.raises(FormatError) as error:
+        read_table(write_table([replace(entry, dtype=DTYPES["I64"])]), "here")
+    assert error.value.code == "encoding-dtype"

@@ -1,0 +1,80 @@
+"""Object stores on loopback: each server is started once a session, at its first use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltackpt.store.patience import Patience
+from deltackpt.store.s3 import options as s3_options
+from tests.fake_bucket import TOKEN, FakeBucket, installed, stub_hf_xet
+
+QUICK = Patience(total=3.0, silence=2.0, first=0.01, most=0.1)
+
+BUCKET = "test-bucket"
+_numbers = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "stores: needs the extras s3 and hub, and servers on loopback")
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    """The endpoint of an S3 server."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_environment(moto: str) -> Iterator[str]:
+    """What a user sets: where the service is, and who they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", moto)
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_CONFIG_FILE", "/dev/null")
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+        yield moto
+
+
+@pytest.fixture(scope="session")
+def s3(s3_environment: str) -> Any:
+    """One file system for all tests that do not open a store by URL: making one takes half a second."""
+    import s3fs
+
+    fs = s3fs.S3FileSystem(skip_instance_cache=True, **s3_options(QUICK))
+    fs.call_s3("create_bucket", Bucket=BUCKET)
+    return fs
+
+
+@pytest.fixture
+def root() -> str:
+    """A prefix that no other test uses."""
+    return f"runs/{next(_numbers)}"
+
+
+@pytest.fixture
+def s3_url(s3: Any, root: str) -> str:
+    return f"s3://{BUCKET}/{root}"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeBucket]:
+    """An endpoint without Buckets, and the token that it accepts in the environment."""
+    from huggingface_hub import constants
+
+    with FakeBucket(tmp_path).serve() as fake, pytest.MonkeyPatch.context() as patch, installed(stub_hf_xet()):
+        patch.setattr(constants, "ENDPOINT", fake.url)
+        patch.setenv("HF_TOKEN", TOKEN)
+        yield fake
