@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check
 DEV := $(VENV)/.stamp-dev
 TRAINING := $(VENV)/.stamp-training
 

@@ -69,6 +69,7 @@ def publish(work: Path, repo: Path, steps: int) -> list[Step]:
         raise SystemExit("the demo trains with torch and transformers\n\nhint: `make demo` installs them") from None
     from chain import train
 
+    print(f"training and publishing {steps} steps", file=sys.stderr, flush=True)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     done: list[Step] = []
     for number, path in train(work / "trainer", steps, lr=1e-6, dtype="bf16"):
@@ -76,8 +77,8 @@ def publish(work: Path, repo: Path, steps: int) -> list[Step]:
         written = deltackpt("write", path, repo, "--step", str(number), *base)
         size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
         done.append(Step(number, path, size, written, floor(done[-1].original, path) if done else None))
-        print(f"\rtrained and published step {number} of {steps}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"\rstep {number}", end="\r", file=sys.stderr, flush=True)
     return done
 
 

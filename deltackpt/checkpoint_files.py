@@ -13,16 +13,16 @@ from typing import Any, Final
 from deltackpt.disk import open_regular
 from deltackpt.errors import CheckpointError
 from deltackpt.format.canonical import loads_strict
+from deltackpt.format.manifest import is_path
 from deltackpt.sniff import CONVERT
 
 MAX_SIDE: Final = 64 << 20  # bytes of one side file
 MAX_INDEX: Final = 100_000_000  # bytes of an index
-MAX_PATH: Final = 1_024  # bytes of a relative path
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 _SINGLE: Final = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_model.safetensors")
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_NOT_PLAIN: Final = re.compile(r"[\\\x00-\x1f\x7f-\x9f]|^[A-Za-z]:")
+_CONTROL: Final = re.compile(r"[\x80-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def find_files(root: Path) -> Files:
     """Choose the files of the checkpoint in ``root``; reads the index, opens no shard.
 
     An index wins, then the usual single names, then the only safetensors file. Raises CheckpointError
-    checkpoint-missing, checkpoint-empty, checkpoint-pickle, checkpoint-ambiguous, index-field, name-escapes,
+    checkpoint-missing, checkpoint-empty, checkpoint-pickle, checkpoint-ambiguous, index-field, shard-escapes,
     not-a-file, not-readable; FormatError json-* for an index that is not strict JSON.
     """
     try:
@@ -65,8 +65,7 @@ def find_files(root: Path) -> Files:
 
 def is_plain(name: str) -> bool:
     """Whether ``name`` is a relative POSIX path that stays in its folder, in one spelling, on every system."""
-    parts = name.split("/")
-    return not ({"", ".", ".."}.intersection(parts) or _NOT_PLAIN.search(name) or len(os.fsencode(name)) > MAX_PATH)
+    return is_path(name) and not _CONTROL.search(name)
 
 
 def _single(root: Path, names: list[str]) -> str:
@@ -107,7 +106,7 @@ def _read_index(path: Path) -> dict[str, str]:
     for shard in set(weight_map.values()):
         if not is_plain(shard):
             have = f"the shard name {shard[:80]!r}"
-            raise CheckpointError("name-escapes", where=path, have=have, need="a plain relative path inside the folder")
+            raise CheckpointError("shard-escapes", where=path, have=have, need="a plain relative path inside the folder")
     return weight_map
 
 

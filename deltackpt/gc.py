@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +112,15 @@ class GcPlan:
         if self.id != repo.id:
             raise ConflictError("plan-stale", where=repo.store.url, have="another repository", need="the plan's own")
         with _alone(repo, ttl) as lock:
+            self.check(repo)
             return self._execute(repo, lock, progress)
 
     def _execute(self, repo: Repository, lock: Renewal, progress: Progress) -> GcResult:
-        self.check(repo)
         removed: Counter[str] = Counter()
         done = 0
         progress.start("gc", self.frees)
         for name, size in self.delete:
-            if lock is not None and name.startswith(("steps/", "edges/")):
+            if name.startswith(("steps/", "edges/")):
                 if not lock.fresh:
                     have, need = "a gc that was stopped for too long", "one that others can rely on"
                     raise ConflictError("plan-stale", where=repo.store.url, have=have, need=need, hint="Run it again.")
@@ -204,6 +204,7 @@ def plan_gc(repo: Repository, policy: Policy = Policy()) -> GcPlan:  # noqa: B00
     found = Reachable(repo, survey, policy)
     keep = found.objects()
     first = min((lease.since for lease in survey.live), default=None)
+    named = None if repo.store.capabilities.clock else found.named_by_others()
     doomed: dict[str, int] = {}
     young: list[int] = []
     for name, info in survey.objects.items():
@@ -211,6 +212,7 @@ def plan_gc(repo: Repository, policy: Policy = Policy()) -> GcPlan:  # noqa: B00
             continue
         # Whoever holds a lease may be publishing: what was put since is waiting for its manifest.
         pending = first is not None and info.modified >= first - 1 and not name.startswith("steps/")
+        pending = pending or (named is not None and name not in named)  # its age is all that speaks against it
         if pending or survey.age(name) < policy.grace:
             young.append(info.size)
         else:
@@ -259,15 +261,16 @@ def collect(
     plan = plan_gc(repo, policy)
     with suppress(ConflictError):
         return plan, plan.execute(repo, ttl=ttl, progress=progress)
-    for left in reversed(range(ATTEMPTS)):
-        with _alone(repo, ttl) as lock:
+    with _alone(repo, ttl) as lock:  # nobody begins anything now; who has begun will be done
+        for left in reversed(range(ATTEMPTS)):
+            plan = plan_gc(repo, policy)
             try:
-                plan = plan_gc(repo, policy)
-                return plan, plan._execute(repo, lock, progress)
+                plan.check(repo)
+                break
             except ConflictError:
                 if not left:
                     raise
-    raise AssertionError
+        return plan, plan._execute(repo, lock, progress)
 
 
 def rebase(repo: Repository, plan: GcPlan, *, threads: int | None = None, progress: Progress = SILENT) -> int:

@@ -9,8 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import BinaryIO
 
+import numpy as np
+
 from deltackpt.chain import Hop
-from deltackpt.errors import ChainError
+from deltackpt.codecs import Entry
+from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.patch import PartReader
 from deltackpt.repository import Repository, object_differs
@@ -52,6 +55,9 @@ class PatchReader:
         for part in parts:
             for i, entry in enumerate(part.entries):
                 self._entries.setdefault(entry.name, []).append((part, i))
+        for name, found in self._entries.items():
+            if len(found) > 1:
+                _check_boxes(name, [part.entries[i] for part, i in found], parts[0].where)
 
     @classmethod
     @contextmanager
@@ -81,6 +87,19 @@ class PatchReader:
     @property
     def names(self) -> set[str]:
         return set(self._entries)
+
+
+def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:
+    """What several parts, or several entries, hold of one tensor must be boxes of it that do not overlap."""
+    same = {(e.dtype.name, e.whole) for e in entries}
+    starts = np.array([e.offset for e in entries], np.int64)
+    ends = starts + np.array([e.shape for e in entries], np.int64)
+    overlap = any(
+        ((starts[:i] < ends[i]) & (starts[i] < ends[:i])).all(axis=1).any() for i in range(1, len(entries))
+    )
+    if overlap or len(same) > 1 or not all(e.boxed for e in entries):
+        have = "boxes that overlap, or of different tensors"
+        raise FormatError("boxes-overlap", where=f"{where}, {name[:80]!r}", have=have, need="each element once")
 
 
 def check_origin(part: PartReader, hop: Hop) -> None:

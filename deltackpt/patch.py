@@ -11,7 +11,7 @@ from deltackpt.codecs import Decoded, Encoded, Entry, check, decode
 from deltackpt.codecs.change import Buffer, Elements
 from deltackpt.codecs.table import read_table, write_table
 from deltackpt.errors import FormatError
-from deltackpt.format.safetensors_header import Header, Tensor, build_header, head_size, parse_header
+from deltackpt.format.safetensors_header import MAX_NAME, Header, Tensor, build_header, head_size, parse_header
 
 VERSION = "1"
 TABLE = "deltackpt:table"
@@ -120,7 +120,7 @@ class PartReader:
                     raise self._refuse("part-tensors", f"no fitting tensor {(e.name + suffix)[:80]!r}", "what the table says")
                 if e.boxed or e.name + suffix in expected:
                     raise self._refuse("part-tensors", f"{(e.name + suffix)[:80]!r} used twice", "one entry a tensor")
-                if not suffix and t.shape != e.shape:
+                if t.shape != (e.shape if not suffix else (e.changes,)):
                     raise self._refuse("part-tensors", f"shape {t.shape}", f"{e.shape} as in the table")
                 expected.add(e.name + suffix)
         if set(self._tensors) != expected:
@@ -171,12 +171,16 @@ def _plain_tensors(entry: Entry) -> list[tuple[str, tuple[str, ...], int | None]
     if entry.encoding in ("full", "nan"):
         return [("", (entry.dtype.name,), None)]
     if entry.encoding == "index":
-        return [(".indices", ("U32", "U64"), None), (".values", (entry.dtype.name, "U8"), entry.changes * entry.dtype.width)]
+        values = entry.changes * entry.dtype.width
+        wide = "U32" if entry.elements <= 1 << 32 else "U64"
+        plain = entry.dtype.name if entry.dtype.bits == 8 * entry.dtype.width else "U8"
+        return [(".indices", (wide,), entry.changes * (4 if wide == "U32" else 8)), (".values", (plain,), values)]
     return []
 
 
 def collides(entry: Entry, names: set[str]) -> bool:
-    """Would the plain tensors of an `index` entry take the name of another tensor of the checkpoint?"""
-    return entry.encoding == "index" and any(entry.name + suffix in names for suffix, *_ in _plain_tensors(entry))
+    """Would the plain tensors of an `index` entry take the name of another tensor of the checkpoint, or too long a one?"""
+    new = [entry.name + suffix for suffix, *_ in _plain_tensors(entry)] if entry.encoding == "index" else []
+    return any(name in names or len(name.encode()) > MAX_NAME for name in new)
 
 

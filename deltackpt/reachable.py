@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from deltackpt import chain
+from deltackpt.chain import Hop
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link
@@ -27,10 +28,14 @@ class Reachable:
         self.roots = self._roots(policy)
         self.needed: dict[str, str] = {}  # by id: every step that stays, and why
         self.used: dict[str, Edge] = {}  # by name: every edge that stays
+        self._followed: set[str] = set()
         for id_ in self.roots:
             self._follow(id_)
+        by_end: dict[Link, list[Edge]] = {}
+        for edge in survey.edges:
+            by_end.setdefault(edge.end, []).append(edge)
         for lease in survey.live:
-            self._pin(lease)
+            self._pin(lease, by_end)
         for edge in survey.edges:
             self._consider(edge, policy)
 
@@ -49,9 +54,12 @@ class Reachable:
             if lease.link is None:
                 for id_ in self._nodes:
                     why.setdefault(id_, f"lease of {lease.holder} on every step")
+        on_branch = {node.link.id for _, head in heads for node in branch(head, self._nodes)}
         for id_, node in self._nodes.items():
             if ages[id_] < policy.grace:
                 why.setdefault(id_, "younger than the grace time")
+            elif not self._repo.store.capabilities.clock and id_ not in on_branch:
+                why.setdefault(id_, "of an age that the store cannot tell")
             elif first is not None and survey.objects[node.link.name].modified >= first - 1:
                 why.setdefault(id_, "published since a live lease began")
         for name, head in heads:
@@ -71,36 +79,41 @@ class Reachable:
         self.needed[root] = self.roots[root]
         reason = f"on the way to step {self._nodes[root].link.step}"
         at = root
-        while (way := self._ways.get(at)) is not None:
+        while at not in self._followed:
+            self._followed.add(at)
+            way = self._ways.get(at)
+            if way is None:  # nothing leads there: keep what is left of its past
+                for node in branch(self._nodes[at].link, self._nodes):
+                    self.needed.setdefault(node.link.id, self.roots.get(node.link.id, f"{reason}, which is broken"))
+                return
             if way.edge is not None:
                 self.used[way.edge.name] = way.edge
-            if way.start is None or (way.start in self.needed and way.start not in self.roots):
+            if way.start is None:
                 return
             at = way.start
             self.needed.setdefault(at, self.roots.get(at, reason))
-        for node in branch(self._nodes[at].link, self._nodes):  # nothing leads there: keep what is left of its past
-            self.needed.setdefault(node.link.id, self.roots.get(node.link.id, reason + ", which is broken"))
 
-    def _pin(self, lease: Lease) -> None:
+    def _pin(self, lease: Lease, by_end: dict[Link, list[Edge]]) -> None:
         """The very ways that a reader may have chosen."""
         if lease.link is None:
             self.used.update({edge.name: edge for edge in self._survey.edges})
             return
-        by_end: dict[Link, list[Edge]] = {}
-        for edge in self._survey.edges:
-            by_end.setdefault(edge.end, []).append(edge)
-        plans = [lambda: chain.resolve(lease.link, self._repo.load, edges=by_end).patches]  # type: ignore[arg-type]
-        if lease.have is not None:
-            plans.append(lambda: chain.resolve(lease.link, self._repo.load, have=lease.have, edges=by_end).patches)  # type: ignore[arg-type]
-            plans.append(lambda: chain.between(lease.have, lease.link, self._repo.load, by_end))  # type: ignore[arg-type]
-        for plan in plans:
+        ways: list[tuple[Hop, ...]] = []
+        for have in (None, lease.have):
             with suppress(ChainError, NotFoundError):
-                for hop in plan():
-                    for link in (hop.start, hop.end):
-                        if link.id in self._nodes:
-                            self.needed.setdefault(link.id, f"lease of {lease.holder}")
-                    self.used.update({e.name: e for e in by_end.get(hop.end, ()) if hop.fold and e.files == hop.files})
-        self.used.update({e.name: e for link in (lease.link, lease.have) if link for e in by_end.get(link, ()) if not e.start})
+                ways.append(chain.resolve(lease.link, self._repo.load, have=have, edges=by_end).patches)
+        if lease.have is not None:
+            with suppress(ChainError, NotFoundError):
+                ways.append(chain.between(lease.have, lease.link, self._repo.load, by_end))
+        for way in ways:
+            for link in {lease.link, *(hop.start for hop in way), *(hop.end for hop in way)}:
+                if link.id in self._nodes:
+                    self.needed.setdefault(link.id, f"lease of {lease.holder}")
+            folds = {hop.files for hop in way if hop.fold}
+            begin = way[0].start if way else lease.link
+            found = [edge for hop in way for edge in by_end.get(hop.end, ()) if edge.start and edge.files in folds]
+            found += [edge for edge in by_end.get(begin, ()) if edge.start is None]
+            self.used.update({edge.name: edge for edge in found})
 
     def _consider(self, edge: Edge, policy: Policy) -> None:
         """A fold between two steps that stay spares their readers bytes; one that is new may be about to."""
@@ -128,6 +141,13 @@ class Reachable:
             for side in self._repo.layout_of(file).side:
                 keep.setdefault(side.file.name, f"side file of step {step}")
         return keep
+
+    def named_by_others(self) -> set[str]:
+        """What the steps and edges that go name, and they themselves."""
+        gone = [node for id_, node in self._nodes.items() if id_ not in self.needed]
+        edges = [edge for edge in self._survey.edges if edge.name not in self.used]
+        found = {name for node in gone for name in (node.link.name, *(f.name for f in node.files))}
+        return found | {name for edge in edges for name in (edge.name, *(f.name for f in edge.files))}
 
     def rebases(self) -> Iterator[tuple[Link, int, int]]:
         """Wanted steps that alone hold more than an anchor of theirs would weigh: (step, cost, frees)."""

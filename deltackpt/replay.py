@@ -137,7 +137,7 @@ def decode_step(current: Bytes, known: Known, found: Sequence[Found]) -> Decoded
     an entry does not fit what is there, FormatError for bytes that do not decode.
     """
     entries = [part.entries[i] for part, i in found]
-    if any((e.dtype.name, e.whole) != known and e.encoding in ("full", "removed") for e in entries):
+    if any(e.encoding == "removed" or (e.encoding == "full" and (e.dtype.name, e.whole) != known) for e in entries):
         return None
     words = current.view(uint(DTYPES[known[0]].width))
     decoded = []
@@ -167,6 +167,8 @@ def replace_whole(found: Sequence[Found]) -> tuple[Bytes | None, Known | None]:
     if first.encoding == "removed":
         return None, None
     known = (first.dtype.name, first.whole)
+    if first.encoding != "full":
+        raise ChainError("base-shape", where=part.where, have=f"no {first.name[:80]!r} to patch", need=describe(known))
     if not first.boxed:
         return part.decode(first, None).values.view(np.uint8), known
     boxes = [(part, part.entries[i]) for part, i in found]

@@ -20,7 +20,7 @@ from deltackpt.format import digests, layout, manifest
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.edge import Edge
 from deltackpt.format.layout import Layout
-from deltackpt.format.manifest import FORMAT, MAX_MANIFEST, VERSION, File, Link, Manifest
+from deltackpt.format.manifest import FORMAT, MAX_MANIFEST, REPOSITORY_ID, VERSION, File, Link, Manifest
 from deltackpt.store import Buffer, Store, open_store
 
 MARKER = "deltackpt.json"
@@ -64,9 +64,9 @@ class Repository:
                 hint="`deltackpt write CHECKPOINT_DIR REPO` makes one.",
             ) from error
         value = loads_strict(raw, limit=MAX_SMALL, where=f"{store.url}/{MARKER}")
-        if not isinstance(value, dict) or value.get("format") != FORMAT or not isinstance(value.get("repository"), str):
+        if not isinstance(value, dict) or value.get("format") != FORMAT or not REPOSITORY_ID.fullmatch(str(value.get("repository"))):
             raise FormatError("marker-field", where=store.url, have="another deltackpt.json", need="format and repository")
-        if value.get("version") != VERSION:
+        if type(value.get("version")) is not int or value["version"] != VERSION:
             have = f"version {value.get('version')!r}"
             raise FormatError("version-unknown", where=store.url, have=have, need=f"repository version {VERSION}")
         return cls(store, value["repository"])

@@ -22,8 +22,9 @@ FOLDERS = ("steps/", "edges/", *PAYLOADS)
 
 @dataclass(frozen=True)
 class Survey:
-    """``now`` is taken first, so that nothing looks older than it is; refs and leases before the steps, so that none is
-    missing that a ref names."""
+    """``now`` is taken first, so that nothing looks older than it is; refs before the steps, so that none is missing that
+    a ref names; leases last, so that whoever put a step that is listed either still has its lease here, or has moved its
+    ref since."""
 
     now: float
     refs: tuple[Ref, ...]
@@ -37,10 +38,11 @@ class Survey:
     def take(cls, repo: Repository) -> Survey:
         """Raises FormatError for a manifest that is damaged: what it needs cannot be told."""
         now = repo.store.now()
-        refs, tags, leases = tuple(repo.refs()), tuple(repo.refs("tags/")), tuple(read_leases(repo))
+        refs, tags = tuple(repo.refs()), tuple(repo.refs("tags/"))
         objects = {info.name: info for folder in FOLDERS for info in repo.store.list(folder)}
         nodes = {link.id: _node(repo, link) for link in repo.listed(objects)}
-        return cls(now, refs, tags, leases, objects, nodes, tuple(_edges(repo)))
+        edges = tuple(_edges(repo))
+        return cls(now, refs, tags, tuple(read_leases(repo)), objects, nodes, edges)
 
     def age(self, name: str) -> float:
         return self.now - self.objects[name].modified

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 from deltackpt import digest
 from deltackpt.bits import DTYPES
-from deltackpt.chain import check_parent
+from deltackpt.chain import Hop, check_parent
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.diff import State, Tensor
 from deltackpt.digest import TensorDigest
 from deltackpt.errors import ChainError, DeltackptError, NotFoundError
+from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.leases import lease
 from deltackpt.parallel import ordered_map, threads_or_default
 from deltackpt.parts import PatchReader
 from deltackpt.patch import PartReader
@@ -189,19 +191,35 @@ def _differs(where: str, have: str, need: str) -> None:
 
 
 def verify_repository(repo: Repository, *, threads: int | None = None, progress: Progress = SILENT) -> Report:
-    """Every manifest, object and chain, and every step's state, rebuilt and proven by both digests."""
+    """Every manifest, edge, object and chain, and every step's state, rebuilt along every way and proven by both digests.
+
+    A parent that is gone is the beginning of history, where its child has another way. No gc removes a step meanwhile,
+    unless the store is read-only.
+    """
+    with lease(repo, None):
+        return _verify(repo, threads_or_default(threads), progress)
+
+
+def _verify(repo: Repository, threads: int, progress: Progress) -> Report:
     findings, steps = Findings(repo.store.url), {}
     for link in repo.steps():
         if (found := findings.attempt("manifests", repo.load, link)) is not None:
             steps[link.id] = found
+    stored = repo.edges()
+    edges = [edge for name in stored.names if (edge := findings.attempt("edges", stored.load, name)) is not None]
+    # An edge whose steps are gone leads nowhere: gc removes it.
+    edges = [e for e in edges if e.end.id in steps and (e.start is None or e.start.id in steps)]
     for ref in (*repo.refs(), *repo.refs("tags/")):
         findings.attempt("refs", _check_link, repo, ref.link, steps)
-    for m in steps.values():
-        if m.parent is not None and findings.attempt("links", _check_link, repo, m.parent, steps):
-            findings.attempt("links", check_parent, m, steps[m.parent.id])
-    intact = _check_objects(repo, findings, steps, progress)
-    _check_states(repo, findings, intact, threads_or_default(threads))
+    rooted = {edge.end.id for edge in edges} | {id_ for id_, m in steps.items() if m.anchor is not None}
     for id_, m in steps.items():
+        if m.parent is None or (m.parent.id not in steps and id_ in rooted):
+            continue
+        if findings.attempt("links", _check_link, repo, m.parent, steps):
+            findings.attempt("links", check_parent, m, steps[m.parent.id])
+    intact, whole = _check_objects(repo, findings, steps, edges, progress)
+    _check_states(_Checks(repo, findings, intact, threads), whole)
+    for id_ in steps:
         if id_ not in intact:
             findings.checked["steps that cannot be restored"] += 1
     return findings.report()
@@ -215,11 +233,12 @@ def _check_link(repo: Repository, link: Link, steps: Mapping[str, Manifest]) -> 
 
 
 def _check_objects(
-    repo: Repository, findings: Findings, steps: Mapping[str, Manifest], progress: Progress
-) -> dict[str, Manifest]:
-    """Hash every object that a manifest names. -> the steps whose objects are all as they should be."""
+    repo: Repository, findings: Findings, steps: Mapping[str, Manifest], edges: Sequence[Edge], progress: Progress
+) -> tuple[dict[str, Manifest], list[Edge]]:
+    """Hash every object that is named. -> the steps and the edges whose objects are all as they should be."""
     hashed: dict[File, bool] = {}
-    progress.start("verify", sum(f.size for f in {f for m in steps.values() for f in m.files}))
+    named = {f for m in steps.values() for f in m.files} | {f for edge in edges for f in edge.files}
+    progress.start("verify", sum(f.size for f in named))
 
     def intact(file: File) -> bool:
         if file not in hashed:
@@ -234,7 +253,7 @@ def _check_objects(
             fine = all([intact(side.file) for side in layout.side]) and fine
             if fine and findings.attempt("digests", repo.digests, m) is not None:
                 good[id_] = m
-    return good
+    return good, [edge for edge in edges if all([intact(file) for file in edge.files])]
 
 
 def _hash(repo: Repository, file: File) -> bool:
@@ -247,69 +266,114 @@ def _hash(repo: Repository, file: File) -> bool:
     return True
 
 
-def _check_states(repo: Repository, findings: Findings, steps: Mapping[str, Manifest], threads: int) -> None:
-    """Rebuild and prove every step: an anchor by itself, the others along the patches from an anchor."""
-    children: dict[str, list[Manifest]] = {}
-    for m in steps.values():
+@dataclass
+class _Checks:
+    """What is checked, and the steps whose states were proven so far."""
+
+    repo: Repository
+    findings: Findings
+    steps: Mapping[str, Manifest]
+    threads: int
+    reached: set[str] = field(default_factory=set)
+    children: dict[str, list[Manifest]] = field(default_factory=dict)
+
+
+Run = list[tuple[Manifest, Hop | None]]  # steps in order, each with the hop that leads to it
+
+
+def _check_states(checks: _Checks, edges: Sequence[Edge]) -> None:
+    """Rebuild and prove every step: an anchor by itself, the others along the patches from an anchor, or by a fold."""
+    for m in checks.steps.values():
         if m.patch is not None and m.parent is not None:
-            children.setdefault(m.parent.id, []).append(m)
-    reached: set[str] = set()
-    for id_, anchor in sorted(steps.items(), key=lambda item: item[1].step):
-        state = findings.attempt("anchors", Anchor, repo, anchor) if anchor.anchor is not None else None
+            checks.children.setdefault(m.parent.id, []).append(m)
+    anchors: list[tuple[Manifest, str, tuple[File, ...]]] = [
+        (m, id_, m.anchor) for id_, m in checks.steps.items() if m.anchor is not None
+    ]
+    for edge in edges:
+        if edge.start is None and edge.end.id in checks.steps:
+            anchors.append((checks.steps[edge.end.id], edge.end.id, edge.files))
+    for step, id_, files in sorted(anchors, key=lambda item: item[0].step):
+        state = checks.findings.attempt("anchors", Anchor, checks.repo, step, files)
         if state is None:
             continue
-        digests, where = repo.digests(anchor), f"anchor of step {anchor.step}"
+        digests, where = checks.repo.digests(step), f"anchor of step {step.step}"
         check = lambda name, s=state, d=digests, w=where: _check_tensor(s, s.tensors[name], name, d, w)  # noqa: E731
-        findings.each("tensors", check, state.tensors, threads)
-        pending = [[anchor]] if id_ not in reached else []  # a chain that passes through it has been here already
-        while pending:
-            run = _extend(pending.pop(), children)
-            _check_run(repo, findings, run, reached, state, threads)
-            pending += [[*run, child] for child in children.get(run[-1].link.id, [])]
-    for id_, m in steps.items():
-        if id_ not in reached:
+        checks.findings.each("tensors", check, state.tensors, checks.threads)
+        if id_ not in checks.reached:  # else a chain that passes through it has been here already
+            _check_runs(checks, [(step, None)], state, {id_})
+    for edge in sorted(edges, key=lambda edge: edge.end.step):
+        if edge.start is not None and edge.start.id in checks.reached and edge.end.id in checks.steps:
+            checks.findings.attempt("folds", _check_fold, checks, edge, edge.start)
+    for id_, m in checks.steps.items():
+        if id_ not in checks.reached:
             have = "no intact way from an anchor"
-            findings.add(ChainError("chain-broken", where=f"step {m.step}", have=have, need="an unbroken chain"))
+            error = ChainError("chain-broken", where=f"step {m.step}", have=have, need="an unbroken chain")
+            checks.findings.add(error)
 
 
-def _extend(run: list[Manifest], children: Mapping[str, list[Manifest]]) -> list[Manifest]:
-    """A chain, as far as it does not fork."""
+def _check_fold(checks: _Checks, edge: Edge, start: Link) -> None:
+    """Rebuild the step where a fold begins, apply it, and go on from there if nothing else led there."""
+    plan = checks.repo.resolve(start)
+    assert plan.anchor is not None
+    run: Run = [(plan.anchor, None), *((checks.repo.load(hop.end), hop) for hop in plan.patches)]
+    base = checks.repo.load(start).state
+    run.append((checks.repo.load(edge.end), Hop(edge.repository, start, edge.end, base, edge.files, fold=True)))
+    state = Anchor(checks.repo, plan.anchor, plan.whole)
+    if edge.end.id in checks.reached:
+        _check_run(checks, run, state, {edge.end.id})
+    else:
+        _check_runs(checks, run, state, {edge.end.id})
+
+
+def _check_runs(checks: _Checks, begin: Run, state: State, anew: set[str]) -> None:
+    """A run, and all that follows it by patches."""
+    pending = [begin]
+    while pending:
+        run = _extend(pending.pop(), checks.children)
+        _check_run(checks, run, state, anew)
+        children = checks.children.get(run[-1][0].link.id, [])
+        pending += [[*run, (child, Hop.of(child))] for child in children if child.link.id not in checks.reached]
+
+
+def _extend(run: Run, children: Mapping[str, list[Manifest]]) -> Run:
+    """A run, as far as the chain does not fork."""
     run = list(run)
-    while len(following := children.get(run[-1].link.id, [])) == 1:
-        run.append(following[0])
+    while len(following := children.get(run[-1][0].link.id, [])) == 1:
+        run.append((following[0], Hop.of(following[0])))
     return run
 
 
-def _check_run(
-    repo: Repository, findings: Findings, run: list[Manifest], reached: set[str], state: State, threads: int
-) -> None:
-    """Apply the patches of a chain one by one; prove every tensor of every step that was not reached before."""
+def _check_run(checks: _Checks, run: Run, state: State, anew: set[str]) -> None:
+    """Apply the hops of a run one by one; prove every tensor of every step in ``anew``, or not reached before."""
+    repo, findings = checks.repo, checks.findings
     with ExitStack() as stack:
         patches: list[PatchReader] = []
-        for m in run[1:]:
-            opened = findings.attempt("patches", lambda m=m: stack.enter_context(PatchReader.open(repo, m)))
+        for _, hop in run[1:]:
+            assert hop is not None
+            opened = findings.attempt("patches", lambda h=hop: stack.enter_context(PatchReader.open(repo, h)))
             if opened is None:
                 break
             patches.append(opened)
-        layouts = [repo.layout(m) for m in run[: len(patches) + 1]]
-        digests = [repo.digests(m) for m in run[: len(patches) + 1]]
-        fresh = [m.link.id not in reached for m in run]
+        steps = [m for m, _ in run[: len(patches) + 1]]
+        layouts, digests = [repo.layout(m) for m in steps], [repo.digests(m) for m in steps]
+        ids = [m.link.id for m in steps]
+        fresh = [id_ in anew or id_ not in checks.reached for id_ in ids]
 
         def history(name: str) -> None:
             for i, (data, known) in enumerate(Replay(state, patches, layouts[0]).history(name)):
                 want = layouts[i].tensors.get(name)
                 if known != ((want.dtype, want.shape) if want else None):
                     need = describe((want.dtype, want.shape) if want else None)
-                    where = f"step {run[i].step}, {name[:200]}"
+                    where = f"step {steps[i].step}, {name[:200]}"
                     raise ChainError("tensor-shape", where=where, have=describe(known), need=need)
                 if i and fresh[i] and want and data is not None and _may_differ(name, i, patches, digests):
                     have = digest.of_tensor(data, DTYPES[want.dtype])
                     if have != digests[i][name]:
-                        _differs(f"step {run[i].step}, {name[:200]}", "other bytes", "those of the step's digests")
+                        _differs(f"step {steps[i].step}, {name[:200]}", "other bytes", "those of the step's digests")
 
         names = sorted({name for layout in layouts for name in layout.tensors}, key=str.encode)
-        findings.each("tensors", history, names, threads)
-        reached.update(m.link.id for m in run[: len(patches) + 1])
+        findings.each("tensors", history, names, checks.threads)
+        checks.reached.update(ids)
 
 
 def _may_differ(name: str, i: int, patches: list[PatchReader], digests: list[dict[str, TensorDigest]]) -> bool:

@@ -192,7 +192,7 @@ def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None
             hint="Leave --step out to follow the ref, go back with --resume-from N, or use a --ref of its own.",
         )
     if step < 0:
-        raise UsageError("step-order", where="--step", have=step, need="0 or more")
+        raise UsageError("step-negative", where="--step", have=step, need="0 or more")
     return step
 
 

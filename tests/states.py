@@ -173,7 +173,7 @@ class Memory:
     def bytes_of(self, name: str) -> np.ndarray:
         return np.frombuffer(self._state[name][2], np.uint8)
 
-    def release(self, name: str) -> None: ...
+    def release(self, name: str, start: int = 0, end: int | None = None) -> None: ...
 
 
 def part_of(old: State, new: State, encoding: str = "auto", *, scan_limit: int = SCAN_LIMIT) -> bytes:

@@ -260,7 +260,7 @@ ESCAPES = [
 @pytest.mark.parametrize("name", ESCAPES, ids=range(len(ESCAPES)))
 def test_name_escapes(tmp_path, name):
     sharded(tmp_path, {"1.safetensors": ["a"]}, {"a": name})
-    assert refused(tmp_path).code == "name-escapes"
+    assert refused(tmp_path).code == "shard-escapes"
     assert not is_plain(name)
 
 

@@ -12,7 +12,7 @@ from deltackpt.codecs import packed, plain, planes
 from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Source
 from deltackpt.codecs.near import FAR_ONLY, SCAN_LIMIT, choose_near
 from deltackpt.codecs.steps import exponent_of
-from deltackpt.codecs.table import Entry
+from deltackpt.codecs.table import Entry, detail_size
 from deltackpt.codecs.tiles import choose_grid
 
 __all__ = ["CHOICES", "SCAN_LIMIT", "Change", "Decoded", "Encoded", "Entry", "check", "decode", "encode"]
@@ -42,10 +42,12 @@ def encode(
     if encoding == "full":
         return "full", plain.encode_full(change, shape)
     dense = len(change.positions) * DENSE > change.elements
-    names = ["packed" if change.dtype.width in packed.WIDTHS else "index", *(["planes"] if dense else [])]
+    sparse = "packed" if change.dtype.width in packed.WIDTHS and len(change.positions) else "index"
+    names = [sparse, *(["planes"] if dense else [])]
     tried = {name: got for name in names if (got := wanted[name]()) is not None}
-    best = min(tried, key=lambda name: tried[name].size)
-    if tried[best].size >= change.target.nbytes:
+    sizes = {name: got.size + detail_size(name, got.detail) for name, got in tried.items()}
+    best = min(sizes, key=lambda name: sizes[name])
+    if sizes[best] >= change.target.nbytes:
         return "full", plain.encode_full(change, shape)
     return best, tried[best]
 

@@ -220,8 +220,8 @@ def _decode_group(
     codes = listed.sum(axis=1)
     tiles = TileReader(cut, gaps.plane_bits(listed, k), codes, changes, directory.unary[part], directory.exception_k, where)
 
-    narrow = np.int32 if int(spans.sum()) < 1 << 31 else np.int64
-    gap = tiles.gap_quotients.astype(narrow)
+    gap = tiles.gap_quotients
+    _check_quotients(gap, listed.ravel(), (spans >> k).ravel(), where)
     gap <<= gaps.spread(k.ravel(), listed.ravel())
     gap |= tiles.gap_remainders()
     rank = gaps.from_gaps(gap, listed.ravel())
@@ -238,6 +238,8 @@ def _decode_group(
     old = base[positions]
 
     exponent = exponent_of(old, dtype)
+    if population and (~close & (exponent <= directory.near.threshold)).any():
+        raise FormatError("list-wrong", where=where, have="a near element among the far ones", need="each in its list")
     among = np.flatnonzero(directory.scale.eligible(exponent))
     eligible_at = np.searchsorted(among, starts(changes))
     ordinal = gaps.from_gaps(tiles.exception_gaps(), tiles.exceptions)
@@ -253,6 +255,12 @@ def _decode_group(
     size[wide] = tiles.fields(field[wide].astype(np.int64), np.diff(np.searchsorted(wide, starts(changes))))
     size[at] |= (np.uint64(1) << (length - 1).astype(np.uint64)).astype(size.dtype)
     return positions, from_steps(old, tiles.signs(), size, dtype)
+
+
+def _check_quotients(quotient: Ints, counts: Ints, limits: Ints, where: str) -> None:
+    """Before they are multiplied: a gap ends inside its span, so its upper part is at most span >> k."""
+    if len(quotient) and int(quotient.max()) > int(limits[counts > 0].min()) and (quotient > np.repeat(limits, counts)).any():
+        raise FormatError("gap-outside", where=where, have="a gap longer than its tile", need="positions inside")
 
 
 def _check_ranks(rank: npt.NDArray[Any], counts: Ints, spans: Ints, where: str) -> None:

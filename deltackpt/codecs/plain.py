@@ -73,10 +73,10 @@ def encode_index(change: Change, shape: tuple[int, ...]) -> Encoded | None:
 def decode_index(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
     indices, values = check(detail, [source.plain(INDICES), source.plain(VALUES)], where)
     new = words(values, dtype.width)
-    if len(new) != detail.changes or len(indices) not in (4 * len(new), 8 * len(new)):
-        raise FormatError("count-differs", where=where, have=f"{len(new)} values", need=f"{detail.changes} of each")
-    wide = words(indices, 4 if len(indices) == 4 * len(new) else 8)
     size = 0 if base is None else len(base)
+    wide = words(indices, 4 if size <= 1 << 32 else 8)
+    if len(new) != detail.changes or len(wide) != len(new):
+        raise FormatError("count-differs", where=where, have=f"{len(new)} values", need=f"{detail.changes} of each")
     if len(wide) and (int(wide.max()) >= size or (wide[1:] <= wide[:-1]).any()):
         raise FormatError("indices-order", where=where, have="indices out of order or range", need=f"rising, below {size:,}")
     return Decoded(wide.astype(np.int64), new)

@@ -41,6 +41,9 @@ class TileReader:
         self.exceptions = (held - codes) >> 1
         if (self.exceptions < 0).any() or (codes + 2 * self.exceptions != held).any() or (octets(used) != unary).any():
             raise self._error("unary-count", "unary codes that do not add up", "one per gap and two per exception")
+        self._fields_at = self._low_at + exception_k * octets(self.exceptions)
+        if (self._fields_at > [len(t) for t in tiles]).any():
+            raise self._error("tile-short", "a tile shorter than its sections", "room for all of them")
         self._split(values, starts(held)[:-1])
 
     def _split(self, values: Ints, first: Ints) -> None:
@@ -99,7 +102,7 @@ class TileReader:
         """The raw bits of the changes that have any, ``counts`` of them per tile; they are the rest of every tile."""
         bit = starts(widths)
         before = bit[starts(counts)]
-        begin = self._low_at + self._exception_k * octets(self.exceptions)
+        begin = self._fields_at
         used = octets(np.diff(before))
         if (begin + used != [len(t) for t in self._tiles]).any():
             raise self._error("tile-length", "a tile of another length than its contents", "an exact fit")

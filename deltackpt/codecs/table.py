@@ -134,10 +134,19 @@ def _read_entry(r: Reader, raw: bytes, where: str) -> Entry:
             r.refuse("box-outside", f"box {shape} at {offset} of {whole}", "a proper part of the tensor")
         if dtype.bits != 8 * dtype.width:
             r.refuse("box-outside", f"a box of {dtype.name}", "whole tensors of packed dtypes")
+        if encoding in ("nan", "index"):
+            r.refuse("encoding-boxed", f"a box in encoding {encoding}", "full, packed or planes")
+    if encoding == "nan" and dtype.nan is None:
+        r.refuse("encoding-dtype", f"nan {dtype.name}", "a dtype with a NaN of its own")
     nbytes(dtype, whole, where=at)
     elements = nbytes(dtype, shape, where=at) // dtype.width
     detail = _READERS[encoding](r, dtype, storage_shape(dtype, shape), elements)
     return Entry(name, encoding, dtype, shape, whole, offset, detail)
+
+
+def detail_size(encoding: str, detail: Any) -> int:
+    """Bytes that an entry's detail takes in the table."""
+    return len(_WRITERS[encoding](detail))
 
 
 def _write_checked(detail: Checked) -> bytes:
@@ -149,7 +158,7 @@ def _read_checked(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int
 
 
 def _write_packed(d: packed.Directory) -> bytes:
-    head = [d.grid.rows, d.grid.columns, d.near.classes]
+    head = [d.grid.lead, d.grid.rows, d.grid.columns, d.near.classes]
     head += [d.near.threshold] if d.near.classes else []
     head += [d.scale.ceiling]
     head += [d.scale.anchor, d.exception_k] if d.scale.ceiling else []
@@ -160,6 +169,11 @@ def _read_packed(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int)
     if dtype.width not in packed.WIDTHS:
         r.refuse("encoding-dtype", f"packed {dtype.name}", "a dtype of 1, 2 or 4 bytes")
     lead, height, width = collapse(shape)
+    slices = r.number(max(1, lead))
+    if slices not in (1, lead):
+        r.refuse("grid", f"{slices} slices", f"{lead} leading slices, or 1")
+    if slices != lead:
+        lead, height = 1, lead * height
     grid = Grid(lead, height, width, r.number(max(1, height)), r.number(max(1, width)))
     classes = r.number(MAX_CLASSES)
     exponents = 1 << dtype.exponent[1]

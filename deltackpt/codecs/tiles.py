@@ -1,7 +1,7 @@
 """The grid of tiles that cuts a tensor (FORMAT section "Tiles").
 
-A tensor of shape (..., R, C) is cut on its last two axes at multiples of ceil(R / rows) and ceil(C / columns); every index
-of the leading axes is cut too. Tiles are numbered by leading index, tile row, tile column. Inside a tile an element's
+A tensor of shape (..., R, C) is cut on its last two axes at multiples of ceil(R / rows) and ceil(C / columns). Every index
+of the leading axes is cut too, or, where that would leave few changes a slice, they count as rows. Tiles are numbered by leading index, tile row, tile column. Inside a tile an element's
 local index is row * tile_width + column, with the full tile width also at a ragged right edge.
 """
 
@@ -89,7 +89,7 @@ class Grid:
             outside = (local >= np.repeat(height * self.width, counts)).any() if self.ragged else False
             positions: Ints = local.astype(np.int64)
         else:
-            row, column = _divide(local.view(np.uint32), self.tile_width)
+            row, column = _divide(local.astype(np.uint32), self.tile_width)
             outside = self.ragged and bool(
                 ((row >= np.repeat(height, counts)) | (column >= np.repeat(width, counts))).any()
             )
@@ -121,7 +121,9 @@ def collapse(shape: tuple[int, ...]) -> tuple[int, int, int]:
 def choose_grid(shape: tuple[int, ...], changes: int) -> Grid:
     """The finest grid, at most 16 x 16, that leaves some 2,048 changes a tile (FORMAT, writer requirements)."""
     lead, height, width = collapse(shape)
-    rows, columns = (_power(height), _power(width)) if len(shape) > 1 else (1, _power(width))
+    if changes < lead * CHANGES_PER_TILE:  # too little a slice: its directory would cost more than its changes
+        lead, height = 1, lead * height
+    rows, columns = _power(height), _power(width)
     while rows * columns > 1 and lead * rows * columns * CHANGES_PER_TILE > changes:
         if -(-height // rows) * -(-width // columns) * 2 > MAX_TILE:
             break

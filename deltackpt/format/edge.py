@@ -66,7 +66,7 @@ def decode(data: bytes, where: str) -> Edge:
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         need = f'an object of format "{FORMAT}"'
         raise FormatError("manifest-field", where=where, have="another kind of JSON", need=need)
-    if value.get("version") != VERSION:
+    if type(value.get("version")) is not int or value["version"] != VERSION:
         have = f"version {value.get('version')!r}"
         raise FormatError("version-unknown", where=where, have=have, need=f"edge version {VERSION}")
     if not is_canonical(value, data):

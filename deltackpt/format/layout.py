@@ -74,7 +74,7 @@ def decode(data: bytes, where: str) -> Layout:
     value = loads_strict(data, limit=MAX_LAYOUT, where=where)
     if not isinstance(value, dict) or value.keys() != {"format", "version", "shards", "side"}:
         raise _refuse(where, "another kind of JSON", "format, version, shards and side")
-    if value["format"] != FORMAT or value["version"] != VERSION:
+    if value["format"] != FORMAT or type(value["version"]) is not int or value["version"] != VERSION:
         raise FormatError("version-unknown", where=where, have=f"version {value['version']!r}", need=f"layout version {VERSION}")
     if not isinstance(value["shards"], list) or not isinstance(value["side"], list):
         raise _refuse(where, "shards or side of another type", "lists")

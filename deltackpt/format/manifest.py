@@ -20,10 +20,11 @@ VERSION = 1
 MAX_MANIFEST = 4 << 20
 MAX_STEP = 10**15
 MAX_PARTS = 100_000
+MAX_PATH = 1000  # bytes: room for the folder before it in an object's name
 FEATURES: frozenset[str] = frozenset()
 
 _ID = re.compile(r"[0-9a-f]{64}")
-_REPOSITORY = re.compile(r"[0-9a-f]{32}")
+REPOSITORY_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def decode(data: bytes, where: str) -> Manifest:
     value = loads_strict(data, limit=MAX_MANIFEST, where=where)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise FormatError("manifest-field", where=where, have="another kind of JSON", need='an object of format "deltackpt"')
-    if value.get("version") != VERSION:
+    if type(value.get("version")) is not int or value["version"] != VERSION:
         hint = "A newer deltackpt reads newer versions."
         raise FormatError("version-unknown", where=where, have=f"version {value.get('version')!r}", need=f"{VERSION}", hint=hint)
     unknown = set(Fields(value, where).texts("requires", missing=True)) - FEATURES
@@ -142,7 +143,7 @@ def decode(data: bytes, where: str) -> Manifest:
 
 def _manifest(f: Fields) -> Manifest:
     manifest = Manifest(
-        repository=f.text("repository", _REPOSITORY),
+        repository=f.text("repository", REPOSITORY_ID),
         step=f.number("step", MAX_STEP),
         parent=f.link("parent"),
         base=None if f.get("base") is None else f.text("base", _ID),
@@ -258,7 +259,15 @@ def check_object_name(name: str, where: str) -> None:
         raise FormatError("name-escapes", where=where, have=repr(name)[:120], need=f"a name in {', '.join(_FOLDERS)}")
 
 
+def is_path(path: str) -> bool:
+    """Is this a relative path that stays in its folder, on every system, and that every store can name?"""
+    if _UNSAFE.search(path) or path.startswith("/") or not path:
+        return False
+    sizes = [len(segment.encode(errors="replace")) for segment in path.split("/")]
+    return sum(sizes) + len(sizes) <= MAX_PATH and max(sizes) <= 255
+
+
 def check_path(path: str, where: str) -> None:
     """Refuse a path of a checkpoint's file that leaves the checkpoint's folder: ``name-escapes``."""
-    if _UNSAFE.search(path) or path.startswith("/") or not path or len(path.encode()) > 1024:
+    if not is_path(path):
         raise FormatError("name-escapes", where=where, have=repr(path)[:120], need="a plain path inside the checkpoint")

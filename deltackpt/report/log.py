@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from deltackpt import chain
 from deltackpt.errors import NotFoundError
 from deltackpt.format.manifest import Manifest
 from deltackpt.repository import Repository
@@ -52,15 +51,14 @@ def log(repo: Repository, ref: str = "main") -> Log:
     Nothing published yet is an empty log. Raises NotFoundError ``ref-missing`` where only other branches have steps;
     ChainError, FormatError for a chain that does not hold.
     """
-    head = repo.ref(ref)
-    if head is None:
-        others = sorted(other.name for other in repo.refs())
+    manifests = repo.log(ref)
+    if not manifests:
+        others = sorted(other.name for other in repo.refs() if other.name != ref)
         if others:
             hint = f"The refs are {', '.join(others[:8])}{' and more' if len(others) > 8 else ''}."
             raise NotFoundError("ref-missing", where=repo.store.url, have="no such ref", need=f"ref {ref!r}", hint=hint)
         return Log(repo.store.url, repo.id, ref, ())
-    manifests = chain.walk(head.link, repo.load)
-    ids = [head.link.id, *(m.parent.id for m in manifests if m.parent)]
+    ids = [manifests[0].link.id, *(m.parent.id for m in manifests[:-1] if m.parent)]  # a hash of one, not of all
     return Log(repo.store.url, repo.id, ref, tuple(map(_step, manifests, ids)))
 
 

@@ -52,10 +52,14 @@ class AzureDriver:
 
         async def get(blob: Any) -> Fetched:
             stream = await blob.download_blob(start, length, max_concurrency=1, **condition, **self._once)
-            return Fetched(await stream.readall(), stream.properties.size, stream.properties.etag)
+            whole = int(stream.properties.content_range.rpartition("/")[2])  # `size` is that of the range
+            return Fetched(await stream.readall(), whole, stream.properties.etag)
 
         found: Fetched = self._blob(key, get)
-        return found
+        if found.size > 0:
+            return found
+        head = self.head(key)  # the library says so of any range past the end, and then gives no tag
+        return Fetched(b"", head.size, head.tag)
 
     def download(self, key: str, path: Path) -> None:
         raise NotImplementedError
@@ -145,4 +149,4 @@ class _Blocks:
 
 
 def _head(properties: Any) -> Head:
-    return Head(properties.name, properties.size, properties.last_modified.timestamp())
+    return Head(properties.name, properties.size, properties.last_modified.timestamp(), properties.etag)

@@ -18,16 +18,20 @@ from deltackpt.store.base import Capabilities
 
 @dataclass(frozen=True)
 class Head:
-    """An object without its bytes: ``modified`` in seconds by the store's clock, whole ones where its times are."""
+    """An object without its bytes: ``modified`` in seconds by the store's clock, whole ones where its times are.
+
+    ``tag`` differs whenever the bytes do, and is the one that Fetched has; listings leave it out.
+    """
 
     key: str
     size: int
     modified: float
+    tag: str = ""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Some bytes of an object, its whole size, and a ``tag`` that differs whenever the bytes do."""
+    """Some bytes of an object, its whole size, and its tag, "" where a store has none."""
 
     data: bytes
     size: int

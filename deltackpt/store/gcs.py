@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 from collections.abc import Iterator
 from datetime import datetime
@@ -33,6 +34,7 @@ class GcsDriver:
     def __init__(self, fs: Any, bucket: str) -> None:
         self._fs = fs
         self._bucket = bucket
+        self._host = fs.base.removesuffix("/storage/v1/")
 
     def create(self, key: str, data: bytes, mark: str) -> None:
         self._post(key, data, "0", mark)
@@ -41,15 +43,13 @@ class GcsDriver:
         self._post(key, data, tag, mark)
 
     def upload(self, key: str, part_size: int, mark: str) -> Upload:
-        def send(path: Path) -> None:
-            self._fs.put_file(str(path), f"{self._bucket}/{key}", metadata={MARK: mark}, mode="create")
-
-        return SpooledUpload(part_size, send)
+        return SpooledUpload(part_size, lambda path: self._send(path, key, part_size, mark))
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
         condition = {"ifGenerationMatch": tag} if tag else {}
         span = {"Range": f"bytes={start}-{start + length - 1}"}
-        headers, data = self._fs.call("GET", self._fs.url(f"{self._bucket}/{key}"), headers=span, **condition)
+        url, more = f"{self._host}/download/storage/v1/b/{{}}/o/{{}}", {"alt": "media", **condition}
+        headers, data = self._fs.call("GET", url, self._bucket, key, headers=span, **more)
         generation, total = headers["X-Goog-Generation"], headers.get("Content-Range", "").rpartition("/")[2]
         if total.isdigit():
             return Fetched(data, int(total), generation)
@@ -91,6 +91,22 @@ class GcsDriver:
         found: dict[str, Any] = self._fs.call("GET", "b/{}/o/{}", self._bucket, key, json_out=True)
         return found
 
+    def _send(self, path: Path, key: str, part_size: int, mark: str) -> None:
+        """A resumable upload, which is in order; the last of its requests makes the object."""
+        url, about = f"{self._host}/upload/storage/v1/b/{{}}/o", {"name": key, "metadata": {MARK: mark}}
+        begin = {"uploadType": "resumable", "ifGenerationMatch": "0", "json": about}
+        headers, _ = self._fs.call("POST", url, self._bucket, **begin)
+        session, size = headers["Location"], path.stat().st_size
+        with path.open("rb") as file:
+            for start in range(0, size, part_size):
+                data = file.read(part_size)
+                end = start + len(data) - 1
+                headers, _ = self._fs.call(
+                    "PUT", session, data=_Body(data), headers={"Content-Range": f"bytes {start}-{end}/{size}"}
+                )
+                if headers.get("Range", f"bytes=0-{end}") != f"bytes=0-{end}":
+                    raise ConnectionError("a part that did not arrive whole")
+
     def _post(self, key: str, data: bytes, generation: str, mark: str) -> None:
         """Upload in one request, which the service refuses if the md5 or the object's generation is another."""
         md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
@@ -101,15 +117,22 @@ class GcsDriver:
         body = b"".join(b"%b\r\nContent-Type: %b\r\n\r\n%b\r\n" % (rule, kind, part) for kind, part in parts)
         self._fs.call(
             "POST",
-            self._fs.url(f"{self._bucket}/{key}").partition("/download/")[0] + "/upload/storage/v1/b/{}/o",
+            f"{self._host}/upload/storage/v1/b/{{}}/o",
             self._bucket,
             uploadType="multipart",
             ifGenerationMatch=generation,
             headers={"Content-Type": f"multipart/related; boundary={mark}"},
-            data=body + rule + b"--",
+            data=_Body(body + rule + b"--"),
         )
+
+
+class _Body(io.BytesIO):
+    """A request's body: the client closes it, and wants it again, from its beginning, for another attempt."""
+
+    def close(self) -> None:
+        self.seek(0)
 
 
 def _head(found: dict[str, Any]) -> Head:
     moment = datetime.fromisoformat(found["updated"].replace("Z", "+00:00"))
-    return Head(found["name"], int(found["size"]), float(int(moment.timestamp())))
+    return Head(found["name"], int(found["size"]), float(int(moment.timestamp())), found["generation"])

@@ -150,7 +150,7 @@ class BucketDriver:
 
 def _head(found: Any) -> Head:
     moment = found.uploaded_at or found.mtime
-    return Head(found.path, found.size, float(int(moment.timestamp())) if moment else 0.0)
+    return Head(found.path, found.size, float(int(moment.timestamp())) if moment else 0.0, found.xet_hash)
 
 
 def _xet_hash(answer: Any) -> str:

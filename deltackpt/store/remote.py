@@ -218,7 +218,8 @@ class RemoteStore:
         except Answer as answer:
             if answer.kind is not Kind.RANGE:
                 raise self._error(name, answer) from None
-        return Fetched(b"", self._head(name).size, "")  # an empty object has no range at all
+        head = self._head(name)  # an empty object has no range at all
+        return Fetched(b"", head.size, head.tag)
 
     def _stream(self, name: str, first: Fetched, start: int, end: int) -> Iterator[bytes]:
         """The bytes from ``start`` to ``end``: ``first``, and the windows after it, some ahead of the reader."""

@@ -72,7 +72,7 @@ class S3Driver:
 
     def head(self, key: str) -> Head:
         found = self.call("head_object", Key=key)
-        return Head(key, found["ContentLength"], _seconds(found["LastModified"]))
+        return Head(key, found["ContentLength"], _seconds(found["LastModified"]), found["ETag"])
 
     def marked(self, key: str, mark: str) -> bool:
         return bool(self.call("head_object", Key=key).get("Metadata", {}).get(MARK) == mark)

@@ -1,0 +1,49 @@
+"""`deltackpt doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deltackpt_cli import text
+from deltackpt_cli.console import Voice
+
+if TYPE_CHECKING:
+    from deltackpt.doctor import Diagnosis
+
+BROKEN = 8  # as a store that does not answer
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", show_default=False, help="The store: a local directory or a URL, as for REPO.")
+]
+
+
+def doctor(voice: Voice, url: Url) -> None:
+    """Try a store out: what it guarantees, and what not.
+
+    Writes a few small objects into a folder of its own, and removes them. 8 if the store does not do what it should.
+    """
+    from deltackpt.doctor import diagnose
+    from deltackpt.store import open_store
+
+    found = diagnose(open_store(url))
+    voice.result(found, lambda: _lines(found))
+    if not found.ok:
+        raise typer.Exit(BROKEN)
+
+
+def _lines(found: Diagnosis) -> Iterator[str]:
+    rows = [[_verdict(c.claimed, c.holds), c.name, f"{c.seconds:.2f} s", c.note] for c in found.checks]
+    yield from text.table(["", "check", ">time", "seen"], rows)
+    for title, words in (("guaranteed", found.guaranteed), ("not guaranteed", found.not_guaranteed)):
+        yield ""
+        yield f"{title}:"
+        yield from (f"  {word}" for word in words or ["nothing" if title == "guaranteed" else "nothing else is needed"])
+
+
+def _verdict(claimed: bool, holds: bool) -> str:
+    if claimed:
+        return "ok" if holds else "BROKEN"
+    return "no"

@@ -1,0 +1,274 @@
+"""What a network and a service do wrong, between the real client and a real S3 server."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from deltackpt.errors import ConflictError, DeltackptError, FormatError, NoSpaceError, StoreError
+from deltackpt.store.patience import Patience
+from deltackpt.store.remote import RemoteStore
+from deltackpt.store.s3 import S3Driver, options
+from tests.faulty_proxy import Damage, Delay, FaultyProxy, Reset, Short, Stale, Status
+from tests.store.conftest import BUCKET
+from tests.store_contract import error_code
+
+pytestmark = pytest.mark.stores
+
+SECRET = "AKIAverysecretaccesskey"
+PATIENCE = Patience(total=2.5, silence=0.6, first=0.01, most=0.1)
+PART = 5 << 20  # the smallest that S3 takes
+LIMIT = 1 << 20
+
+
+def xml(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>token {SECRET} is no good</Message></Error>".encode()
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_environment: str) -> Iterator[FaultyProxy]:
+    with FaultyProxy(s3_environment).serve() as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def proxied(proxy: FaultyProxy, s3: Any) -> Any:
+    import s3fs
+
+    return s3fs.S3FileSystem(
+        endpoint_url=proxy.url, key="id", secret=SECRET, skip_instance_cache=True, **options(PATIENCE)
+    )
+
+
+@pytest.fixture
+def store(proxy: FaultyProxy, proxied: Any, root: str) -> RemoteStore:
+    proxy.calm()
+    return RemoteStore(S3Driver(proxied, BUCKET), f"s3://{BUCKET}/{root}", root, patience=PATIENCE, part=PART)
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+def test_a_busy_service_is_asked_again(store: RemoteStore, proxy: FaultyProxy, status: int) -> None:
+    proxy.fail(Status(status), times=2)
+    store.put("a", [b"body"])
+    proxy.fail(Status(status), times=2)
+    assert store.get("a", LIMIT) == b"body"
+    assert len(proxy.requests) == 6
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "ServiceUnavailable", "InternalError"])
+def test_a_pause_that_it_asks_for_is_kept(store: RemoteStore, proxy: FaultyProxy, code: str) -> None:
+    proxy.fail(Status(503, {"Retry-After": "1"}, xml(code)), "PUT")
+    store.put("a", [b"body"])
+    first, second = proxy.seen("PUT")
+    assert 1 <= second - first < 2.5
+
+
+def test_a_pause_longer_than_our_patience_is_an_error_at_once(store: RemoteStore, proxy: FaultyProxy) -> None:
+    proxy.fail(Status(429, {"Retry-After": "3600"}), "PUT", times=9)
+    with pytest.raises(StoreError) as caught:
+        store.put("a", [b"body"])
+    assert caught.value.code == "store-busy"
+    assert "come back in 3600 s" in caught.value.have
+    assert len(proxy.seen("PUT")) == 1
+
+
+def test_patience_ends(store: RemoteStore, proxy: FaultyProxy) -> None:
+    proxy.fail(Status(503), times=1000)
+    began = time.monotonic()
+    assert error_code(lambda: store.get("a", LIMIT), StoreError) == "store-busy"
+    assert 1 < time.monotonic() - began < PATIENCE.total + 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "word"),
+    [
+        (403, "AccessDenied", StoreError, "store-permission"),
+        (403, "SignatureDoesNotMatch", StoreError, "store-credentials"),
+        (403, "InvalidAccessKeyId", StoreError, "store-credentials"),
+        (400, "ExpiredToken", StoreError, "store-credentials"),
+        (401, "Unauthorized", StoreError, "store-credentials"),
+        (507, "XMinioStorageFull", NoSpaceError, "no-space"),
+        (403, "QuotaExceeded", NoSpaceError, "no-space"),
+        (501, "NotImplemented", StoreError, "store-io"),
+    ],
+)
+def test_what_no_second_attempt_mends_fails_at_once_and_keeps_secrets(
+    store: RemoteStore, proxy: FaultyProxy, status: int, code: str, kind: type[DeltackptError], word: str
+) -> None:
+    for call in (
+        lambda: store.put("a", [b"x"]),
+        lambda: store.get("a", LIMIT),
+        lambda: store.swap("r", None, b"x"),
+        lambda: list(store.list("")),
+    ):
+        proxy.calm()
+        proxy.fail(Status(status, {}, xml(code)), times=9)
+        with pytest.raises(kind) as caught:
+            call()
+        assert caught.value.code == word
+        assert code in caught.value.have
+        assert caught.value.hint or word == "store-io"
+        assert len(proxy.requests) == 1
+        shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value.to_dict())
+        assert SECRET not in shown
+
+
+def test_a_missing_bucket_is_named(proxied: Any) -> None:
+    store = RemoteStore(S3Driver(proxied, "no-such-bucket"), "s3://no-such-bucket", patience=PATIENCE)
+    for call in (lambda: store.put("a", [b"x"]), lambda: store.get("a", 1), lambda: list(store.list(""))):
+        assert error_code(call, DeltackptError) == "bucket-missing"
+
+
+# Requests whose answer is lost
+
+
+def test_a_reset_before_the_request_arrives(store: RemoteStore, proxy: FaultyProxy) -> None:
+    proxy.fail(Reset(), "PUT", times=2)
+    store.put("a", [b"body"])
+    proxy.fail(Reset(), "GET", times=2)
+    assert store.get("a", LIMIT) == b"body"
+
+
+def test_a_put_whose_answer_is_lost_is_no_conflict(store: RemoteStore, proxy: FaultyProxy) -> None:
+    proxy.fail(Reset(answered=True), "PUT")
+    store.put("a", [b"body"])
+    assert store.get("a", LIMIT) == b"body"
+    assert len(proxy.seen("PUT")) == 2
+
+
+def test_a_put_that_was_overtaken_is_one(store: RemoteStore, proxy: FaultyProxy) -> None:
+    store.put("a", [b"another's"])
+    proxy.fail(Reset(), "PUT")
+    assert error_code(lambda: store.put("a", [b"another's"]), ConflictError) == "object-exists"
+
+
+def test_a_swap_whose_answer_is_lost_counts_once(store: RemoteStore, proxy: FaultyProxy) -> None:
+    proxy.fail(Reset(answered=True), "PUT")
+    store.swap("refs/main", None, b"1")
+    proxy.fail(Reset(answered=True), "PUT")
+    store.swap("refs/main", b"1", b"2")
+    assert store.get("refs/main", LIMIT) == b"2"
+    proxy.fail(Reset(answered=True), "PUT")
+    assert error_code(lambda: store.swap("refs/main", b"1", b"3"), ConflictError) == "ref-moved"
+
+
+def test_an_upload_whose_last_answer_is_lost(store: RemoteStore, proxy: FaultyProxy) -> None:
+    body = bytes(range(256)) * (24 << 10)
+    proxy.fail(Reset(answered=True), "POST", "uploadId=")
+    assert store.put("large", [body]).size == len(body)
+    assert b"".join(store.read("large")) == body
+    assert not list(store.temporaries())
+
+
+# Uploads in parts
+
+
+def test_a_part_is_sent_again_from_its_beginning(store: RemoteStore, proxy: FaultyProxy) -> None:
+    body = bytes(range(256)) * (44 << 10)
+    proxy.fail(Reset(), "PUT", "partNumber=2")
+    proxy.fail(Status(503), "PUT", "partNumber=1")
+    proxy.fail(Status(500, {}, xml("InternalError")), "PUT", "partNumber=3", times=2)
+    store.put("large", [body])
+    assert b"".join(store.read("large")) == body
+
+
+def test_an_exception_in_an_upload_publishes_nothing(store: RemoteStore) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield bytes(2 * PART)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.put("large", chunks())
+    assert not list(store.list(""))
+    assert not list(store.temporaries())
+
+
+def test_an_upload_that_was_left_behind_is_found_and_removed(store: RemoteStore, proxy: FaultyProxy) -> None:
+    proxy.fail(Status(403, {}, xml("AccessDenied")), "PUT", "partNumber=2", times=9)
+    proxy.fail(Reset(), "DELETE", times=9)
+    assert error_code(lambda: store.put("deep/large", [bytes(3 * PART)]), StoreError) == "store-permission"
+    proxy.calm()
+    (left,) = store.temporaries()
+    assert left.name.startswith("deep/.tmp-")
+    assert left.modified <= store.now()
+    assert not list(store.list(""))
+    store.delete(left.name)
+    assert not list(store.temporaries())
+
+
+def test_of_two_uploads_of_one_name_one_wins(store: RemoteStore) -> None:
+    bodies = [bytes([i]) * (PART + 1) for i in range(2)]
+    codes = ["", ""]
+
+    def run(i: int) -> None:
+        try:
+            store.put("large", [bodies[i]])
+        except ConflictError as error:
+            codes[i] = error.code
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(codes) == ["", "object-exists"]
+    assert b"".join(store.read("large")) == bodies[codes.index("")]
+    assert not list(store.temporaries())
+
+
+# Bodies
+
+
+def every_read(store: RemoteStore, body: bytes) -> None:
+    assert store.get("a", LIMIT) == body
+    assert store.get_range("a", 10, 50) == body[10:60]
+    assert b"".join(store.read("a", 7)) == body
+
+
+@pytest.mark.parametrize("length", [0, 20])
+def test_a_body_that_ends_early_is_read_again(store: RemoteStore, proxy: FaultyProxy, length: int) -> None:
+    body = bytes(range(200))
+    store.put("a", [body])
+    for _ in range(3):
+        proxy.fail(Short(length), "GET")
+    every_read(store, body)
+    proxy.fail(Short(length), "GET", times=1000)
+    assert error_code(lambda: store.get("a", LIMIT), StoreError) == "store-silent"
+
+
+def test_a_slow_first_byte_is_not_waited_for(store: RemoteStore, proxy: FaultyProxy) -> None:
+    store.put("a", [bytes(100)])
+    proxy.fail(Delay(5), "GET")
+    began = time.monotonic()
+    assert store.get("a", LIMIT) == bytes(100)
+    assert PATIENCE.silence <= time.monotonic() - began < 4
+
+
+def test_an_object_replaced_while_it_is_read_is_noticed(
+    store: RemoteStore, proxied: Any, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deltackpt.store.remote.WINDOW", 100)
+    store.put("a", [bytes(1000)])
+    pieces = store.read("a", 100)
+    next(pieces)
+    proxied.call_s3("put_object", Bucket=BUCKET, Key=f"{root}/a", Body=b"\1" * 1000)
+    assert error_code(lambda: list(pieces), StoreError) == "object-changed"
+
+
+def test_damage_is_not_ours_to_see_and_stale_listings_are_shown(store: RemoteStore, proxy: FaultyProxy) -> None:
+    """The store hands on what it got; who reads compares hashes (test_remote_repository.py)."""
+    store.put("a", [bytes(100)])
+    proxy.fail(Damage(3, xor=4), "GET")
+    assert store.get("a", LIMIT) == bytes([0, 0, 0, 4]) + bytes(96)
+    assert [info.name for info in store.list("")] == ["a"]
+    store.put("b", [b""])
+    proxy.fail(Stale(), "GET", "list-type=2")
+    assert [info.name for info in store.list("")] == ["a"]
+    assert [info.name for info in store.list("")] == ["a", "b"]
+    assert error_code(partial(store.get_range, "a", 90, 20), FormatError) == "object-short"

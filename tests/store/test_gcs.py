@@ -1,0 +1,41 @@
+"""Google Cloud Storage through gcsfs, against a server of our own on loopback: no other serves preconditions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deltackpt.errors import ConflictError
+from deltackpt.store import Store
+from deltackpt.store.gcs import GcsDriver, options
+from deltackpt.store.remote import RemoteStore
+from tests.fake_gcs import FakeGcs
+from tests.store.conftest import QUICK
+from tests.store_contract import StoreContract
+
+pytestmark = pytest.mark.heavy  # the extra gcs is large
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[Any]:
+    import gcsfs
+
+    with FakeGcs().serve() as url:
+        yield gcsfs.GCSFileSystem(endpoint_url=url, token="anon", skip_instance_cache=True, **options(QUICK))
+
+
+class TestGcs(StoreContract):
+    @pytest.fixture
+    def store(self, gcs: Any, root: str) -> Store:
+        return RemoteStore(GcsDriver(gcs, "bucket"), f"gs://bucket/{root}", root, patience=QUICK)
+
+
+def test_a_large_object_is_sent_from_a_file(gcs: Any, root: str) -> None:
+    store = RemoteStore(GcsDriver(gcs, "bucket"), f"gs://bucket/{root}", root, patience=QUICK, part=6 << 20)
+    body = bytes(range(256)) * (50 << 10)
+    assert store.put("large", [body]).size == len(body)
+    assert b"".join(store.read("large")) == body
+    with pytest.raises(ConflictError):
+        store.put("large", [body])

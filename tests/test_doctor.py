@@ -1,0 +1,92 @@
+"""`doctor` on stores that keep their word, that promise less, and that lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deltackpt.doctor import Check, Diagnosis, diagnose
+from deltackpt.errors import StoreError
+from deltackpt.store import Buffer, LocalStore, MemoryStore, ObjectInfo, Written
+
+
+def verdict(found: Diagnosis, name: str) -> Check:
+    return next(check for check in found.checks if check.name == name)
+
+
+def test_a_good_store(tmp_path: Path) -> None:
+    for store in (LocalStore(tmp_path / "repo"), MemoryStore()):
+        found = diagnose(store)
+        assert found.ok
+        assert not found.not_guaranteed
+        assert {check.name for check in found.checks if check.holds} == {
+            "write", "create-only", "compare-and-swap", "list", "delete", "range", "clock",
+        }  # fmt: skip
+        assert not list(store.list(""))
+        assert not list(store.temporaries())
+        assert found.to_dict()["ok"] is True
+
+
+class Overwrites(MemoryStore):
+    """A store that calls itself create-only, and is not."""
+
+    def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
+        self._objects.pop(name, None)
+        return super().put(name, chunks)
+
+
+class NoCondition(Overwrites):
+    """The same, and it says so."""
+
+    capabilities = replace(MemoryStore.capabilities, create_only=False, swap=False)
+
+    def swap(self, name: str, old: bytes | None, new: bytes) -> None:
+        self.put(name, [new])
+
+
+class Stale(MemoryStore):
+    """A store whose listings show nothing new."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return iter(())
+
+
+class Truncates(MemoryStore):
+    def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
+        body = b"".join(map(bytes, chunks))
+        return replace(super().put(name, [body[:1000]]), size=len(body))
+
+
+def test_a_store_that_lies_is_found_out() -> None:
+    found = diagnose(Overwrites())
+    assert not found.ok
+    check = verdict(found, "create-only")
+    assert (check.claimed, check.holds) == (True, False)
+    assert "8 of 8 writers" in check.note
+    assert any("overwrite each other" in word for word in found.not_guaranteed)
+
+
+def test_a_store_that_promises_less_is_fine_and_it_is_said() -> None:
+    found = diagnose(NoCondition())
+    assert found.ok
+    assert not verdict(found, "compare-and-swap").claimed
+    assert any("fork" in word for word in found.not_guaranteed)
+    assert any("overwrite each other" in word for word in found.not_guaranteed)
+
+
+@pytest.mark.parametrize(("store", "name"), [(Stale(), "list"), (Truncates(), "write")])
+def test_what_is_broken_is_named(store: MemoryStore, name: str) -> None:
+    found = diagnose(store)
+    assert [check.name for check in found.checks if not check.ok] == [name]
+
+
+def test_a_store_that_cannot_be_written_has_no_diagnosis() -> None:
+    class Refuses(MemoryStore):
+        def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
+            raise StoreError("store-permission", where=self.url, have="403", need="leave to write")
+
+    with pytest.raises(StoreError):
+        diagnose(Refuses())
