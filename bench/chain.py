@@ -63,7 +63,10 @@ def train(out: Path, steps: int, lr: float, dtype: str, batch: int = 32) -> Iter
 
     def save(step: int) -> Path:
         path = out / f"step_{step:06d}"
-        copy = {k: v.to(torch.bfloat16) if dtype == "bf16" and v.is_floating_point() else v for k, v in model.state_dict().items()}
+        copy = {
+            k: v.to(torch.bfloat16) if dtype == "bf16" and v.is_floating_point() else v
+            for k, v in model.state_dict().items()
+        }
         model.save_pretrained(path, state_dict={k: v.contiguous() for k, v in copy.items()})
         tokenizer.save_pretrained(path)
         return path

@@ -107,7 +107,13 @@ def open_current(cache: str | os.PathLike[str]) -> tuple[Path, Link]:
     held = Cache(Path(cache))
     link = held.current()
     if link is None:
-        raise NotFoundError("cache-empty", where=cache, have="no current step", need="a managed cache", hint="`deltackpt apply REPO CACHE --cache` makes one.")
+        raise NotFoundError(
+            "cache-empty",
+            where=cache,
+            have="no current step",
+            need="a managed cache",
+            hint="`deltackpt apply REPO CACHE --cache` makes one.",
+        )
     return held.slot(link), link
 
 
@@ -245,7 +251,9 @@ class _Mover:
             layout = self.repo.layout(self.plan.target)
             following = Journal.create(self.held.next, start, self.target, route(self.plan))
             with Replay.open(self.repo, self.plan, base, following) as state:
-                build(self.repo, layout, self.repo.digests(self.plan.target), state, folder, self.threads, self.progress)
+                build(
+                    self.repo, layout, self.repo.digests(self.plan.target), state, folder, self.threads, self.progress
+                )
             following.close()
             os.rename(folder, self.held.slot(self.target))
         os.replace(self.held.next, self.held.journal)
@@ -310,12 +318,23 @@ def _locked(repo: Repository, root: Path) -> Iterator[Cache]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConflictError("cache-locked", where=root, have="another process at work", need="one at a time", hint="Wait for it, or give every process a cache of its own.") from error
+            raise ConflictError(
+                "cache-locked",
+                where=root,
+                have="another process at work",
+                need="one at a time",
+                hint="Wait for it, or give every process a cache of its own.",
+            ) from error
         yield Cache(root)
     finally:
         os.close(fd)
 
 
 def _not_a_cache(root: Path, have: str) -> ConflictError:
-    return ConflictError("not-a-cache", where=root, have=have, need="a managed cache of this repository, or an empty directory", hint="Choose a directory of its own.")
-
+    return ConflictError(
+        "not-a-cache",
+        where=root,
+        have=have,
+        need="a managed cache of this repository, or an empty directory",
+        hint="Choose a directory of its own.",
+    )

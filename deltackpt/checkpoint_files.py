@@ -106,7 +106,9 @@ def _read_index(path: Path) -> dict[str, str]:
     for shard in set(weight_map.values()):
         if not is_plain(shard):
             have = f"the shard name {shard[:80]!r}"
-            raise CheckpointError("shard-escapes", where=path, have=have, need="a plain relative path inside the folder")
+            raise CheckpointError(
+                "shard-escapes", where=path, have=have, need="a plain relative path inside the folder"
+            )
     return weight_map
 
 

@@ -94,7 +94,9 @@ class GcPlan:
         try:
             raw = Path(path).read_bytes().rstrip(b"\n")
         except OSError as error:
-            raise NotFoundError("plan-missing", where=path, have=error.strerror or error, need="a saved plan") from error
+            raise NotFoundError(
+                "plan-missing", where=path, have=error.strerror or error, need="a saved plan"
+            ) from error
         value = loads_strict(raw, limit=MAX_PLAN, where=os.fspath(path))
         try:
             if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
@@ -252,7 +254,11 @@ def _order(name: str) -> tuple[int, int, int, str]:
 
 
 def collect(
-    repo: Repository, policy: Policy = Policy(), *, ttl: float = TTL, progress: Progress = SILENT  # noqa: B008
+    repo: Repository,
+    policy: Policy = Policy(),
+    *,
+    ttl: float = TTL,
+    progress: Progress = SILENT,  # noqa: B008
 ) -> tuple[GcPlan, GcResult]:
     """Plan and execute. Where others publish faster than a plan holds, it is made again while they wait.
 

@@ -70,7 +70,13 @@ def apply(
     began = time.monotonic()
     out = Path(out)
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
-        raise ConflictError("output-exists", where=out, have="something there", need="no such path, or an empty directory", hint="Choose another path; `--cache` keeps a directory that follows a repository.")
+        raise ConflictError(
+            "output-exists",
+            where=out,
+            have="something there",
+            need="no such path, or an empty directory",
+            hint="Choose another path; `--cache` keeps a directory that follows a repository.",
+        )
     with pinned(repo, step, ref) as (link, held):
 
         def once() -> tuple[Plan, int]:

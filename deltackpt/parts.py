@@ -94,9 +94,7 @@ def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:
     same = {(e.dtype.name, e.whole) for e in entries}
     starts = np.array([e.offset for e in entries], np.int64)
     ends = starts + np.array([e.shape for e in entries], np.int64)
-    overlap = any(
-        ((starts[:i] < ends[i]) & (starts[i] < ends[:i])).all(axis=1).any() for i in range(1, len(entries))
-    )
+    overlap = any(((starts[:i] < ends[i]) & (starts[i] < ends[:i])).all(axis=1).any() for i in range(1, len(entries)))
     if overlap or len(same) > 1 or not all(e.boxed for e in entries):
         have = "boxes that overlap, or of different tensors"
         raise FormatError("boxes-overlap", where=f"{where}, {name[:80]!r}", have=have, need="each element once")

@@ -101,7 +101,9 @@ class PartReader:
         for name in (TABLE, PAYLOAD):
             t = self._tensors.get(name)
             if t is None or t.dtype != "U8" or len(t.shape) != 1:
-                raise FormatError("part-tensors", where=where, have=f"no tensor {name!r}", need="a U8 tensor of one dimension")
+                raise FormatError(
+                    "part-tensors", where=where, have=f"no tensor {name!r}", need="a U8 tensor of one dimension"
+                )
         self.entries = read_table(self._bytes(TABLE), f"{where}, table")
         self._offset: dict[tuple[str, tuple[int, ...]], int] = {}
         self._check()
@@ -111,13 +113,17 @@ class PartReader:
         at, expected = 0, {TABLE, PAYLOAD}
         for e in self.entries:
             if e.name.startswith(RESERVED):
-                raise self._refuse("name-refused", f"a tensor named {e.name[:80]!r}", f"names that do not start with {RESERVED}")
+                raise self._refuse(
+                    "name-refused", f"a tensor named {e.name[:80]!r}", f"names that do not start with {RESERVED}"
+                )
             self._offset[e.name, e.offset] = at
             at += e.payload
             for suffix, dtypes, size in _plain_tensors(e):
                 t = self._tensors.get(e.name + suffix)
                 if t is None or t.dtype not in dtypes or (size is not None and t.end - t.start != size):
-                    raise self._refuse("part-tensors", f"no fitting tensor {(e.name + suffix)[:80]!r}", "what the table says")
+                    raise self._refuse(
+                        "part-tensors", f"no fitting tensor {(e.name + suffix)[:80]!r}", "what the table says"
+                    )
                 if e.boxed or e.name + suffix in expected:
                     raise self._refuse("part-tensors", f"{(e.name + suffix)[:80]!r} used twice", "one entry a tensor")
                 if t.shape != (e.shape if not suffix else (e.changes,)):
@@ -182,5 +188,3 @@ def collides(entry: Entry, names: set[str]) -> bool:
     """Would the plain tensors of an `index` entry take the name of another tensor of the checkpoint, or too long a one?"""
     new = [entry.name + suffix for suffix, *_ in _plain_tensors(entry)] if entry.encoding == "index" else []
     return any(name in names or len(name.encode()) > MAX_NAME for name in new)
-
-

@@ -177,7 +177,9 @@ def replace_whole(found: Sequence[Found]) -> tuple[Bytes | None, Known | None]:
     covered = np.zeros(count, np.bool_)
     for part, entry in boxes:
         if entry.encoding != "full" or (entry.dtype.name, entry.whole) != known:
-            raise ChainError("base-shape", where=part.where, have=f"no {entry.name[:80]!r} to patch", need=describe(known))
+            raise ChainError(
+                "base-shape", where=part.where, have=f"no {entry.name[:80]!r} to patch", need=describe(known)
+            )
         decoded = _decode_box(part, entry, words)
         decoded.write_to(words)
         covered[decoded.positions] = True

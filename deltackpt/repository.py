@@ -64,8 +64,14 @@ class Repository:
                 hint="`deltackpt write CHECKPOINT_DIR REPO` makes one.",
             ) from error
         value = loads_strict(raw, limit=MAX_SMALL, where=f"{store.url}/{MARKER}")
-        if not isinstance(value, dict) or value.get("format") != FORMAT or not REPOSITORY_ID.fullmatch(str(value.get("repository"))):
-            raise FormatError("marker-field", where=store.url, have="another deltackpt.json", need="format and repository")
+        if (
+            not isinstance(value, dict)
+            or value.get("format") != FORMAT
+            or not REPOSITORY_ID.fullmatch(str(value.get("repository")))
+        ):
+            raise FormatError(
+                "marker-field", where=store.url, have="another deltackpt.json", need="format and repository"
+            )
         if type(value.get("version")) is not int or value["version"] != VERSION:
             have = f"version {value.get('version')!r}"
             raise FormatError("version-unknown", where=store.url, have=have, need=f"repository version {VERSION}")
@@ -221,7 +227,9 @@ class Repository:
             return head.link
         if isinstance(spec, str) and not spec.isdigit():
             if (exact := _EXACT.fullmatch(spec)) is not None:
-                return self._only(spec, [link for link in self._numbered(int(exact[1])) if link.id.startswith(exact[2])])
+                return self._only(
+                    spec, [link for link in self._numbered(int(exact[1])) if link.id.startswith(exact[2])]
+                )
             if (tag := self.tag(spec)) is not None:
                 return tag.link
             raise self._no_step(f"tag {spec!r}", [])
@@ -252,7 +260,9 @@ class Repository:
         if found:
             ids = ", ".join(f"{link.step}-{link.id[:12]}" for link in found[:4])
             have = f"{len(found)} steps that could be meant"
-            raise ConflictError("step-ambiguous", where=self.store.url, have=have, need="one", hint=f"Name one of {ids}.")
+            raise ConflictError(
+                "step-ambiguous", where=self.store.url, have=have, need="one", hint=f"Name one of {ids}."
+            )
         raise self.gone(int(str(spec).partition("-")[0]))
 
     def gone(self, step: int) -> NotFoundError:
@@ -327,5 +337,3 @@ def _checked(name: str) -> str:
     if not _REF.fullmatch(name):
         raise UsageError("ref-name", where="ref", have=repr(name)[:120], need="letters, digits, '.', '_' and '-'")
     return name
-
-

@@ -170,7 +170,9 @@ def _check_file(path: Path, file: File) -> None:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ChainError("file-differs", where=path, have=error.strerror or error, need=f"{file.size:,} bytes") from error
+        raise ChainError(
+            "file-differs", where=path, have=error.strerror or error, need=f"{file.size:,} bytes"
+        ) from error
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise ChainError("file-differs", where=path, have="other bytes", need=f"sha256 {file.sha256[:16]}…")
 

@@ -358,7 +358,9 @@ def _manifest(
     anchor = None
     if anchored:
         progress.start("anchor", whole)
-        anchor = tuple(draft.store(draft.name("anchors", s.name), _file_chunks(new, s.name, progress)) for s in new.shards)
+        anchor = tuple(
+            draft.store(draft.name("anchors", s.name), _file_chunks(new, s.name, progress)) for s in new.shards
+        )
     known = {} if anchored or parent is None else {s.file.sha256: s.file for s in draft.repo.layout(parent).side}
     shards = tuple(Shard(s.name, s.header) for s in new.shards)
     layout = Layout(shards, tuple(Side(path, _side(draft, new, path, known, anchored)) for path in new.side))

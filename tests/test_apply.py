@@ -85,7 +85,9 @@ def test_any_chain(tmp_path_factory, seed):
             ]
             patch.setattr(write_module, "PART_BYTES", 2000)
             encoding = str(rng.choice(["packed", "index", "nan", "planes", "full"]))
-            results.append(write(path, mixed, encoding=encoding, anchor=NEVER, scan_limit=int(rng.choice([0, 1 << 20]))))
+            results.append(
+                write(path, mixed, encoding=encoding, anchor=NEVER, scan_limit=int(rng.choice([0, 1 << 20])))
+            )
             assert len({result.state for result in results}) == 1
     for url in (plain, based, mixed):
         check_steps(Repository.open(url), dirs, root)
@@ -413,7 +415,10 @@ def test_part_of_an_unknown_version(pair, tmp_path):
     step = repo.load(repo.find())
     raw = repo.read(step.patch[0], 1 << 30)
     start = 8 + int.from_bytes(raw[:8], "little")
-    for old, new, code in ((b'"deltackpt":"1"', b'"deltackpt":"9"', "version-unknown"), (None, None, "encoding-unknown")):
+    for old, new, code in (
+        (b'"deltackpt":"1"', b'"deltackpt":"9"', "version-unknown"),
+        (None, None, "encoding-unknown"),
+    ):
         other = raw.replace(old, new) if old else with_unknown_encoding(raw, start)
         file = repo.put(f"patches/00000003-{uuid4().hex[:12]}/part-00001.safetensors", [other])
         assert file.sha256 == hashlib.sha256(other).hexdigest()

@@ -134,7 +134,9 @@ def test_the_cheapest_way(seed):
     for i in range(12):
         whole = i == 0 or rng.random() < 0.25
         patch = None if whole and rng.random() < 0.3 else int(rng.integers(0, 40))
-        line.append(graph.add(i, line[-1] if line else None, patch=patch, anchor=int(rng.integers(0, 60)) if whole else None))
+        line.append(
+            graph.add(i, line[-1] if line else None, patch=patch, anchor=int(rng.integers(0, 60)) if whole else None)
+        )
     for target in range(12):
         for have in (None, *range(12)):
             plan = chain.resolve(line[target].link, graph.load, have=line[have].link if have is not None else None)

@@ -37,9 +37,22 @@ from deltackpt.verify import verify_repository
 URL = "memory://chain-model"
 numbers = st.integers(0, 1 << 16)
 policies = st.builds(
-    Policy, last=st.integers(1, 4) | st.none(), every=st.none() | st.integers(2, 4), grace=st.sampled_from([0, 0, 0, 50])
+    Policy,
+    last=st.integers(1, 4) | st.none(),
+    every=st.none() | st.integers(2, 4),
+    grace=st.sampled_from([0, 0, 0, 50]),
 )
-WEIGHTS = {"publish": 5, "gc": 5, "fold": 4, "crash": 4, "late_anchor": 2, "levels": 2, "tag": 2, "rewind": 2, "apply": 2}
+WEIGHTS = {
+    "publish": 5,
+    "gc": 5,
+    "fold": 4,
+    "crash": 4,
+    "late_anchor": 2,
+    "levels": 2,
+    "tag": 2,
+    "rewind": 2,
+    "apply": 2,
+}
 WEIGHTS |= {"pin": 1, "release": 1, "publish_elsewhere": 1, "gone_steps_are_told": 1}
 OPERATIONS = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
 
@@ -140,7 +153,9 @@ class Chains(RuleBasedStateMachine):
     def operate(self, what: str, a: int, b: int, policy: Policy) -> None:
         """One rule, so that the operations have weights: hypothesis would rather leave most of them out."""
         if what == "crash":
-            self.crash(("publish", "gc", "fold", "anchor")[a % 4], a, 1 + b % 14, ("before", "after")[a // 4 % 2], policy)
+            self.crash(
+                ("publish", "gc", "fold", "anchor")[a % 4], a, 1 + b % 14, ("before", "after")[a // 4 % 2], policy
+            )
         elif what == "gc":
             self.gc(policy)
         else:
@@ -298,6 +313,10 @@ def _run(examples: int, steps: int) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Chains,
         settings=settings(
-            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=_checks, derandomize=examples < 100
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=_checks,
+            derandomize=examples < 100,
         ),
     )

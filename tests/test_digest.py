@@ -59,9 +59,18 @@ def test_the_state_digest_of_two_tensors():
     sums = digest.of_run(np.array([1, 2], "<u2"))
     tensors = [("é", "F32", (), (3, 4)), ("a", "BF16", (2, 1), sums)]
     body = b"deltackpt state 1\n"
-    body += (1).to_bytes(4, "little") + b"a" + b"\x04BF16" + b"\x02" + (2).to_bytes(8, "little") + (1).to_bytes(8, "little")
+    body += (
+        (1).to_bytes(4, "little") + b"a" + b"\x04BF16" + b"\x02" + (2).to_bytes(8, "little") + (1).to_bytes(8, "little")
+    )
     body += b"".join(s.to_bytes(8, "little") for s in sums)
-    body += (2).to_bytes(4, "little") + "é".encode() + b"\x03F32" + b"\x00" + (3).to_bytes(8, "little") + (4).to_bytes(8, "little")
+    body += (
+        (2).to_bytes(4, "little")
+        + "é".encode()
+        + b"\x03F32"
+        + b"\x00"
+        + (3).to_bytes(8, "little")
+        + (4).to_bytes(8, "little")
+    )
     assert digest.state(tensors) == digest.state(tensors[::-1]) == hashlib.sha256(body).hexdigest()
     assert digest.state([]) == hashlib.sha256(b"deltackpt state 1\n").hexdigest()
 
@@ -199,7 +208,11 @@ def test_zeros_count_by_their_place_in_the_state_only():
 
 
 def test_names_and_shapes_cannot_run_into_each_other():
-    states = [[("a", "U8", (1,), (0, 0)), ("b", "U8", (1,), (0, 0))], [("ab", "U8", (1, 1), (0, 0))], [("a", "U8", (), (1, 0))]]
+    states = [
+        [("a", "U8", (1,), (0, 0)), ("b", "U8", (1,), (0, 0))],
+        [("ab", "U8", (1, 1), (0, 0))],
+        [("a", "U8", (), (1, 0))],
+    ]
     assert len({digest.state(s) for s in states}) == 3
 
 

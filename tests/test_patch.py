@@ -199,7 +199,10 @@ def test_a_tensor_in_two_parts(encoding):
 def rebuilt(part: bytes, *, drop=(), add=(), metadata=None, table=None) -> bytes:
     """The part with other tensors or metadata."""
     header = parse_header(part[: 8 + int.from_bytes(part[:8], "little")], len(part), "part")
-    data = {t.name: (t.dtype, t.shape, part[header.data_start + t.start : header.data_start + t.end]) for t in header.tensors}
+    data = {
+        t.name: (t.dtype, t.shape, part[header.data_start + t.start : header.data_start + t.end])
+        for t in header.tensors
+    }
     for name in drop:
         del data[name]
     for name, *rest in add:

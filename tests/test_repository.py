@@ -234,7 +234,15 @@ def test_json_in_another_form(url):
     "name",
     [
         *["", "/x", "deltackpt.json", "refs/main.json", "steps/x", "anchors", "anchors/", "anchors//x", "anchors/./x"],
-        *["anchors/../x", "anchors/..", "anchors/a\\b", "anchors/a:b", "anchors/a\0b", "anchors/.lock", "anchors/.tmp-1"],
+        *[
+            "anchors/../x",
+            "anchors/..",
+            "anchors/a\\b",
+            "anchors/a:b",
+            "anchors/a\0b",
+            "anchors/.lock",
+            "anchors/.tmp-1",
+        ],
         "anchors/" + "x" * 1024,
     ],
 )

@@ -51,7 +51,9 @@ def test_mutations_are_of_every_kind():
     for _, new in zip(range(60), mutate(rng, old), strict=False):
         kinds |= {"added" for n in new if n not in old} | {"removed" for n in old if n not in new}
         both = [n for n in old if n in new]
-        kinds |= {"retyped" for n in both if old[n][0] != new[n][0]} | {"resized" for n in both if old[n][1] != new[n][1]}
+        kinds |= {"retyped" for n in both if old[n][0] != new[n][0]} | {
+            "resized" for n in both if old[n][1] != new[n][1]
+        }
         kinds |= {"changed" for n in both if old[n][:2] == new[n][:2] and old[n] != new[n]}
         kinds |= {"same" for n in both if old[n] == new[n] and old[n][2]}
         kinds |= {"moved" for _ in [0] if list(new) != [n for n in old if n in new] and set(new) == set(old)}

@@ -283,7 +283,9 @@ def test_a_step_that_is_not_after_the_last(world):
         write(world.dirs[2], f"memory://{uuid4().hex}", step=-1)
 
 
-@pytest.mark.parametrize("options", [{"step": 10**15 + 1}, {"metadata": {"x": "y" * (5 << 20)}}, {"metadata": {"x": 0.5}}])
+@pytest.mark.parametrize(
+    "options", [{"step": 10**15 + 1}, {"metadata": {"x": "y" * (5 << 20)}}, {"metadata": {"x": 0.5}}]
+)
 def test_a_step_that_no_reader_would_take(world, options):
     refused(DeltackptError, world, lambda: write(world.dirs[2], world.url, **options))
 
@@ -453,7 +455,9 @@ def test_a_writer_that_dies_at_any_change_of_the_store(world, monkeypatch, when,
             world.check(3)
 
 
-@pytest.mark.parametrize("error", [StoreError("store-io", where="x", have="x", need="x"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [StoreError("store-io", where="x", have="x", need="x"), KeyboardInterrupt()], ids=repr
+)
 @pytest.mark.parametrize("operation", ["put", "swap"])
 def test_an_answer_that_is_lost(world, monkeypatch, error, operation):
     """The store did it, and the writer sees an error: what is published by then stays whole."""

@@ -141,7 +141,8 @@ def _encode_group(
 
     codes_of_tile = np.stack([codes, exceptions, exceptions], axis=1)
     unary, unary_at = write_unary(
-        _interleave([gap >> k_of, exception_gap >> np.int32(exception_k), excess], codes_of_tile), codes + 2 * exceptions
+        _interleave([gap >> k_of, exception_gap >> np.int32(exception_k), excess], codes_of_tile),
+        codes + 2 * exceptions,
     )
     field = c.raw.copy()
     field[at] = c.length[at] - 1
@@ -154,7 +155,10 @@ def _encode_group(
     gap_planes, gap_at = write_planes(low.astype(np.uint8) if sizes.shape[1] <= 8 else low, codes, sizes.shape[1])
     signs, signs_at = write_planes(c.down, changes, 1)
     low_planes, low_at = write_planes(exception_gap, exceptions, exception_k)
-    cuts = [list(zip(a, a[1:], strict=False)) for a in (signs_at.tolist(), unary_at.tolist(), low_at.tolist(), fields_at.tolist())]
+    cuts = [
+        list(zip(a, a[1:], strict=False))
+        for a in (signs_at.tolist(), unary_at.tolist(), low_at.tolist(), fields_at.tolist())
+    ]
     views = memoryview(unary), memoryview(fields)  # type: ignore[arg-type]
     tiles = []
     for offset, plane_bytes, sign, code, exception, raw in zip(gap_at.tolist(), sizes.tolist(), *cuts, strict=False):
@@ -172,7 +176,9 @@ def _interleave(parts: list[npt.NDArray[Any]], counts: Ints) -> npt.NDArray[Any]
     return np.concatenate([p[a[t] : a[t + 1]] for t in range(len(counts)) for p, a in zip(parts, at, strict=True)])
 
 
-def decode(directory: Directory, payload: memoryview, base: Elements, dtype: DType, where: str) -> tuple[Ints, Elements]:
+def decode(
+    directory: Directory, payload: memoryview, base: Elements, dtype: DType, where: str
+) -> tuple[Ints, Elements]:
     """-> flat positions (tile by tile, not sorted over the tensor) and new bits of the changed elements.
 
     ``base`` holds the old elements, flat. Raises FormatError if the bytes are not a valid stream.
@@ -181,7 +187,9 @@ def decode(directory: Directory, payload: memoryview, base: Elements, dtype: DTy
     population = Population(near, exponent_of(base, dtype), grid) if near.classes else None
     spans = population.spans(grid) if population else np.full((grid.tiles, 1), grid.span)
     if (directory.counts > spans).any():
-        raise FormatError("count-outside", where=where, have="more changes than a list has elements", need="at most all")
+        raise FormatError(
+            "count-outside", where=where, have="more changes than a list has elements", need="at most all"
+        )
     tiles = check(directory, payload, where)
     parts = [
         _decode_group(directory, part, tiles[part], spans[part], population, base, dtype, where)
@@ -218,7 +226,9 @@ def _decode_group(
     listed, flipped = gaps.listed(counts, spans)
     k = gaps.list_parameters(listed, spans)
     codes = listed.sum(axis=1)
-    tiles = TileReader(cut, gaps.plane_bits(listed, k), codes, changes, directory.unary[part], directory.exception_k, where)
+    tiles = TileReader(
+        cut, gaps.plane_bits(listed, k), codes, changes, directory.unary[part], directory.exception_k, where
+    )
 
     gap = tiles.gap_quotients
     _check_quotients(gap, listed.ravel(), (spans >> k).ravel(), where)
@@ -248,7 +258,9 @@ def _decode_group(
     field = directory.scale.raw_bits(exponent, dtype.width)
     length = field[at] + tiles.excess + 1
     if (length > 8 * dtype.width).any():
-        raise FormatError("step-outside", where=where, have="a step wider than its element", need=f"{8 * dtype.width} bits")
+        raise FormatError(
+            "step-outside", where=where, have="a step wider than its element", need=f"{8 * dtype.width} bits"
+        )
     field[at] = length - 1
     size = np.zeros(len(old), old.dtype)
     wide = np.flatnonzero(field != 0)
@@ -259,7 +271,11 @@ def _decode_group(
 
 def _check_quotients(quotient: Ints, counts: Ints, limits: Ints, where: str) -> None:
     """Before they are multiplied: a gap ends inside its span, so its upper part is at most span >> k."""
-    if len(quotient) and int(quotient.max()) > int(limits[counts > 0].min()) and (quotient > np.repeat(limits, counts)).any():
+    if (
+        len(quotient)
+        and int(quotient.max()) > int(limits[counts > 0].min())
+        and (quotient > np.repeat(limits, counts)).any()
+    ):
         raise FormatError("gap-outside", where=where, have="a gap longer than its tile", need="positions inside")
 
 

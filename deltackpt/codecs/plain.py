@@ -78,7 +78,9 @@ def decode_index(detail: Checked, dtype: DType, base: Elements | None, source: S
     if len(new) != detail.changes or len(wide) != len(new):
         raise FormatError("count-differs", where=where, have=f"{len(new)} values", need=f"{detail.changes} of each")
     if len(wide) and (int(wide.max()) >= size or (wide[1:] <= wide[:-1]).any()):
-        raise FormatError("indices-order", where=where, have="indices out of order or range", need=f"rising, below {size:,}")
+        raise FormatError(
+            "indices-order", where=where, have="indices out of order or range", need=f"rising, below {size:,}"
+        )
     return Decoded(wide.astype(np.int64), new)
 
 

@@ -61,7 +61,9 @@ def encode(change: Change) -> Encoded | None:
         sizes.append(row)
         checksums.append(checksum)
     shape = (len(sizes), change.dtype.width)
-    directory = Directory(len(change.positions), np.array(sizes, np.int64).reshape(shape), np.array(checksums, np.uint32))
+    directory = Directory(
+        len(change.positions), np.array(sizes, np.int64).reshape(shape), np.array(checksums, np.uint32)
+    )
     return Encoded(directory, payload)
 
 
@@ -100,11 +102,18 @@ def _inflate(plane: memoryview, compressed: int, length: int, where: str) -> byt
     try:
         parameters = zstandard.get_frame_parameters(plane)
         if parameters.content_size != length or parameters.dict_id or parameters.window_size > max(length, 1 << 18):
-            raise FormatError("frame-size", where=where, have=f"a frame of {parameters.content_size:,} bytes", need=f"{length:,} bytes")
+            raise FormatError(
+                "frame-size",
+                where=where,
+                have=f"a frame of {parameters.content_size:,} bytes",
+                need=f"{length:,} bytes",
+            )
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 18).decompressobj()
         data = decompressor.decompress(plane)
     except zstandard.ZstdError as error:
-        raise FormatError("frame-broken", where=where, have=f"no zstd frame ({error})", need="one whole frame") from error
+        raise FormatError(
+            "frame-broken", where=where, have=f"no zstd frame ({error})", need="one whole frame"
+        ) from error
     if len(data) != length or not decompressor.eof or decompressor.unused_data:
         raise FormatError("frame-broken", where=where, have="a short frame or bytes after it", need="one whole frame")
     return data

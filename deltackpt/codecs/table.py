@@ -74,7 +74,9 @@ def write_table(entries: Sequence[Entry]) -> bytes:
     out, last = [write([len(entries)])], b""
     for e in entries:
         name = e.name.encode()
-        shared = next((i for i, (a, b) in enumerate(zip(name, last, strict=False)) if a != b), min(len(name), len(last)))
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(name, last, strict=False)) if a != b), min(len(name), len(last))
+        )
         out.append(write([shared, len(name) - shared]) + name[shared:])
         out.append(bytes([ENCODINGS.index(e.encoding) | BOXED * e.boxed]))
         if e.encoding != "removed":
@@ -113,7 +115,9 @@ def _read_entry(r: Reader, raw: bytes, where: str) -> Entry:
     check_name(name, where)
     code = r.byte()
     if code & ~BOXED >= len(ENCODINGS):
-        r.refuse("encoding-unknown", f"encoding {code & ~BOXED}", f"one of {len(ENCODINGS)}: a newer deltackpt may know it")
+        r.refuse(
+            "encoding-unknown", f"encoding {code & ~BOXED}", f"one of {len(ENCODINGS)}: a newer deltackpt may know it"
+        )
     encoding = ENCODINGS[code & ~BOXED]
     if encoding == "removed":
         if code & BOXED:
@@ -182,7 +186,9 @@ def _read_packed(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int)
     scale = Scale(ceiling, r.number(255) if ceiling else 0)
     exception_k = r.number(packed.MAX_EXCEPTION_K) if ceiling else 0
     if not grid.rows or not grid.columns or grid.span > MAX_TILE or grid.tiles * (near.lists + 6) > r.left:
-        r.refuse("grid", f"{grid.rows} x {grid.columns} tiles", f"tiles below {MAX_TILE:,} elements, each in the directory")
+        r.refuse(
+            "grid", f"{grid.rows} x {grid.columns} tiles", f"tiles below {MAX_TILE:,} elements, each in the directory"
+        )
     counts = r.numbers(grid.tiles * near.lists, grid.span).reshape(grid.tiles, near.lists)
     unary = r.numbers(grid.tiles, 1 << 40)
     lengths = r.numbers(grid.tiles, 1 << 40)

@@ -97,7 +97,9 @@ class Grid:
             positions *= self.width
             positions += column
         if outside:
-            raise FormatError("position-outside", where=where, have="a position past the tile's edge", need="one inside")
+            raise FormatError(
+                "position-outside", where=where, have="a position past the tile's edge", need="one inside"
+            )
         return shift_segments(positions, counts, first)
 
 

@@ -75,7 +75,9 @@ def decode(data: bytes, where: str) -> Layout:
     if not isinstance(value, dict) or value.keys() != {"format", "version", "shards", "side"}:
         raise _refuse(where, "another kind of JSON", "format, version, shards and side")
     if value["format"] != FORMAT or type(value["version"]) is not int or value["version"] != VERSION:
-        raise FormatError("version-unknown", where=where, have=f"version {value['version']!r}", need=f"layout version {VERSION}")
+        raise FormatError(
+            "version-unknown", where=where, have=f"version {value['version']!r}", need=f"layout version {VERSION}"
+        )
     if not isinstance(value["shards"], list) or not isinstance(value["side"], list):
         raise _refuse(where, "shards or side of another type", "lists")
     if len(value["shards"]) + len(value["side"]) > MAX_FILES:
@@ -98,7 +100,11 @@ def _nested(paths: list[str]) -> bool:
 
 
 def _shard(item: Any, where: str) -> Shard:
-    if not isinstance(item, dict) or item.keys() != {"path", "header"} or not all(isinstance(v, str) for v in item.values()):
+    if (
+        not isinstance(item, dict)
+        or item.keys() != {"path", "header"}
+        or not all(isinstance(v, str) for v in item.values())
+    ):
         raise _refuse(where, "a shard with other fields", "path and header")
     check_path(item["path"], where)
     text = item["header"].encode()

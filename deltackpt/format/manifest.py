@@ -129,13 +129,23 @@ def decode(data: bytes, where: str) -> Manifest:
     """Parse and check a manifest. Raises FormatError: json-*, manifest-canonical, version-unknown, manifest-field."""
     value = loads_strict(data, limit=MAX_MANIFEST, where=where)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise FormatError("manifest-field", where=where, have="another kind of JSON", need='an object of format "deltackpt"')
+        raise FormatError(
+            "manifest-field", where=where, have="another kind of JSON", need='an object of format "deltackpt"'
+        )
     if type(value.get("version")) is not int or value["version"] != VERSION:
         hint = "A newer deltackpt reads newer versions."
-        raise FormatError("version-unknown", where=where, have=f"version {value.get('version')!r}", need=f"{VERSION}", hint=hint)
+        raise FormatError(
+            "version-unknown", where=where, have=f"version {value.get('version')!r}", need=f"{VERSION}", hint=hint
+        )
     unknown = set(Fields(value, where).texts("requires", missing=True)) - FEATURES
     if unknown:
-        raise FormatError("feature-unknown", where=where, have=f"requires {sorted(unknown)}", need="known features", hint="A newer deltackpt may know them.")
+        raise FormatError(
+            "feature-unknown",
+            where=where,
+            have=f"requires {sorted(unknown)}",
+            need="known features",
+            hint="A newer deltackpt may know them.",
+        )
     if not is_canonical(value, data):
         raise FormatError("manifest-canonical", where=where, have="JSON in another form", need="canonical JSON")
     return _manifest(Fields(value, where))
@@ -237,7 +247,11 @@ class Fields:
     def file(self, value: Any, name: str) -> File:
         if not isinstance(value, dict) or value.keys() != {"name", "size", "sha256"}:
             self.refuse(name, repr(value)[:80], "name, size and sha256")
-        if not isinstance(value["name"], str) or not isinstance(value["sha256"], str) or not _ID.fullmatch(value["sha256"]):
+        if (
+            not isinstance(value["name"], str)
+            or not isinstance(value["sha256"], str)
+            or not _ID.fullmatch(value["sha256"])
+        ):
             self.refuse(name, repr(value)[:80], "a name and a sha256 of 64 hex digits")
         check_object_name(value["name"], f"{self._where}, {name}")
         return File(value["name"], self._number(value["size"], name, 1 << 62), value["sha256"])

@@ -32,9 +32,7 @@ def test_ranks_and_members(seed, grid, classes):
             lists.setdefault((t, min(near.threshold - e, classes - 1)), []).append(at)
     spans = population.spans(grid)
     assert spans[:, 0].tolist() == [grid.span] * grid.tiles
-    assert spans[:, 1:].tolist() == [
-        [len(lists.get((t, c), ())) for c in range(classes)] for t in range(grid.tiles)
-    ]
+    assert spans[:, 1:].tolist() == [[len(lists.get((t, c), ())) for c in range(classes)] for t in range(grid.tiles)]
     positions = np.flatnonzero(exponents <= near.threshold)
     segment = tile[positions].astype(np.int64) * classes + near.list_of(exponents[positions]) - 1
     ranks = population.ranks(positions, segment)

@@ -31,7 +31,9 @@ def pairs(dtype, seed: int) -> tuple[np.ndarray, np.ndarray]:
     else:
         edges = np.array([0, 1, (1 << 31) - 1, 1 << 31, (1 << 31) + 1, (1 << 32) - 1], np.int64)
         old = np.concatenate([rng.integers(0, 1 << 32, 2000), np.repeat(edges, 6)])
-        new = np.concatenate([rng.integers(0, 1 << 32, 1000), old[:1000] ^ rng.integers(1, 99, 1000), np.tile(edges, 6)])
+        new = np.concatenate(
+            [rng.integers(0, 1 << 32, 1000), old[:1000] ^ rng.integers(1, 99, 1000), np.tile(edges, 6)]
+        )
     keep = old != new
     return old[keep].astype(uint(dtype.width)), new[keep].astype(uint(dtype.width))
 

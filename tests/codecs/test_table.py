@@ -39,7 +39,9 @@ def random_entry(rng: np.random.Generator, name: str) -> Entry:
         return Entry(name, "removed", REMOVED)
     encoding, encoded = encode(change, shape, str(rng.choice(CHOICES)))
     whole, offset = shape, (0,) * len(shape)
-    if DTYPES[dtype].bits == 8 * DTYPES[dtype].width and encoding not in ("nan", "index") and rng.random() < 0.4:  # a box
+    if (
+        DTYPES[dtype].bits == 8 * DTYPES[dtype].width and encoding not in ("nan", "index") and rng.random() < 0.4
+    ):  # a box
         offset = tuple(int(o) for o in rng.integers(0, 1 << 40, len(shape)))
         whole = (shape[0] + offset[0] + 1, *(s + o for s, o in zip(shape[1:], offset[1:], strict=True)))
         whole, offset = (whole[0], *shape[1:]), (offset[0], *[0] * (len(shape) - 1))
