@@ -129,8 +129,8 @@ def apply_to_cache(
 ) -> ApplyResult:
     """Bring a managed cache to a step, creating it if there is none.
 
-    From an ancestor step only the patches in between are read and only changed elements written. From elsewhere, such as
-    a branch that was rewound, the other slot is brought along where it is an ancestor, or the step is built from an
+    From an ancestor step only the patches in between are read and only changed elements written. From elsewhere, such
+    as a branch that was rewound, the other slot is brought along where it is an ancestor, or the step is built from an
     anchor; the result says why. With ``fresh`` a new directory is built. Raises ConflictError ``not-a-cache`` for a
     directory that holds anything else, ``cache-locked`` while another process moves it, and what `materialize.apply`
     raises; the current step then stays.
@@ -245,7 +245,9 @@ class _Mover:
         shutil.rmtree(self.held.patching, ignore_errors=True)
 
     def branch(self, start: Link) -> int:
-        """A new slot from that of ``start``, which stays as the other slot; a third one goes once this one is current."""
+        """A new slot from that of ``start``, which stays as the other slot; a third one goes once this one is
+        current.
+        """
         shutil.rmtree(self.held.slot(self.target), ignore_errors=True)  # of an earlier move; nothing proves it
         with Checkpoint.open(self.held.slot(start)) as base, beside(self.held.slot(self.target)) as folder:
             layout = self.repo.layout(self.plan.target)

@@ -64,8 +64,8 @@ class Plan:
 def walk(target: Link, load: Load, edges: Edges = NO_EDGES) -> list[Manifest]:
     """The chain from ``target`` back to its first step, newest first; each manifest is checked against its child.
 
-    Ends where the parent was collected and the step has another way: its ``parent`` is then not among the result. Raises
-    ChainError ``chain-differs`` where a child and its parent do not agree, NotFoundError ``object-missing``.
+    Ends where the parent was collected and the step has another way: its ``parent`` is then not among the result.
+    Raises ChainError ``chain-differs`` where a child and its parent do not agree, NotFoundError ``object-missing``.
     """
     chain: list[Manifest] = []
     own: Link = target
@@ -169,7 +169,9 @@ def resolve(target: Link, load: Load, *, have: Link | None = None, edges: Edges 
 
 
 def between(start: Link, end: Link, load: Load, edges: Edges = NO_EDGES) -> tuple[Hop, ...]:
-    """The cheapest patches and folds from one step to a later one. Raises ChainError ``chain-broken`` if none lead there."""
+    """The cheapest patches and folds from one step to a later one. Raises ChainError ``chain-broken`` if none lead
+    there.
+    """
     folds = {to: [edge for edge in found if edge.start is not None] for to, found in edges.items()}
     return resolve(end, lambda link: replace(load(link), anchor=None), have=start, edges=folds).patches
 

@@ -95,8 +95,8 @@ def plan_compact(
     ref: str = "main",
     levels: Sequence[int] = (),
 ) -> CompactPlan:
-    """One fold from ``start`` (the last anchor if not given) to ``end``; with ``levels``, one for every aligned run of so
-    many steps between them (from the first step that is there).
+    """One fold from ``start`` (the last anchor if not given) to ``end``; with ``levels``, one for every aligned run of
+    so many steps between them (from the first step that is there).
 
     Those that exist are not planned again. Raises what `Repository.find` raises, ChainError ``chain-broken`` where
     ``start`` does not lead to ``end``.

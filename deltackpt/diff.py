@@ -12,6 +12,7 @@ import xxhash
 
 from deltackpt.bits import DTYPES, storage_shape, uint
 from deltackpt.codecs import Change
+from deltackpt.digest import xxh3
 from deltackpt.parallel import ordered_map
 
 BEHIND = 16 << 20  # bytes after which the pages that were read are given back
@@ -59,16 +60,16 @@ def difference(name: str, old: State, new: State) -> Difference:
     """Compare one tensor of two states as unsigned words: no float, no tolerance."""
     a, b = old.tensors.get(name), new.tensors.get(name)
     if b is None:
-        return Difference(name, None, xxhash.xxh3_128_digest(old.bytes_of(name)), None)
+        return Difference(name, None, xxh3(old.bytes_of(name)), None)
     dtype = DTYPES[b.dtype]
     width = uint(dtype.width)
     shape = storage_shape(dtype, b.shape)
     target = new.bytes_of(name)
     none = np.zeros(0, width)
     if a is None or (a.dtype, a.shape) != (b.dtype, b.shape):
-        before = xxhash.xxh3_128_digest(old.bytes_of(name)) if a else None
+        before = xxh3(old.bytes_of(name)) if a else None
         change = Change(dtype, shape, np.zeros(0, np.int64), none, none, None, target.view(width))
-        return Difference(name, change, before, xxhash.xxh3_128_digest(target))
+        return Difference(name, change, before, xxh3(target))
     base = old.bytes_of(name)
     positions, before_elements, after_elements = [], [], []
     old_hash, new_hash = xxhash.xxh3_128(), xxhash.xxh3_128()
@@ -81,8 +82,8 @@ def difference(name: str, old: State, new: State) -> Difference:
             after_elements.append(others[found])
             found += at // dtype.width
             positions.append(found)
-        old_hash.update(x)
-        new_hash.update(y)
+        old_hash.update(x.data)
+        new_hash.update(y.data)
         if (at + CHUNK) % BEHIND == 0:
             old.release(name, at + CHUNK - BEHIND, at + CHUNK)
             new.release(name, at + CHUNK - BEHIND, at + CHUNK)

@@ -1,9 +1,9 @@
 """The state digest: the identity of a set of weights, however it is sharded (FORMAT section "State digest").
 
-Per tensor, two lanes of 64 bits: D = sum over i of A[i mod 4096] * B[i div 4096] * v(bits_i), modulo 2^64, where i is the
-flat row-major index in the global tensor and A and B are fixed pseudo-random numbers. It is linear in v(bits), so the
-shares of ranks add up, and a step updates it by one sum over its changes. This is multilinear hashing (Carter and Wegman,
-1979) with the key of an element a product of two numbers. It detects mistakes and corruption, not an adversary.
+Per tensor, two lanes of 64 bits: D = sum over i of A[i mod 4096] * B[i div 4096] * v(bits_i), modulo 2^64, where i is
+the flat row-major index in the global tensor and A and B are fixed pseudo-random numbers. It is linear in v(bits), so
+the shares of ranks add up, and a step updates it by one sum over its changes. This is multilinear hashing (Carter and
+Wegman, 1979) with the key of an element a product of two numbers. It detects mistakes and corruption, not an adversary.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def mix(n: Words) -> Words:
     z = (n + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z ^= z >> np.uint64(31)
+    return z
 
 
 @cache
@@ -81,7 +82,7 @@ def _of_rows(rows: npt.NDArray[Any], first: int) -> Sums:
 
 
 def of_change(positions: npt.NDArray[np.int64], old: npt.NDArray[Any], new: npt.NDArray[Any]) -> Sums:
-    """What D gains when the elements at ``positions`` (flat in the global tensor, sorted) go from ``old`` to ``new``."""
+    """What D gains when the elements at ``positions`` (flat in the global tensor, sorted) turn from ``old`` to new."""
     if len(positions) == 0:
         return ZERO
     delta = _value(new)
@@ -114,7 +115,7 @@ def of_box(bits: npt.NDArray[Any], offset: tuple[int, ...], shape: tuple[int, ..
 
 def xxh3(data: npt.NDArray[np.uint8] | memoryview | bytes) -> bytes:
     """The xxh3-128 of a tensor's bytes, 16 bytes, most significant first."""
-    return xxhash.xxh3_128_digest(data)
+    return xxhash.xxh3_128_digest(memoryview(data))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

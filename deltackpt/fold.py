@@ -87,7 +87,8 @@ def fold(
     """Put one patch in the place of all those from ``start`` to ``end``, and record it.
 
     ``cache`` is a managed cache that is brought to ``start``, where the old values are then at hand; otherwise they are
-    rebuilt. Raises ConflictError ``fold-larger`` where it would save nothing, and ``fold-exists``; then it is not there.
+    rebuilt. Raises ConflictError ``fold-larger`` where it would save nothing, and ``fold-exists``; then it is not
+    there.
     """
     count = threads_or_default(threads)
     with lease(repo, start), lease(repo, end, have=start), ExitStack() as stack:

@@ -1,12 +1,12 @@
 """Remove what no kept step needs: plan -> show -> execute (STORE section "Removing").
 
 Steps go first, newest first, so that no step that is still there ever lacks what it needs; then their objects, anchors
-last. While steps go, `gc.json` says so: a reader that comes meanwhile waits, and one that came before is seen, by its lease.
+last. While steps go, `gc.json` says so: a reader that comes meanwhile waits, and one that came before is seen, by its
+lease.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -109,8 +109,8 @@ class GcPlan:
             raise FormatError("plan-field", where=path, have="another file", need="a plan of `deltackpt gc`") from error
 
     def execute(self, repo: Repository, *, ttl: float = TTL, progress: Progress = SILENT) -> GcResult:
-        """Remove what the plan says, and nothing else. Raises ConflictError ``plan-stale`` if a ref, tag, step or edge came
-        or went, or a reader pinned what would go; ``gc-running``; then nothing was removed."""
+        """Remove what the plan says, and nothing else. Raises ConflictError ``plan-stale`` if a ref, tag, step or edge
+        came or went, or a reader pinned what would go; ``gc-running``; then nothing was removed."""
         if self.id != repo.id:
             raise ConflictError("plan-stale", where=repo.store.url, have="another repository", need="the plan's own")
         with _alone(repo, ttl) as lock:
@@ -192,12 +192,12 @@ def _running(repo: Repository, who: str) -> ConflictError:
     return ConflictError("gc-running", where=repo.store.url, have=f"a gc of {who}", need="one at a time", hint=hint)
 
 
-def plan_gc(repo: Repository, policy: Policy = Policy()) -> GcPlan:  # noqa: B008
+def plan_gc(repo: Repository, policy: Policy = Policy()) -> GcPlan:
     """Decide what goes and say why the rest stays; nothing is changed.
 
     Kept are the steps that the policy, a ref, a tag or a live lease wants, the newest anchor of every ref, whatever is
-    younger than the grace time, and the cheapest way to each of them. Raises NotFoundError ``tag-missing`` for a tag that
-    the policy names, FormatError for a damaged manifest or layout: what those need cannot be told.
+    younger than the grace time, and the cheapest way to each of them. Raises NotFoundError ``tag-missing`` for a tag
+    that the policy names, FormatError for a damaged manifest or layout: what those need cannot be told.
     """
     survey = Survey.take(repo)
     for tag in policy.tags:
@@ -258,7 +258,7 @@ def collect(
     policy: Policy = Policy(),
     *,
     ttl: float = TTL,
-    progress: Progress = SILENT,  # noqa: B008
+    progress: Progress = SILENT,
 ) -> tuple[GcPlan, GcResult]:
     """Plan and execute. Where others publish faster than a plan holds, it is made again while they wait.
 

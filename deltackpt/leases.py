@@ -1,8 +1,8 @@
 """Leases: a reader pins what it reads, by an object that lapses when the reader dies (STORE section "Leases").
 
-A lease protects its step, the cheapest way to it from an anchor, and the cheapest way from the state that the reader has.
-It is put first and looked after: once it is there, and no gc is at the point of removing steps, the step is either gone or
-stays. Of these two facts the reader learns which.
+A lease protects its step, the cheapest way to it from an anchor, and the cheapest way from the state that the reader
+has. It is put first and looked after: once it is there, and no gc is at the point of removing steps, the step is either
+gone or stays. Of these two facts the reader learns which.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _decode(raw: bytes, name: str) -> Lease:
 def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl: float = TTL) -> Iterator[Lease | None]:
     """Pin a step, or with None all of them, while the block runs; released on exit and on any exception.
 
-    Yields None where the store cannot be written to: reading goes on, unprotected. Raises NotFoundError ``step-missing``
-    with the nearest step, if gc was faster.
+    Yields None where the store cannot be written to: reading goes on, unprotected. Raises NotFoundError
+    ``step-missing`` with the nearest step, if gc was faster.
     """
     name = f"leases/{secrets.token_hex(12)}.json"
     held = Lease(name, link, have, holder(), int(repo.store.now()), 0)

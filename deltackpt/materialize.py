@@ -33,8 +33,8 @@ T = TypeVar("T")
 class ApplyResult:
     """What `apply` did. ``anchor`` is the step read whole, None where the start was at hand; ``read`` counts bytes.
 
-    ``rebuilt`` says why the state that was there could not be brought along, if there was one. ``leased`` is False where
-    the store is read-only, so that gc could not be told to wait.
+    ``rebuilt`` says why the state that was there could not be brought along, if there was one. ``leased`` is False
+    where the store is read-only, so that gc could not be told to wait.
     """
 
     path: str

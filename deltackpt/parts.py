@@ -28,7 +28,7 @@ def mapped(repo: Repository, file: File) -> Iterator[memoryview]:
         local = repo.store.local_path(file.name)
         digest = hashlib.sha256()
         if local is None:
-            spool: BinaryIO = stack.enter_context(tempfile.TemporaryFile(prefix="deltackpt-"))  # noqa: SIM115
+            spool: BinaryIO = stack.enter_context(tempfile.TemporaryFile(prefix="deltackpt-"))
             for chunk in repo.store.read(file.name):
                 digest.update(chunk)
                 spool.write(chunk)

@@ -150,7 +150,9 @@ class PartReader:
         check(entry, self.source(entry), f"{self.where}, {entry.name!r}")
 
     def decode(self, entry: Entry, base: Elements | None) -> Decoded:
-        """New elements of an entry. ``base``: flat old elements of its tensor or box; None where the entry is `full`."""
+        """New elements of an entry. ``base``: flat old elements of its tensor or box; None where the entry is
+        `full`.
+        """
         return decode(entry, base, self.source(entry), f"{self.where}, {entry.name!r}")
 
 
@@ -185,6 +187,8 @@ def _plain_tensors(entry: Entry) -> list[tuple[str, tuple[str, ...], int | None]
 
 
 def collides(entry: Entry, names: set[str]) -> bool:
-    """Would the plain tensors of an `index` entry take the name of another tensor of the checkpoint, or too long a one?"""
+    """Would the plain tensors of an `index` entry take the name of another tensor of the checkpoint, or too long a
+    one?
+    """
     new = [entry.name + suffix for suffix, *_ in _plain_tensors(entry)] if entry.encoding == "index" else []
     return any(name in names or len(name.encode()) > MAX_NAME for name in new)

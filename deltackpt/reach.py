@@ -1,6 +1,7 @@
 """What a step needs: the cheapest way to every step at once, over all manifests and edges. Pure: no I/O.
 
-`chain.resolve` answers for one step and loads as little as it can; a gc asks for all of them and has everything in hand.
+`chain.resolve` answers for one step and loads as little as it can; a gc asks for all of them and has everything in
+hand.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Node:
 
     @classmethod
     def peek(cls, raw: bytes, link: Link) -> Node:
-        """From the bytes of a manifest whose sha256 was checked. Raises KeyError, TypeError or ValueError for any other:
-        `Repository.load` then says what is wrong."""
+        """From the bytes of a manifest whose sha256 was checked. Raises KeyError, TypeError or ValueError for any
+        other: `Repository.load` then says what is wrong."""
         value = json.loads(raw)
         parent = value["parent"]
         return cls(

@@ -1,4 +1,6 @@
-"""A small object that says "I am at work until": kept alive by a thread, and lapsing by the store's clock if that dies."""
+"""A small object that says "I am at work until": kept alive by a thread, and lapsing by the store's clock if that
+dies.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Renewal:
 
     @property
     def fresh(self) -> bool:
-        """Is more than a third of the lifetime left, by this process's own clock? False after it was stopped for long."""
+        """Is more than a third of the lifetime left, by this process's own clock? False after it was stopped for
+        long.
+        """
         return time.monotonic() - self._renewed < self._ttl * 2 / 3
 
     def close(self) -> None:

@@ -133,8 +133,8 @@ def describe(known: Known | None) -> str:
 def decode_step(current: Bytes, known: Known, found: Sequence[Found]) -> Decoded | None:
     """The new elements that one step's entries give a tensor, as flat positions in the whole tensor.
 
-    None where the tensor gets another dtype or shape, or goes. Nothing is written. Raises ChainError ``base-shape`` where
-    an entry does not fit what is there, FormatError for bytes that do not decode.
+    None where the tensor gets another dtype or shape, or goes. Nothing is written. Raises ChainError ``base-shape``
+    where an entry does not fit what is there, FormatError for bytes that do not decode.
     """
     entries = [part.entries[i] for part, i in found]
     if any(e.encoding == "removed" or (e.encoding == "full" and (e.dtype.name, e.whole) != known) for e in entries):

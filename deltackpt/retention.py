@@ -16,9 +16,9 @@ GRACE = 3600  # seconds
 class Policy:
     """A step is kept if any of these says so; with none of them set, every step of a branch is.
 
-    ``last``: the newest so many of each branch. ``every``: steps whose number is a multiple. ``within``: steps published
-    in the last so many seconds. ``tags``: tags that must be there; all tags are kept, named here or not. ``grace``:
-    whatever is younger than so many seconds stays, needed or not. All times are the store's.
+    ``last``: the newest so many of each branch. ``every``: steps whose number is a multiple. ``within``: steps
+    published in the last so many seconds. ``tags``: tags that must be there; all tags are kept, named here or not.
+    ``grace``: whatever is younger than so many seconds stays, needed or not. All times are the store's.
     """
 
     last: int | None = None

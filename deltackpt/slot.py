@@ -21,7 +21,7 @@ from deltackpt.materialize import check_tensor
 from deltackpt.parallel import ordered_map
 from deltackpt.parts import PatchReader
 from deltackpt.progress import Progress
-from deltackpt.replay import decode_step
+from deltackpt.replay import Bytes, decode_step
 from deltackpt.repository import Repository
 
 
@@ -42,7 +42,8 @@ class Move:
 
 
 def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> int:
-    """Patch the slot's files in place. -> bytes written. Raises ChainError ``tensor-differs`` for a slot that is damaged.
+    """Patch the slot's files in place. -> bytes written. Raises ChainError ``tensor-differs`` for a slot that is
+    damaged.
 
     Each tensor is proven before (unless a killed move left a mix) and after, while it is in the processor's cache.
     """
@@ -73,7 +74,7 @@ def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> in
     return total + _side_files(move, folder)
 
 
-def _advance(move: Move, tensor: Tensor, number: int, data: np.ndarray) -> int:  # type: ignore[type-arg]
+def _advance(move: Move, tensor: Tensor, number: int, data: Bytes) -> int:
     words = data.view(uint(DTYPES[tensor.dtype].width))
     written, done = 0, -1
     for record in move.journal.of(number):

@@ -1,4 +1,6 @@
-"""What a repository holds, read once: every manifest, edge, ref, tag, lease and object, and a print of what may move."""
+"""What a repository holds, read once: every manifest, edge, ref, tag, lease and object, and a print of what may
+move.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ FOLDERS = ("steps/", "edges/", *PAYLOADS)
 
 @dataclass(frozen=True)
 class Survey:
-    """``now`` is taken first, so that nothing looks older than it is; refs before the steps, so that none is missing that
-    a ref names; leases last, so that whoever put a step that is listed either still has its lease here, or has moved its
-    ref since."""
+    """``now`` is taken first, so that nothing looks older than it is; refs before the steps, so that none is missing
+    that a ref names; leases last, so that whoever put a step that is listed either still has its lease here, or has
+    moved its ref since."""
 
     now: float
     refs: tuple[Ref, ...]

@@ -193,7 +193,8 @@ def _differs(where: str, have: str, need: str) -> None:
 
 
 def verify_repository(repo: Repository, *, threads: int | None = None, progress: Progress = SILENT) -> Report:
-    """Every manifest, edge, object and chain, and every step's state, rebuilt along every way and proven by both digests.
+    """Every manifest, edge, object and chain, and every step's state, rebuilt along every way and proven by both
+    digests.
 
     A parent that is gone is the beginning of history, where its child has another way. No gc removes a step meanwhile,
     unless the store is read-only.
@@ -250,12 +251,12 @@ def _check_objects(
 
     good = {}
     for id_, m in steps.items():
-        fine = all([intact(file) for file in m.files])
+        fine = min([intact(file) for file in m.files])  # all of them, also after the first bad one
         if hashed[m.layout] and (layout := findings.attempt("layouts", repo.layout, m)) is not None:
-            fine = all([intact(side.file) for side in layout.side]) and fine
+            fine = min([fine, *(intact(side.file) for side in layout.side)])
             if fine and findings.attempt("digests", repo.digests, m) is not None:
                 good[id_] = m
-    return good, [edge for edge in edges if all([intact(file) for file in edge.files])]
+    return good, [edge for edge in edges if min([intact(file) for file in edge.files])]
 
 
 def _hash(repo: Repository, file: File) -> bool:

@@ -59,7 +59,9 @@ class AnchorPolicy:
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What `write` published. Bytes are those of new objects; ``bits_per_change`` counts the parts, headers included."""
+    """What `write` published. Bytes are those of new objects; ``bits_per_change`` counts the parts, headers
+    included.
+    """
 
     repository: str
     ref: str
@@ -122,7 +124,7 @@ def write(
     base: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     encoding: str = "auto",
-    anchor: AnchorPolicy = AnchorPolicy(),  # noqa: B008
+    anchor: AnchorPolicy = AnchorPolicy(),
     ref: str = "main",
     threads: int | None = None,
     scan_limit: int = SCAN_LIMIT,
@@ -210,7 +212,7 @@ def _digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, 
         for at in range(0, len(data), PIECE):
             piece = data[at : at + PIECE]
             sums = digest.add(sums, digest.of_run(piece.view(uint(dtype.width)), at // dtype.width))
-            xxh3.update(piece)
+            xxh3.update(piece.data)
             new.release(name, at, at + len(piece))
         return name, TensorDigest(sums, xxh3.digest()), len(data)
 
@@ -229,14 +231,14 @@ def _check_base(base: Checkpoint, parent: Layout, where: Path) -> None:
         raise base_differs(where, odd)
 
 
-def base_differs(where: Path | str, names: list[str]) -> ChainError:
+def base_differs(where: str | os.PathLike[str], names: list[str]) -> ChainError:
     shown = ", ".join(name[:80] for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return ChainError(
         "base-differs",
         where=where,
         have=f"other tensors than the parent step ({shown})",
         need="exactly the parent step",
-        hint="Give the directory of the step that the ref is at, or leave --base out: the repository has the old values.",
+        hint="Give the directory of the step that the ref is at, or leave --base out: it only saves time.",
     )
 
 

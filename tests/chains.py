@@ -1,4 +1,6 @@
-"""Repositories for the chain manager's tests: small states published step by step, and what every step was remembered."""
+"""Repositories for the chain manager's tests: small states published step by step, and what every step was
+remembered.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A model of the chain manager: random operations and crashes against a dictionary of states.
 
-Whatever is done, in any order and killed anywhere, every step that is kept restores bit for bit. The heavy run takes the
-same machine through 2,000 examples: pytest -m heavy tests/test_chain_model.py
+Whatever is done, in any order and killed anywhere, every step that is kept restores bit for bit. The heavy run takes
+the same machine through 2,000 examples: pytest -m heavy tests/test_chain_model.py
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ for line in sys.stdin:
 
 
 class Server:
-    """A process that has imported everything, and forks another one for every job: only the work itself is waited for."""
+    """A process that has imported everything, and forks another one for every job: only the work itself is waited
+    for.
+    """
 
     def __init__(self, process: subprocess.Popen) -> None:
         self.process = process

@@ -8,13 +8,44 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "deltackpt"
-ORDER = """
-    errors bits digest format codecs
-    parallel progress disk sniff checkpoint_files shard_writer checkpoint
-    patch diff chain store edges repository renewal leases
-    parts journal replay materialize slot cache write fold compact
-    verify reach retention survey reachable gc report
-""".split()
+ORDER = [
+    "errors",
+    "bits",
+    "digest",
+    "format",
+    "codecs",
+    "parallel",
+    "progress",
+    "disk",
+    "sniff",
+    "checkpoint_files",
+    "shard_writer",
+    "checkpoint",
+    "patch",
+    "diff",
+    "chain",
+    "store",
+    "edges",
+    "repository",
+    "renewal",
+    "leases",
+    "parts",
+    "journal",
+    "replay",
+    "materialize",
+    "slot",
+    "cache",
+    "write",
+    "fold",
+    "compact",
+    "verify",
+    "reach",
+    "retention",
+    "survey",
+    "reachable",
+    "gc",
+    "report",
+]
 PURE = ["errors", "bits", "digest", "format", "codecs", "chain"]  # no files, no network, no clock
 OUTSIDE = {"os", "io", "pathlib", "mmap", "tempfile", "shutil", "socket", "subprocess", "time", "fsspec", "requests"}
 EDGES = ["hooks", "engines"]  # where torch and the engines are

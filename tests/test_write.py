@@ -419,7 +419,9 @@ def test_branches_are_apart(world):
 
 
 def dying(world, monkeypatch, k, when, **options):
-    """Write the next step to a copy of the repository's store, which dies at its k-th change. -> (store, did it die?)"""
+    """Write the next step to a copy of the repository's store, which dies at its k-th change. -> (store, did it
+    die?)
+    """
     store = MemoryStore()
     store._objects = dict(open_store(world.url)._objects)
     faulty = FaultyStore(store, k, when=when)

@@ -26,8 +26,8 @@ def encode(
 ) -> tuple[str, Encoded]:
     """One tensor's change in the encoding asked for, or in the smallest one that can carry it exactly.
 
-    ``shape`` is the box's, as a checkpoint's header has it. Tensors with fewer elements than ``scan_limit`` may be coded
-    such that a reader has to scan their old values. -> (name of the encoding used, its bytes).
+    ``shape`` is the box's, as a checkpoint's header has it. Tensors with fewer elements than ``scan_limit`` may be
+    coded such that a reader has to scan their old values. -> (name of the encoding used, its bytes).
     """
     if change.base is None:
         return "full", plain.encode_full(change, shape)

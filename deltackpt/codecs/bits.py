@@ -51,7 +51,7 @@ def shift_segments(values: npt.NDArray[Any], counts: Ints, by: Ints) -> npt.NDAr
 
 
 def write_planes(values: npt.NDArray[Any], counts: Ints, planes: int) -> tuple[list[memoryview], Ints]:
-    """Bit planes of values, each segment padded to whole bytes. -> (planes, byte offsets of segments in every plane)."""
+    """Bit planes of values, each segment padded to whole bytes. -> (planes, byte offsets of segments in each)."""
     offsets = starts(octets(counts))
     padded = np.zeros(int(offsets[-1]) * 8, values.dtype)
     at = starts(counts).tolist()

@@ -20,8 +20,8 @@ Buffer = bytes | memoryview
 class Change:
     """The changed elements of one tensor, or of one box of it. All arrays hold storage elements as unsigned words.
 
-    ``positions`` are flat and sorted; ``old`` and ``new`` are the elements there. ``base`` and ``target`` are all the old
-    and new elements, flat; ``base`` is None, and the three others empty, where there is nothing to compare with.
+    ``positions`` are flat and sorted; ``old`` and ``new`` are the elements there. ``base`` and ``target`` are all the
+    old and new elements, flat; ``base`` is None, and the three others empty, where there is nothing to compare with.
     """
 
     dtype: DType

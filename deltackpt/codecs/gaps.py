@@ -1,8 +1,8 @@
 """Rice-coded gaps of sorted ranks (FORMAT section "Gaps").
 
-A segment is one list of one tile: ``count`` ranks out of ``span`` candidates. More than half changed: the unchanged ones
-are listed instead. The parameter k follows from the two numbers alone and never grows from one list of a tile to the
-next, so that bit plane j of a tile is a prefix of its gaps.
+A segment is one list of one tile: ``count`` ranks out of ``span`` candidates. More than half changed: the unchanged
+ones are listed instead. The parameter k follows from the two numbers alone and never grows from one list of a tile to
+the next, so that bit plane j of a tile is a prefix of its gaps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def listed(counts: Ints, spans: Ints) -> tuple[Ints, Flags]:
 
 
 def rice_parameter(counts: Ints, spans: Ints) -> Ints:
-    """The largest k with count << k <= span - span // 32, at least 0: 2^k <= .96 span / count, best for random ranks."""
+    """The largest k with count << k <= span - span // 32, at least 0: the best one for ranks that are random."""
     quotient = (spans - (spans >> 5)) // np.maximum(counts, 1)
     return np.clip(np.searchsorted(_POWERS, quotient, side="right") - 1, 0, MAX_K)
 
@@ -83,4 +83,5 @@ def spread(values: Ints, counts: Ints) -> npt.NDArray[Any] | np.int32:
     held = values[counts > 0]
     if len(held) and (held == held[0]).all():
         return np.int32(held[0])
-    return np.repeat(values.astype(np.int32), counts)
+    spread: npt.NDArray[Any] = np.repeat(values.astype(np.int32), counts)
+    return spread

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from deltackpt.codecs.bits import Ints, Narrow, starts
 from deltackpt.codecs.tiles import Grid
-from deltackpt.errors import FormatError
 
 CLASSES = 8
 SCAN_LIMIT = 1 << 20
@@ -82,4 +81,5 @@ class Population:
 
     def members(self, ranks: Narrow, segment: Ints) -> Narrow:
         """Inverse of :meth:`ranks`, giving local indices."""
-        return self.local[self._starts[segment] + ranks]
+        local: Narrow = self.local[self._starts[segment] + ranks]
+        return local

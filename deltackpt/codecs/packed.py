@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -155,10 +156,7 @@ def _encode_group(
     gap_planes, gap_at = write_planes(low.astype(np.uint8) if sizes.shape[1] <= 8 else low, codes, sizes.shape[1])
     signs, signs_at = write_planes(c.down, changes, 1)
     low_planes, low_at = write_planes(exception_gap, exceptions, exception_k)
-    cuts = [
-        list(zip(a, a[1:], strict=False))
-        for a in (signs_at.tolist(), unary_at.tolist(), low_at.tolist(), fields_at.tolist())
-    ]
+    cuts = [list(pairwise(a)) for a in (signs_at.tolist(), unary_at.tolist(), low_at.tolist(), fields_at.tolist())]
     views = memoryview(unary), memoryview(fields)  # type: ignore[arg-type]
     tiles = []
     for offset, plane_bytes, sign, code, exception, raw in zip(gap_at.tolist(), sizes.tolist(), *cuts, strict=False):
@@ -203,7 +201,7 @@ def decode(
 def check(directory: Directory, payload: memoryview, where: str) -> list[memoryview]:
     """The bytes of every tile. Raises FormatError ``tile-checksum`` for one that has not the crc32 of the directory."""
     at = starts(directory.lengths).tolist()
-    tiles = [payload[a:b] for a, b in zip(at, at[1:], strict=False)]
+    tiles = [payload[a:b] for a, b in pairwise(at)]
     for t, (tile, checksum) in enumerate(zip(tiles, directory.checksums.tolist(), strict=True)):
         if zlib.crc32(tile) != checksum:
             need = "the crc32 of the directory"

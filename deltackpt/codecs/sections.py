@@ -13,7 +13,7 @@ from deltackpt.errors import FormatError
 
 
 class TileReader:
-    """Cuts tiles into sections, checks that these fill each tile exactly, and decodes every section of all tiles at once.
+    """Cuts tiles into sections, checks that these fill each tile exactly, and decodes a section of all tiles at once.
 
     ``gap_quotients``, ``exceptions`` (per tile) and ``excess`` are there after construction.
     """
@@ -65,7 +65,7 @@ class TileReader:
         return FormatError(code, where=self._where, have=have, need=need)
 
     def _planes(self, counts: Ints, bits: Ints, at: Ints) -> npt.NDArray[Any]:
-        """Planes of ``bits`` (tiles, planes), one after the other from byte ``at`` of each tile, for ``counts`` values."""
+        """Planes of ``bits`` (tiles, planes), one after the other from byte ``at`` of each tile: ``counts`` values."""
         sizes, room = octets(bits), octets(counts)
         ends = at[:, None] + np.cumsum(sizes, axis=1)
         begins = ends - sizes
@@ -96,7 +96,8 @@ class TileReader:
         """Gaps of the exceptions among the eligible changes of each tile."""
         bits = np.repeat(self.exceptions[:, None], self._exception_k, axis=1)
         low = self._planes(self.exceptions, bits, self._low_at)
-        return (self._exception_quotients << self._exception_k) | low
+        gaps: Ints = (self._exception_quotients << self._exception_k) | low
+        return gaps
 
     def fields(self, widths: Ints, counts: Ints) -> npt.NDArray[np.uint64]:
         """The raw bits of the changes that have any, ``counts`` of them per tile; they are the rest of every tile."""

@@ -1,8 +1,8 @@
 """ULP steps with the old value's exponent as context (FORMAT section "Steps").
 
 A step is new - old in the ordered integer map: a sign and ``size`` = distance - 1. One optimizer step has nearly one
-absolute size, so the size in ULP doubles with every octave down. Above the ceiling exponent every size is 0 and only the
-sign is written; below it, ``max(0, anchor - exponent)`` raw bits hold most sizes, and the rest are exceptions.
+absolute size, so the size in ULP doubles with every octave down. Above the ceiling exponent every size is 0 and only
+the sign is written; below it, ``max(0, anchor - exponent)`` raw bits hold most sizes, and the rest are exceptions.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.bits import DType, ordered, uint, unordered
-from deltackpt.codecs.bits import Ints
 
 Elements = npt.NDArray[np.unsignedinteger]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Changes whose old exponent is below ``ceiling`` may have a size; ``anchor - exponent`` bits hold the usual one."""
+    """Changes with an old exponent below ``ceiling`` may have a size; ``anchor - exponent`` bits hold the usual one."""
 
     ceiling: int
     anchor: int

@@ -1,7 +1,7 @@
 """The part table: one entry per tensor or box, before any of its bytes are touched (FORMAT section "Part table").
 
-Whoever holds an entry may trust it: names, shapes, counts, lengths and offsets are checked against each other and against
-the limits, and nothing was allocated that the table's own bytes do not pay for.
+Whoever holds an entry may trust it: names, shapes, counts, lengths and offsets are checked against each other and
+against the limits, and nothing was allocated that the table's own bytes do not pay for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from deltackpt.codecs.near import Near
 from deltackpt.codecs.plain import Checked
 from deltackpt.codecs.steps import Scale
 from deltackpt.codecs.tiles import MAX_TILE, Grid, collapse
-from deltackpt.errors import FormatError
 from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, check_name
 from deltackpt.format.varint import Reader, arrays, write
 
@@ -92,7 +91,8 @@ def read_table(data: bytes | memoryview, where: str) -> list[Entry]:
     """Inverse of :func:`write_table`. Raises FormatError."""
     r = Reader(data, where)
     entries: list[Entry] = []
-    last, order = b"", (b"", (-1,))
+    last = b""
+    order: tuple[bytes, tuple[int, ...]] = (b"", (-1,))
     for _ in range(r.number(MAX_ENTRIES)):
         name = last[: r.number(len(last))]
         name += bytes(r.raw(r.number(MAX_NAME)))

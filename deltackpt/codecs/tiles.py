@@ -1,8 +1,9 @@
 """The grid of tiles that cuts a tensor (FORMAT section "Tiles").
 
-A tensor of shape (..., R, C) is cut on its last two axes at multiples of ceil(R / rows) and ceil(C / columns). Every index
-of the leading axes is cut too, or, where that would leave few changes a slice, they count as rows. Tiles are numbered by leading index, tile row, tile column. Inside a tile an element's
-local index is row * tile_width + column, with the full tile width also at a ragged right edge.
+A tensor of shape (..., R, C) is cut on its last two axes at multiples of ceil(R / rows) and ceil(C / columns). Every
+index of the leading axes is cut too, or, where that would leave few changes a slice, they count as rows. Tiles are
+numbered by leading index, tile row, tile column. Inside a tile an element's local index is row * tile_width + column,
+with the full tile width also at a ragged right edge.
 """
 
 from __future__ import annotations

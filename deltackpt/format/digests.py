@@ -1,7 +1,7 @@
 """The digests of a step: both proofs of every tensor, in an object of its own (FORMAT section "Digests").
 
-A safetensors file with U64 ``sums`` [n, 2] and U8 ``xxh3`` [n, 16], in the order of the layout's tensor names. The manifest
-names it by sha256, and the state digest in the manifest is the sha256 of what the sums say.
+A safetensors file with U64 ``sums`` [n, 2] and U8 ``xxh3`` [n, 16], in the order of the layout's tensor names. The
+manifest names it by sha256, and the state digest in the manifest is the sha256 of what the sums say.
 """
 
 from __future__ import annotations

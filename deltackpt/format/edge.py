@@ -1,7 +1,7 @@
 """The edge: the immutable record of another way to a step that exists (FORMAT section "Edge").
 
-A fold leads from one step of a chain to a later one, and stands for all patches between; an anchor that was written later
-leads from nowhere. Canonical JSON; the object's name holds the step that it leads to and the sha256 of its bytes.
+A fold leads from one step of a chain to a later one, and stands for all patches between; an anchor that was written
+later leads from nowhere. Canonical JSON; the object's name holds the step that it leads to and the sha256 of its bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The layout: which files a checkpoint has, byte for byte but for the tensors' values (FORMAT section "Layout").
 
-An object of its own, since it hardly ever changes: the headers of the safetensors files exactly as stored, and where the
-side files' bytes are. With the values of the tensors it gives every file of the directory back.
+An object of its own, since it hardly ever changes: the headers of the safetensors files exactly as stored, and where
+the side files' bytes are. With the values of the tensors it gives every file of the directory back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import dumps, loads_strict
-from deltackpt.format.manifest import File, Fields, check_path
+from deltackpt.format.manifest import Fields, File, check_path
 from deltackpt.format.safetensors_header import Header, Tensor, parse_header
 
 FORMAT = "deltackpt-layout"
@@ -85,7 +85,7 @@ def decode(data: bytes, where: str) -> Layout:
     layout = Layout(
         tuple(_shard(item, where) for item in value["shards"]), tuple(_side(item, where) for item in value["side"])
     )
-    paths = [s.path for s in (*layout.shards, *layout.side)]
+    paths = [*(s.path for s in layout.shards), *(s.path for s in layout.side)]
     if len(set(paths)) != len(paths) or _nested(paths):
         raise _refuse(where, "a path twice, or one inside another", "each file once")
     if len(layout.tensors) != sum(len(s.header.tensors) for s in layout.shards):

@@ -1,7 +1,7 @@
 """The manifest: the immutable record of one step (FORMAT section "Manifest").
 
-Canonical JSON; its id is the sha256 of its bytes. Fields that this version does not know are kept in ``extra``; features
-that a reader must know are listed in ``requires``, and an unknown one is refused.
+Canonical JSON; its id is the sha256 of its bytes. Fields that this version does not know are kept in ``extra``;
+features that a reader must know are listed in ``requires``, and an unknown one is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Streams that carry the right checksums and are wrong all the same: an error of ours, or elements inside the tensor."""
+"""Streams that carry the right checksums and are wrong all the same: an error of ours, or elements inside the
+tensor.
+"""
 
 import zlib
 from dataclasses import replace
@@ -59,7 +61,7 @@ def outcome(entry, payload, base):
         return error.code
     assert len(found.values) == (len(base) if found.positions is None else len(found.positions))
     if found.positions is not None and len(found.positions):
-        assert 0 <= found.positions.min()
+        assert found.positions.min() >= 0
         assert found.positions.max() < len(base)
     return found.positions
 
