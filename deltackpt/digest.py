@@ -32,7 +32,7 @@ ZERO: Sums = (0, 0)
 
 def mix(n: Words) -> Words:
     """SplitMix64 (Steele, Lea and Flood, 2014): the n-th output of the generator seeded with 0, counted from 0."""
-    z = (n + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z: Words = (n + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)

@@ -251,12 +251,12 @@ def _check_objects(
 
     good = {}
     for id_, m in steps.items():
-        fine = min([intact(file) for file in m.files])  # all of them, also after the first bad one
+        fine = all(list(map(intact, m.files)))  # all of them, also after the first bad one
         if hashed[m.layout] and (layout := findings.attempt("layouts", repo.layout, m)) is not None:
             fine = min([fine, *(intact(side.file) for side in layout.side)])
             if fine and findings.attempt("digests", repo.digests, m) is not None:
                 good[id_] = m
-    return good, [edge for edge in edges if min([intact(file) for file in edge.files])]
+    return good, [edge for edge in edges if all(list(map(intact, edge.files)))]
 
 
 def _hash(repo: Repository, file: File) -> bool:

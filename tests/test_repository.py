@@ -85,7 +85,7 @@ def test_somebody_makes_it_at_the_same_moment(monkeypatch):
         (b"[]", "marker-field"),
         (b'{"format":"other"}', "marker-field"),
         (b'{"format":"deltackpt","version":1}', "marker-field"),
-        (b'{"format":"deltackpt","repository":"x","version":2}', "version-unknown"),
+        (b'{"format":"deltackpt","repository":"abababababababababababababababab","version":2}', "version-unknown"),
         (b" " * (1 << 17), "object-too-large"),
     ],
 )

@@ -82,6 +82,7 @@ def spread(values: Ints, counts: Ints) -> npt.NDArray[Any] | np.int32:
     """values[segment] for every item, as int32; a scalar where all agree, which is common and faster."""
     held = values[counts > 0]
     if len(held) and (held == held[0]).all():
-        return np.int32(held[0])
+        common: np.int32 = held[0].astype(np.int32)
+        return common
     spread: npt.NDArray[Any] = np.repeat(values.astype(np.int32), counts)
     return spread

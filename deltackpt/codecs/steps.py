@@ -34,7 +34,8 @@ class Scale:
         np.maximum(wide, 0, out=wide)
         np.minimum(wide, 8 * width - 1, out=wide)
         wide *= exponent < self.ceiling
-        return wide.astype(np.uint8)
+        raw: npt.NDArray[np.uint8] = wide.astype(np.uint8)
+        return raw
 
 
 def exponent_of(bits: Elements, dtype: DType) -> Elements:
@@ -43,7 +44,8 @@ def exponent_of(bits: Elements, dtype: DType) -> Elements:
     if count == 0:
         return np.zeros(len(bits), np.uint8)
     field = (bits >> bits.dtype.type(start)) & bits.dtype.type((1 << count) - 1)
-    return field.astype(np.uint8 if count <= 8 else np.uint16)
+    narrow: Elements = field.astype(np.uint8 if count <= 8 else np.uint16)
+    return narrow
 
 
 def to_steps(old: Elements, new: Elements, dtype: DType) -> tuple[npt.NDArray[np.bool_], Elements]:

@@ -89,15 +89,17 @@ def test_collapse(shape, collapsed):
 def test_choose_grid(shape, changes):
     grid = choose_grid(tuple(shape), changes)
     lead, height, width = collapse(tuple(shape))
-    merged = changes < lead * CHANGES_PER_TILE  # too little a slice: the leading axes count as rows
-    assert (grid.lead, grid.height, grid.width) == ((1, lead * height, width) if merged else (lead, height, width))
-    for cut, dim in ((grid.rows, grid.height), (grid.columns, grid.width)):
+    if changes < lead * CHANGES_PER_TILE:
+        lead, height = 1, lead * height
+    assert (grid.lead, grid.height, grid.width) == (lead, height, width)
+    for cut, dim in ((grid.rows, height), (grid.columns, width)):
         assert cut & (cut - 1) == 0
         assert 1 <= cut <= min(MAX_GRID, dim)
-    if grid.rows * grid.columns > 1:  # as fine as the changes pay for
-        assert grid.lead * grid.rows * grid.columns * CHANGES_PER_TILE <= changes
-    finest = 4 * grid.lead * grid.rows * grid.columns * CHANGES_PER_TILE <= changes
-    assert not finest or 2 * grid.rows > min(MAX_GRID, grid.height) or 2 * grid.columns > min(MAX_GRID, grid.width)
+    tiles = lead * grid.rows * grid.columns
+    if grid.rows * grid.columns > 1 and 2 * grid.span <= MAX_TILE:
+        assert tiles * CHANGES_PER_TILE <= changes  # no finer than the changes pay for
+    if 4 * tiles * CHANGES_PER_TILE <= changes:  # and no coarser
+        assert 2 * grid.rows > min(MAX_GRID, height) or 2 * grid.columns > min(MAX_GRID, width)
 
 
 @pytest.mark.parametrize("shape", [(1 << 34,), (1 << 18, 1 << 18), (7, 1 << 17, 1 << 17), (3, (1 << 31) + 5)])
