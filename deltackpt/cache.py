@@ -144,10 +144,13 @@ def apply_to_cache(
 
             def once() -> ApplyResult:
                 plan = repo.resolve(link, have=current)
-                if current == link:
+                if current == link and not fresh:
                     return result(held.slot(link), plan, 0, began)
                 move = _Mover(repo, held, plan, current, threads_or_default(threads), progress)
-                written = move.start_over() if plan.anchor is not None or current is None else move.advance(fresh)
+                if current == link:
+                    written = move.rebuild()
+                else:
+                    written = move.start_over() if plan.anchor or current is None else move.advance(fresh)
                 return replace(result(held.slot(link), move.plan, written, began), rebuilt=move.rebuilt)
 
             return replace(again_if_gone(repo, once), leased=leased is not None)
@@ -269,14 +272,15 @@ class _Mover:
         self.plan = plan
         layout = self.repo.layout(plan.target)
         slot = self.held.slot(self.target)
-        if slot.is_dir():  # the other slot happens to be at the target, but nothing proves it
-            shutil.rmtree(slot)
         with beside(slot) as folder, Replay.open(self.repo, plan) as state:
             digests = self.repo.digests(plan.target)
             build(self.repo, layout, digests, state, folder, self.threads, self.progress)
+            if slot.is_dir():  # a slot of this step that nothing proves: it makes room once the new one is whole
+                os.rename(slot, folder.with_name(f"{folder.name}-old"))
             os.rename(folder, slot)
         self.held.switch(self.target)
         self.held.drop(keep=self.target)
+        self.held.finish_switch()
         return layout.size
 
 
@@ -284,7 +288,7 @@ _RECOVERABLE = (ChainError, FormatError, CheckpointError, NotFoundError)
 _DAMAGE = {"object-missing"}  # nothing pins the step of the other slot: gc may have taken it
 _DAMAGE |= {"slot-unusable", "tensor-differs", "tensor-shape", "base-shape", "checkpoint-changed", "not-safetensors"}
 _DAMAGE |= {"shard-missing", "count-outside", "gap-outside", "position-outside", "exception-outside", "step-outside"}
-_DAMAGE |= {"unary-count", "tile-length", "tile-short", "padding"}  # a wrong old value leads the decoder astray
+_DAMAGE |= {"unary-count", "tile-length", "tile-short", "padding", "list-wrong"}  # wrong old values lead astray
 
 
 def route(plan: Plan) -> str:

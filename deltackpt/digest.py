@@ -102,6 +102,8 @@ def add(a: Sums, b: Sums) -> Sums:
 
 def of_box(bits: npt.NDArray[Any], offset: tuple[int, ...], shape: tuple[int, ...]) -> Sums:
     """The share of a box: ``bits`` has the box's shape, ``offset`` is its corner in the global tensor ``shape``."""
+    if bits.size == 0:
+        return ZERO
     rows = bits.reshape(-1, bits.shape[-1]) if bits.ndim else bits.reshape(1, 1)
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):

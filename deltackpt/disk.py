@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deltackpt.errors import CheckpointError, NoSpaceError
+from deltackpt.errors import CheckpointError, NoSpaceError, StoreError
 
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
@@ -31,12 +31,15 @@ def ensure_space(path: Path, need_bytes: int) -> None:
 
 @contextmanager
 def space_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or quota inside the block into NoSpaceError ``no-space``."""
+    """Turn a full disk or quota inside the block into NoSpaceError ``no-space``, what else the system says into
+    StoreError ``not-writable``.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+            have = error.strerror or str(error)
+            raise StoreError("not-writable", where=path, have=have, need="a place that can be written") from error
         raise _no_space(path, error.strerror or "a full disk", "room for the whole file") from error
 
 

@@ -120,9 +120,10 @@ def result(path: Path, plan: Plan, written: int, began: float) -> ApplyResult:
 @contextmanager
 def beside(out: Path) -> Iterator[Path]:
     """A new folder next to ``out``, on the same file system; gone again unless it was renamed."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.parent / f".{out.name}.tmp-{secrets.token_hex(4)}"
-    folder.mkdir()
+    with space_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
     try:
         yield folder
     finally:

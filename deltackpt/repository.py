@@ -10,18 +10,21 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from deltackpt import chain
 from deltackpt.chain import Plan
-from deltackpt.digest import TensorDigest
 from deltackpt.edges import StoredEdges
 from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError, UsageError
-from deltackpt.format import digests, layout, manifest
+from deltackpt.format import manifest
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.edge import Edge
-from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import FORMAT, MAX_MANIFEST, REPOSITORY_ID, VERSION, File, Link, Manifest
 from deltackpt.store import Buffer, Store, open_store
+
+if TYPE_CHECKING:  # these load numpy, which a log does without
+    from deltackpt.digest import TensorDigest
+    from deltackpt.format.layout import Layout
 
 MARKER = "deltackpt.json"
 MAX_SMALL = 64 << 10
@@ -291,9 +294,13 @@ class Repository:
 
     @lru_cache(maxsize=4)  # noqa: B019
     def layout_of(self, file: File) -> Layout:
+        from deltackpt.format import layout
+
         return layout.decode(self.read(file, layout.MAX_LAYOUT), f"{self.store.url}/{file.name}")
 
     def digests(self, of: Manifest) -> dict[str, TensorDigest]:
+        from deltackpt.format import digests
+
         raw = self.read(of.digests, digests.MAX_DIGESTS)
         return digests.decode(raw, self.layout(of), of.state, f"{self.store.url}/{of.digests.name}")
 

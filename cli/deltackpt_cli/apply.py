@@ -54,6 +54,10 @@ def apply(
             from deltackpt import materialize
 
             done = materialize.apply(source, out, step, ref=ref, threads=threads, progress=progress)
+    if done.rebuilt is not None:
+        voice.note(f"note: the cache was built anew, since {done.rebuilt}")
+    if not done.leased:
+        voice.note("note: the repository is read-only, so no lease keeps gc from what is read")
     voice.result(done, lambda: _lines(done))
 
 

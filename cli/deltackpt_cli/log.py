@@ -3,25 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from deltackpt_cli import text
 from deltackpt_cli.console import Voice
 from deltackpt_cli.options import Ref, Repo
 
 if TYPE_CHECKING:
+    from deltackpt.report.graph import Graph, GraphStep
     from deltackpt.report.log import Log
 
+Graphic = Annotated[
+    bool, typer.Option("--graph", help="Draw all steps: every branch, what rewinds left behind, folds, refs and tags.")
+]
 
-def log(voice: Voice, repo: Repo, ref: Ref = "main") -> None:
+
+def log(voice: Voice, repo: Repo, ref: Ref = "main", graph: Graphic = False) -> None:
     """List the steps, newest first."""
     from deltackpt.report import log as report
     from deltackpt.repository import Repository
 
+    if graph:
+        from deltackpt.report.graph import graph as draw
+
+        drawn = draw(Repository.open(repo))
+        voice.result(drawn, lambda: _graph(drawn, verbose=voice.verbose))
+        return
     found = report.log(Repository.open(repo), ref)
     if not found.steps:
         voice.note(f"no step on {ref} yet")
     voice.result(found, lambda: _lines(found, verbose=voice.verbose))
+    if found.steps and found.collected is not None:
+        voice.note(f"older steps were collected, from step {found.collected}; `log --graph` lists those that were kept")
+
+
+def _graph(found: Graph, *, verbose: bool) -> Iterator[str]:
+    """A row a step; `*` in its lane, `|` in those that pass by, `/` where a lane joins the one of its parent."""
+    open_lanes: dict[int, int] = {}  # lane: the step that it goes down to
+    for step in found.steps:
+        joins = {lane for lane, down in open_lanes.items() if down == step.step and lane != step.lane}
+        marks = []
+        for lane in range(found.lanes):
+            passing = "|" if lane in open_lanes else " "
+            marks.append("*" if lane == step.lane else "/" if lane in joins else passing)
+        for lane in (*joins, step.lane):
+            open_lanes.pop(lane, None)
+        if step.parent is not None and not step.collected:
+            open_lanes[step.lane] = step.parent
+        yield f"{' '.join(marks)}  {step.step:>8}  {step.id if verbose else step.id[:12]}  {_about(step)}".rstrip()
+        if step.collected:
+            yield " ".join(":" if lane == step.lane else "|" if lane in open_lanes else " " for lane in range(found.lanes))
+
+
+def _about(step: GraphStep) -> str:
+    words = [f"ref {name}" for name in step.refs] + [f"tag {name}" for name in step.tags]
+    words += ["anchor"] * step.anchor + ["later anchor"] * step.later_anchor
+    words += [f"fold from {start}" for start in step.folds_from]
+    words += ["left behind"] * step.left_behind
+    return ", ".join(words)
 
 
 def _lines(found: Log, *, verbose: bool) -> Iterator[str]:

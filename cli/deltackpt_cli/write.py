@@ -19,6 +19,14 @@ Directory = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", show_defaul
 Number = Annotated[
     int | None, typer.Option(metavar="N", min=0, show_default=False, help="One more than the last step if not given.")
 ]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        show_default=False,
+        help="Take the branch back to step N: the new step follows it, and those after it are left behind.",
+    ),
+]
 Base = Annotated[
     Path | None,
     typer.Option(
@@ -44,6 +52,12 @@ Ratio = Annotated[
         help="Also store it whole if the patches since the last anchor exceed R checkpoints. Default: 1.",
     ),
 ]
+Density = Annotated[
+    float | None,
+    typer.Option(
+        metavar="D", min=0, show_default=False, help="Also store it whole if more than a share D of all elements changed."
+    ),
+]
 ScanLimit = Annotated[
     int | None,
     typer.Option(
@@ -60,12 +74,14 @@ def write(
     checkpoint: Directory,
     repo: Repo,
     step: Number = None,
+    resume_from: Resume = None,
     base: Base = None,
     cache: Cache = None,
     encoding: Choice = Encoding.auto,
     anchor: Now = False,
     anchor_every: Every = None,
     anchor_when_ratio: Ratio = None,
+    anchor_when_density: Density = None,
     ref: Ref = "main",
     threads: Threads = None,
     scan_limit: ScanLimit = None,
@@ -84,10 +100,11 @@ def write(
             checkpoint,
             repo,
             step=step,
+            resume_from=resume_from,
             base=base,
             cache=cache,
             encoding=encoding.value,
-            anchor=library.AnchorPolicy(anchor, anchor_every, ratio),
+            anchor=library.AnchorPolicy(anchor, anchor_every, ratio, anchor_when_density),
             ref=ref,
             threads=threads,
             scan_limit=SCAN_LIMIT if scan_limit is None else scan_limit,
@@ -95,6 +112,8 @@ def write(
         )
     for path, reason in done.left_out:
         voice.note(f"note: left out {path}: {reason}")
+    if done.rewound is not None:
+        voice.note(f"note: {done.ref} was at step {done.rewound}; the steps after {done.parent} are left behind, until gc")
     voice.result(done, lambda: _lines(done))
 
 

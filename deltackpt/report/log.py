@@ -34,12 +34,13 @@ class LogStep:
 
 @dataclass(frozen=True)
 class Log:
-    """A branch, newest step first."""
+    """A branch, newest step first. ``collected`` is the step where history goes on that a gc removed, if one did."""
 
     repository: str
     id: str
     ref: str
     steps: tuple[LogStep, ...]
+    collected: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "steps": [dict(vars(step)) for step in self.steps]}
@@ -59,7 +60,8 @@ def log(repo: Repository, ref: str = "main") -> Log:
             raise NotFoundError("ref-missing", where=repo.store.url, have="no such ref", need=f"ref {ref!r}", hint=hint)
         return Log(repo.store.url, repo.id, ref, ())
     ids = [manifests[0].link.id, *(m.parent.id for m in manifests[:-1] if m.parent)]  # a hash of one, not of all
-    return Log(repo.store.url, repo.id, ref, tuple(map(_step, manifests, ids)))
+    last = manifests[-1].parent
+    return Log(repo.store.url, repo.id, ref, tuple(map(_step, manifests, ids)), last.step if last else None)
 
 
 def _step(m: Manifest, own: str) -> LogStep:

@@ -1,0 +1,76 @@
+"""`deltackpt compact`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deltackpt_cli import text
+from deltackpt_cli.console import Voice
+from deltackpt_cli.options import Ref, Repo, Threads
+
+if TYPE_CHECKING:
+    from deltackpt.compact import CompactPlan, CompactResult
+
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="A", show_default=False, help="The step where the fold begins; the last anchor if not given."),
+]
+To = Annotated[str, typer.Option("--to", metavar="B", help="The step that it leads to.")]
+Levels = Annotated[
+    bool, typer.Option("--levels", help="Folds of aligned runs of 8, 64 and 512 steps: few to read from any distance.")
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(metavar="CACHE", show_default=False, help="A managed cache that supplies the old values; it is moved."),
+]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Show the plan; write nothing.")]
+
+
+def compact(
+    voice: Voice,
+    repo: Repo,
+    start: From = None,
+    end: To = "latest",
+    levels: Levels = False,
+    cache: Cache = None,
+    dry_run: Dry = False,
+    ref: Ref = "main",
+    threads: Threads = None,
+) -> None:
+    """Fold many patches into one, so that late readers read less.
+
+    The patches stay for those who are in between, until gc.
+    """
+    from deltackpt.compact import LEVELS, plan_compact
+    from deltackpt.repository import Repository
+
+    source = Repository.open(repo)
+    plan = plan_compact(source, start, end, ref=ref, levels=LEVELS if levels else ())
+    if dry_run:
+        voice.result(plan, lambda: _plan(plan))
+        return
+    with voice.progress() as progress:
+        done = plan.execute(source, cache=cache, threads=threads, progress=progress)
+    voice.result(done, lambda: _lines(done))
+
+
+def _plan(plan: CompactPlan) -> Iterator[str]:
+    rows = [[str(f.start.step), str(f.end.step), text.count(f.patches), text.count(f.replaces)] for f in plan.folds]
+    if rows:
+        yield from text.table([">from", ">to", ">patches", ">their bytes"], rows)
+
+
+def _lines(done: CompactResult) -> Iterator[str]:
+    rows = [
+        [str(f.start.step), str(f.end.step), text.count(f.replaces), text.count(f.bytes), f.reason or ""]
+        for f in done.folds
+    ]
+    if rows:
+        yield from text.table([">from", ">to", ">patches' bytes", ">fold's bytes", ""], rows)
+        yield ""
+    made = sum(f.bytes is not None for f in done.folds)
+    yield f"{text.count(made)} fold{'s' * (made != 1)} written, {text.count(done.bytes)} bytes"

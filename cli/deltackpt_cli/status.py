@@ -1,0 +1,59 @@
+"""`deltackpt status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deltackpt_cli import text
+from deltackpt_cli.console import Voice
+from deltackpt_cli.options import Ref, Repo
+
+if TYPE_CHECKING:
+    from deltackpt.report.status import CacheStatus, Status
+
+Cache = Annotated[
+    Path | None, typer.Option(metavar="DIR", show_default=False, help="A managed cache: how far behind it is.")
+]
+
+
+def status(voice: Voice, repo: Repo, cache: Cache = None, ref: Ref = "main") -> None:
+    """Show where a repository and a cache are."""
+    from deltackpt.report import status as report
+    from deltackpt.repository import Repository
+
+    found = report.status(Repository.open(repo), cache, ref=ref)
+    voice.result(found, lambda: text.fields(list(_rows(found))))
+
+
+def _rows(s: Status) -> Iterator[tuple[str, str]]:
+    yield "repository", f"{s.repository} ({s.id})"
+    yield "head", f"no step on {s.ref} yet" if s.step is None else f"step {s.step} on {s.ref} ({str(s.head)[:12]})"
+    yield "steps", text.count(s.steps)
+    if s.restore_bytes is not None:
+        yield "restore", f"{text.count(s.restore_bytes)} bytes: an anchor and {_patches(s.restore_patches or 0)}"
+    yield "storage", ", ".join(f"{folder} {text.count(size)}" for folder, size in sorted(s.storage.items()))
+    if s.tags:
+        yield "tags", ", ".join(f"{name} (step {step})" for name, step in sorted(s.tags.items()))
+    for lease in s.leases:
+        what = f"step {lease.link.step}" if lease.link else "every step"
+        yield "lease", f"{what}, {lease.holder}, until {text.moment(lease.expires)}"
+    yield "gc", f"would free {text.count(s.gc_frees)} bytes, {text.count(s.gc_steps)} steps"
+    if s.cache is not None:
+        yield from _cache(s.cache)
+
+
+def _cache(c: CacheStatus) -> Iterator[tuple[str, str]]:
+    if not c.on_branch:
+        where = "not on the branch: it was rewound, or steps were collected"
+    else:
+        where = "up to date" if c.behind == 0 else f"{text.count(c.behind)} steps behind"
+    yield "cache", f"step {c.step} ({c.id[:12]}), {where}"
+    yield "catch up", f"{text.count(c.catch_up_bytes)} bytes: {_patches(c.catch_up_patches)}"
+
+
+def _patches(count: int) -> str:
+    return f"{text.count(count)} patch{'es' * (count != 1)}"

@@ -1,0 +1,113 @@
+"""How a repository, and a cache that follows it, are: nothing but records is read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deltackpt.cache import open_current
+from deltackpt.chain import descends
+from deltackpt.errors import ChainError, NotFoundError
+from deltackpt.gc import plan_gc
+from deltackpt.leases import Lease, read_leases
+from deltackpt.repository import Repository
+from deltackpt.retention import Policy
+
+
+@dataclass(frozen=True)
+class CacheStatus:
+    """Where a cache is. ``behind`` counts the steps to the head, None where they are not all there; ``on_branch`` is False
+    after a rewind."""
+
+    path: str
+    step: int
+    id: str
+    on_branch: bool
+    behind: int | None
+    catch_up_bytes: int
+    catch_up_patches: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """``restore_bytes`` is what a reader without anything reads for the head; ``storage`` counts bytes of objects by
+    folder; ``gc_frees`` and ``gc_steps`` are what a gc without a policy would remove."""
+
+    repository: str
+    id: str
+    ref: str
+    step: int | None
+    head: str | None
+    steps: int
+    tags: dict[str, int]
+    restore_bytes: int | None
+    restore_patches: int | None
+    storage: dict[str, int]
+    leases: tuple[Lease, ...]
+    gc_frees: int
+    gc_steps: int
+    cache: CacheStatus | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def status(repo: Repository, cache: str | os.PathLike[str] | None = None, *, ref: str = "main") -> Status:
+    """Raises NotFoundError ``cache-empty`` for a cache without a step; ChainError, FormatError for damaged records."""
+    head = repo.ref(ref)
+    plan = None
+    if head is not None:
+        try:
+            plan = repo.resolve(head.link)
+        except ChainError:  # verify says why
+            plan = None
+    storage: dict[str, int] = {}
+    steps = 0
+    for info in repo.store.list(""):
+        folder = info.name.partition("/")[0] if "/" in info.name else "records"
+        storage[folder] = storage.get(folder, 0) + info.size
+        steps += folder == "steps"
+    now = repo.store.now()
+    garbage = plan_gc(repo, Policy())
+    return Status(
+        repository=repo.store.url,
+        id=repo.id,
+        ref=ref,
+        step=head.link.step if head else None,
+        head=head.link.id if head else None,
+        steps=steps,
+        tags={tag.name: tag.link.step for tag in repo.refs("tags/")},
+        restore_bytes=plan.bytes if plan else None,
+        restore_patches=len(plan.patches) if plan else None,
+        storage=storage,
+        leases=tuple(lease for lease in read_leases(repo) if lease.expires > now),
+        gc_frees=garbage.frees,
+        gc_steps=garbage.steps,
+        cache=_cache(repo, cache, ref) if cache is not None and head is not None else None,
+    )
+
+
+def _cache(repo: Repository, cache: str | os.PathLike[str], ref: str) -> CacheStatus:
+    path, current = open_current(cache)
+    head = repo.find("latest", ref)
+    plan = repo.resolve(head, have=current)
+    behind: int | None = 0
+    link = head
+    while behind is not None and link.step > current.step:
+        try:
+            parent = repo.load(link).parent
+        except NotFoundError:
+            parent = None
+        behind = None if parent is None else behind + 1
+        link = parent or link
+    on_branch = descends(head, current, repo.load) is True
+    return CacheStatus(
+        path=str(path),
+        step=current.step,
+        id=current.id,
+        on_branch=on_branch,
+        behind=behind if on_branch else None,
+        catch_up_bytes=plan.bytes,
+        catch_up_patches=len(plan.patches),
+    )
