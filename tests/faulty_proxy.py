@@ -91,6 +91,7 @@ class _Planned:
 class FaultyProxy:
     upstream: str
     url: str = ""
+    mute: bool = False  # never say "100 Continue", which a client may wait for
     requests: list[tuple[float, str, str]] = field(default_factory=list)  # (time, method, path with its query)
     _planned: list[_Planned] = field(default_factory=list)
     _first: dict[tuple[str, str], Answer] = field(default_factory=dict)
@@ -149,7 +150,10 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def handle_any(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client gave up: the server must not wait for the rest
+            return self.reset()
         path = unquote(self.path)
         fault = self.proxy.take(self.command, path)
         if isinstance(fault, Delay):
@@ -163,6 +167,11 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, Reset):
             return self.reset()
         return self.answer(damaged(first if isinstance(fault, Stale) else answer, fault))
+
+    def handle_expect_100(self) -> bool:
+        if not self.proxy.mute and super().handle_expect_100():
+            self.wfile.flush()
+        return True
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any
 

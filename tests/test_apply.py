@@ -177,13 +177,21 @@ def test_a_few_bits_of_a_large_sparse_file(tmp_path):
 # Where it goes
 
 
-@pytest.fixture
-def pair(tmp_path):
-    """A repository on disk of four steps (an anchor, three patches), and its directories."""
-    dirs = chain_of(tmp_path / "dirs", 5, 4)
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A repository on disk of four steps (an anchor, three patches), and its directories. Not to be changed."""
+    root = tmp_path_factory.mktemp("published")
+    dirs = chain_of(root / "dirs", 5, 4)
     for path in dirs:
-        write(path, tmp_path / "repo", anchor=NEVER, threads=1)
-    return tmp_path / "repo", dirs
+        write(path, root / "repo", anchor=NEVER, threads=1)
+    return root / "repo", dirs
+
+
+@pytest.fixture
+def pair(published, tmp_path):
+    """A copy of the repository, and the directories."""
+    shutil.copytree(published[0], tmp_path / "repo")
+    return tmp_path / "repo", published[1]
 
 
 def nothing_left(out: Path) -> bool:
@@ -199,8 +207,8 @@ def test_an_output_that_exists(pair, tmp_path):
     assert tree(tmp_path / "empty") == tree(dirs[3])
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "link2").symlink_to(tmp_path / "dirs", target_is_directory=True)
-    for name in ("empty", "file", "link", "link2", "dirs"):
+    (tmp_path / "link2").symlink_to(dirs[0], target_is_directory=True)
+    for name in ("empty", "file", "link", "link2", dirs[0]):
         with pytest.raises(ConflictError) as error:
             apply(repo, tmp_path / name)
         assert (error.value.code, error.value.exit_code) == ("output-exists", 7)

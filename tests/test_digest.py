@@ -171,7 +171,7 @@ def test_a_flipped_bit_at_any_place_is_seen(width):
         assert digest.of_run(flipped) != before
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("width", [4, 8])
 def test_a_sign_flip_of_any_element_is_seen(width):
     """2^31 or more times an even key must not vanish modulo 2^64: true of both lanes at every place of a block."""
     old = np.zeros(1, uint(width))

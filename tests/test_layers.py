@@ -25,6 +25,7 @@ ORDER = [
     "diff",
     "chain",
     "store",
+    "doctor",
     "edges",
     "repository",
     "renewal",

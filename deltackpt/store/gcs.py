@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import Fetched, Head, SpooledUpload, Upload
+from deltackpt.store.driver import PART, Fetched, Head, SpooledUpload, Upload
 from deltackpt.store.patience import Patience
 
 MARK = "deltackpt-put"
@@ -21,7 +21,10 @@ MARK = "deltackpt-put"
 
 def options(patience: Patience) -> dict[str, Any]:
     """How a GCSFileSystem is to be made. It makes up to six attempts of its own at a request."""
-    return {"requests_timeout": patience.silence, "use_listings_cache": False}
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=patience.limit(PART), sock_connect=patience.silence, sock_read=patience.silence)
+    return {"requests_timeout": timeout, "use_listings_cache": False}
 
 
 class GcsDriver:

@@ -14,6 +14,8 @@ from deltackpt.store.foreign import Fault, Kind
 
 T = TypeVar("T")
 
+SLOWEST = 256 << 10  # bytes a second below which a transfer counts as stuck
+
 
 class Answer(Exception):
     """The store answered, and the answer is no error of the store: no such object, name taken, past the end."""
@@ -35,6 +37,10 @@ class Patience:
     silence: float = 30.0
     first: float = 0.2
     most: float = 10.0
+
+    def limit(self, size: int) -> float:
+        """The longest that an attempt to move ``size`` bytes may take as a whole, whatever its library waits for."""
+        return self.silence + size / SLOWEST
 
     def ask(
         self,

@@ -22,11 +22,10 @@ from typing import TypeVar
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.store import base
 from deltackpt.store.base import MAX_SWAP, Buffer, ObjectInfo, Written, check_name, check_prefix
-from deltackpt.store.driver import Driver, Fetched, Head
+from deltackpt.store.driver import PART, Driver, Fetched, Head
 from deltackpt.store.foreign import Kind
 from deltackpt.store.patience import DEFAULT, Answer, Patience
 
-PART = 32 << 20  # bytes of an upload's part; smaller objects go in one request
 WINDOW = 16 << 20  # bytes of one request of a long read
 IN_FLIGHT = 4  # requests of one transfer at a time: its memory is this many parts
 SWAPS = 4  # readings of a ref that changes and changes back while it is swapped

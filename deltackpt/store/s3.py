@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from deltackpt.errors import FormatError
 from deltackpt.store.base import Capabilities
 from deltackpt.store.driver import Fetched, Head, Upload
-from deltackpt.store.patience import Patience
+from deltackpt.store.patience import DEFAULT, Patience
+
+T = TypeVar("T")
 
 MARK = "deltackpt-put"
 MAX_PARTS = 10_000
@@ -35,10 +38,11 @@ class S3Driver:
     makes_buckets: bool = False
     downloads: int | None = None
 
-    def __init__(self, fs: Any, bucket: str) -> None:
+    def __init__(self, fs: Any, bucket: str, patience: Patience = DEFAULT) -> None:
         fs.retries = 1
         self._fs = fs
         self._bucket = bucket
+        self._patience = patience
 
     def create(self, key: str, data: bytes, mark: str) -> None:
         self.call("put_object", Key=key, Body=data, IfNoneMatch="*", Metadata={MARK: mark})
@@ -51,8 +55,6 @@ class S3Driver:
         return _Multipart(self, key, made["UploadId"])
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
-        from fsspec.asyn import sync
-
         condition = {"IfMatch": tag} if tag else {}
         span = f"bytes={start}-{start + length - 1}"
 
@@ -61,7 +63,7 @@ class S3Driver:
             async with found["Body"] as body:
                 return found, await body.read()
 
-        found, data = sync(self._fs.loop, get)
+        found, data = self._run(get(), length)
         size = int(found["ContentRange"].rpartition("/")[2]) if "ContentRange" in found else found["ContentLength"]
         if "ContentRange" not in found:  # a service that ignores ranges
             data = data[start : start + length]
@@ -101,8 +103,16 @@ class S3Driver:
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
     def call(self, method: str, **request: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = self._fs.call_s3(method, Bucket=self._bucket, **request)
+        size = len(request.get("Body", b""))
+        answer: dict[str, Any] = self._run(self._fs._call_s3(method, Bucket=self._bucket, **request), size)
         return answer
+
+    def _run(self, request: Coroutine[Any, Any, T], size: int) -> T:
+        """On the file system's own loop; the library may wait for a "100 Continue" without end, we do not."""
+        from fsspec.asyn import sync
+
+        found: T = sync(self._fs.loop, asyncio.wait_for, request, self._patience.limit(size))
+        return found
 
     def _uploads(self, prefix: str) -> Iterator[dict[str, Any]]:
         for page in self._pages("list_multipart_uploads", "KeyMarker", "NextKeyMarker", prefix):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
-    """The endpoint of an S3 server."""
-    from moto.server import ThreadedMotoServer
+    """The endpoint of an S3 server, one request at a time: it checks a condition and writes in two steps."""
+    from moto.server import DomainDispatcherApplication, ThreadedMotoServer
 
+    answer, lock = DomainDispatcherApplication.__call__, threading.Lock()
+
+    def one_at_a_time(*request: Any) -> Any:
+        with lock:
+            return answer(*request)
+
+    DomainDispatcherApplication.__call__ = one_at_a_time
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     server.stop()
+    DomainDispatcherApplication.__call__ = answer
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,260 @@
+"""Each flow killed at its k-th operation: as an exception out of the store, and as a SIGKILL of a real process.
+
+Afterwards every step that was there restores, `verify` finds nothing, and doing it again ends where it should.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from chains import NEVER, NOW, World, next_state
+from faulty_store import Died, FaultyStore
+from states import make_checkpoint, tree
+
+from deltackpt.cache import apply_to_cache
+from deltackpt.compact import plan_compact
+from deltackpt.errors import ConflictError
+from deltackpt.fold import write_anchor
+from deltackpt.format.manifest import Link
+from deltackpt.gc import collect
+from deltackpt.materialize import apply
+from deltackpt.repository import Repository
+from deltackpt.retention import Policy
+from deltackpt.store import MemoryStore, memory
+from deltackpt.verify import verify_repository
+from deltackpt.write import write
+
+URL = "memory://crash"
+KEEP_TWO = Policy(last=2, grace=0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1e6
+
+    def __call__(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+
+def snapshot(store: MemoryStore, clock: Clock) -> MemoryStore:
+    copy = MemoryStore("crash", clock=clock)
+    copy._objects = dict(store._objects)
+    return copy
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[tuple[World, MemoryStore, Clock]]:
+    clock = Clock()
+    store = MemoryStore("crash", clock=clock)
+    memory._named["crash"] = store
+    made = World(tmp_path, URL)
+    made.run(7)
+    yield made, store, clock
+    memory._named.pop("crash", None)
+
+
+def publish(world: World) -> None:
+    make_checkpoint(world.root / f"new-{time.monotonic_ns()}", world.states["next"])
+    newest = max(world.root.glob("new-*"))
+    write(newest, URL, threads=1, anchor=NOW)
+
+
+def levels(world: World) -> None:
+    plan_compact(world.repo, levels=(2, 4)).execute(world.repo, threads=1)
+
+
+def late_anchor(world: World) -> None:
+    link = world.repo.log()[2].link
+    try:
+        write_anchor(world.repo, link, threads=1)
+    except ConflictError as error:  # the run before got that far
+        assert error.code == "anchor-exists"
+
+
+def gc(world: World) -> None:
+    collect(world.repo, KEEP_TWO)
+
+
+def materialize(world: World) -> None:
+    out = world.root / "materialized"
+    shutil.rmtree(out, ignore_errors=True)
+    apply(world.repo, out, threads=1)
+
+
+FLOWS: dict[str, Callable[[World], None]] = {
+    "publish": publish,
+    "compact": levels,
+    "anchor": late_anchor,
+    "gc": gc,
+    "apply": materialize,
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_some_operations(world: tuple[World, MemoryStore, Clock], flow: str, when: str) -> None:
+    _killed(world, flow, when, 5)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_every_operation(world: tuple[World, MemoryStore, Clock], flow: str, when: str) -> None:
+    _killed(world, flow, when, 10_000)
+
+
+def _killed(world: tuple[World, MemoryStore, Clock], flow: str, when: str, most: int) -> None:
+    """Killed at each operation, or at ``most`` of them, evenly spread."""
+    made, store, clock = world
+    links = [m.link for m in made.repo.log()][::-1]
+    made.states["next"] = next_state(made.states[links[-1].id], 99)
+    if flow == "gc":  # something of every kind to remove
+        levels(made)
+        late_anchor(made)
+    base = snapshot(store, clock)
+    counting = FaultyStore(snapshot(base, clock))
+    memory._named["crash"] = counting  # type: ignore[assignment]
+    FLOWS[flow](made)
+    assert counting.operations > 1
+    kept = links[-2:] if flow == "gc" else links
+    stride = max(1, counting.operations // most)
+    for k in range(1, counting.operations + 1, stride):
+        inner = snapshot(base, clock)
+        memory._named["crash"] = FaultyStore(inner, k, when=when)  # type: ignore[arg-type, assignment]
+        with pytest.raises(Died):
+            FLOWS[flow](made)
+        memory._named["crash"] = inner
+        clock.now += 1_000  # leases and locks of the dead lapse
+        report = verify_repository(made.repo, threads=1)
+        assert report.ok, (k, report.to_dict())
+        made.check(kept[-1])
+        made.check(kept[0])
+        head = made.repo.ref()
+        assert head is not None
+        done = head.link != links[-1]
+        if not done:
+            assert head.link == links[-1]
+            FLOWS[flow](made)
+        if flow == "publish":
+            assert len({m.step for m in made.repo.log()}) == len(made.repo.log())
+            assert made.repo.log()[0].step == links[-1].step + 1
+        assert verify_repository(made.repo, threads=1).ok
+        if flow == "gc":
+            assert {link.step for link in made.repo.steps()} >= {link.step for link in kept}
+            clock.now += 10
+            again = collect(made.repo, KEEP_TWO)[0]
+            assert again.frees == 0
+        for link in kept[:: len(kept) - 1]:
+            made.check(link)
+
+
+SCRIPT = """
+import sys
+from deltackpt.repository import Repository
+what, repo, root = sys.argv[1:]
+if what == "publish":
+    from deltackpt.write import AnchorPolicy, write
+    write(root + "/next", repo, threads=1, anchor=AnchorPolicy(now=True))
+elif what == "gc":
+    from deltackpt.gc import collect
+    from deltackpt.retention import Policy
+    collect(Repository.open(repo), Policy(last=2, grace=0), ttl=1)
+elif what == "compact":
+    from deltackpt.compact import plan_compact
+    plan_compact(Repository.open(repo), levels=(2, 4)).execute(Repository.open(repo), threads=1)
+else:
+    from deltackpt.cache import apply_to_cache
+    apply_to_cache(Repository.open(repo), root + "/cache", threads=1)
+"""
+# Ends the process by SIGKILL at its k-th change of the file system: nothing is flushed, nothing is cleaned up.
+KILLER = """
+import os, signal, sys
+left = int(sys.argv.pop(1))
+def deadly(name):
+    real = getattr(os, name)
+    def call(*args, **kwargs):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+    setattr(os, name, call)
+for name in ("link", "unlink", "rename", "replace", "mkdir", "write", "fsync"):
+    deadly(name)
+"""
+
+
+@pytest.mark.parametrize("flow", ["publish", "gc", "compact", "apply"])
+def test_sigkill(tmp_path: Path, flow: str) -> None:
+    _sigkill(tmp_path, flow, [3, 17])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("flow", ["publish", "gc", "compact", "apply"])
+def test_sigkill_everywhere(tmp_path: Path, flow: str) -> None:
+    _sigkill(tmp_path, flow, range(1, 10_000))
+
+
+def _sigkill(tmp_path: Path, flow: str, moments: list[int] | range) -> None:
+    made = World(tmp_path)
+    links = made.run(6)
+    if flow == "gc":
+        plan_compact(made.repo, levels=(2, 4)).execute(made.repo, threads=1)
+    made.publish(made.states[links[-1].id], anchor=NEVER)
+    links = [m.link for m in made.repo.log()][::-1]
+    apply_to_cache(made.repo, tmp_path / "cache", links[3].step, threads=1)
+    apply_to_cache(made.repo, tmp_path / "cache", links[4].step, threads=1)
+    make_checkpoint(tmp_path / "next", next_state(made.states[links[-1].id], 5))
+    for k in moments:
+        copy = tmp_path / f"at-{k}"
+        copy.mkdir()
+        shutil.copytree(tmp_path / "repo", copy / "repo")
+        shutil.copytree(tmp_path / "cache", copy / "cache", symlinks=True)
+        (copy / "next").symlink_to(tmp_path / "next")
+        command = [sys.executable, "-c", KILLER + SCRIPT, str(k), flow, str(copy / "repo"), str(copy)]
+        status = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}).returncode
+        assert status in (0, -signal.SIGKILL)
+        _expire_leases(copy / "repo")
+        _check_after(copy, made, links, flow)
+        shutil.rmtree(copy)
+        if status == 0:
+            break
+
+
+def _expire_leases(repo: Path) -> None:
+    """As if their time were over."""
+    for path in (*repo.glob("leases/*"), repo / "gc.json"):
+        path.unlink(missing_ok=True)
+
+
+def _check_after(copy: Path, made: World, links: list[Link], flow: str) -> None:
+    repo = Repository.open(copy / "repo")
+    report = verify_repository(repo, threads=1)
+    assert report.ok, report.to_dict()
+    made.check(links[-1], repo)
+    head = repo.ref()
+    assert head is not None
+    before = repo.log()[0].step
+    if flow == "publish" and before == links[-1].step:
+        assert write(copy / "next", copy / "repo", threads=1, anchor=NEVER).step == links[-1].step + 1
+    elif flow == "gc":
+        collect(repo, KEEP_TWO)
+        made.check(links[-2], Repository.open(copy / "repo"))
+    elif flow == "compact":
+        plan_compact(repo, levels=(2, 4)).execute(repo, threads=1)
+        for link in links[::2]:
+            made.check(link, repo)
+    elif flow == "apply":
+        done = apply_to_cache(repo, copy / "cache", threads=1)
+        assert done.id == links[-1].id
+        assert tree(copy / "cache" / "current") == made.trees[links[-1].id]
+    assert verify_repository(Repository.open(copy / "repo"), threads=1).ok

@@ -1,0 +1,99 @@
+"""Real processes on one repository: a writer, readers with leases, and a gc that runs all the time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from chains import World
+
+from deltackpt.repository import Repository
+from deltackpt.verify import verify_repository
+
+COMMON = """
+import shutil, sys, time
+from pathlib import Path
+from deltackpt.errors import ConflictError
+from deltackpt.repository import Repository
+repo, root, until = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+count = 0
+"""
+WRITER = COMMON + """
+from chains import World, next_state
+from deltackpt.write import AnchorPolicy
+world = World(root, repo)
+world.count = 1
+from states import make_checkpoint
+from chains import small_state
+state = small_state()
+while time.time() < until:
+    state = next_state(state, count)
+    world.publish(state, anchor=AnchorPolicy(every=5, ratio=float("inf")))
+    count += 1
+print(count)
+"""
+# A reader takes whatever is newest, sometimes into a cache, sometimes cold, and sometimes the tag.
+READER = COMMON + """
+from deltackpt.cache import apply_to_cache
+from deltackpt.materialize import apply
+while time.time() < until:
+    if count % 3 == 0:
+        shutil.rmtree(root / "out", ignore_errors=True)
+        apply(Repository.open(repo), root / "out", "kept" if count % 2 else "latest", threads=1)
+    else:
+        apply_to_cache(Repository.open(repo), root / "cache", threads=1)
+    count += 1
+print(count)
+"""
+COLLECTOR = COMMON + """
+from deltackpt.gc import collect
+from deltackpt.retention import Policy
+while time.time() < until:
+    try:
+        collect(Repository.open(repo), Policy(last=3, grace=0), ttl=20)
+    except ConflictError as error:
+        assert error.code == "plan-stale", error
+    count += 1
+    time.sleep(0.05)
+print(count)
+"""
+
+
+def test_nobody_is_cut_off(tmp_path: Path) -> None:
+    _run(tmp_path, 5, 2)
+
+
+@pytest.mark.heavy
+def test_nobody_is_cut_off_for_a_minute(tmp_path: Path) -> None:
+    _run(tmp_path, 60, 4)
+
+
+def _run(tmp_path: Path, seconds: float, readers: int) -> None:
+    world = World(tmp_path)
+    links = world.run(4)
+    world.repo.put_tag("kept", links[1])
+    until = str(time.time() + seconds)
+    scripts = {"writer": WRITER, "gc": COLLECTOR} | {f"reader-{i}": READER for i in range(readers)}
+    running = {}
+    for name, script in scripts.items():
+        (tmp_path / name).mkdir()
+        command = [sys.executable, "-c", script, str(tmp_path / "repo"), str(tmp_path / name), until]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        running[name] = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    counts = {}
+    for name, process in running.items():
+        out, err = process.communicate(timeout=seconds * 4 + 60)
+        assert process.returncode == 0, f"{name}: {err[-2000:]}"
+        counts[name] = int(out)
+    assert all(counts.values()), counts
+    repo = Repository.open(tmp_path / "repo")
+    assert verify_repository(repo, threads=1).ok
+    world.check(links[1], repo)
+    assert not list(repo.store.list("leases/"))
+    steps = [link.step for link in repo.steps()]
+    assert len(steps) < 25 + counts["writer"] / 2, (counts, steps)  # what a gc that was held off has not taken yet
+    print(counts, len(steps))
