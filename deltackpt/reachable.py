@@ -29,6 +29,7 @@ class Reachable:
         self.needed: dict[str, str] = {}  # by id: every step that stays, and why
         self.used: dict[str, Edge] = {}  # by name: every edge that stays
         self._followed: set[str] = set()
+        self._past: set[str] = set()
         for id_ in self.roots:
             self._follow(id_)
         by_end: dict[Link, list[Edge]] = {}
@@ -84,6 +85,9 @@ class Reachable:
             way = self._ways.get(at)
             if way is None:  # nothing leads there: keep what is left of its past
                 for node in branch(self._nodes[at].link, self._nodes):
+                    if node.link.id in self._past:
+                        return
+                    self._past.add(node.link.id)
                     self.needed.setdefault(node.link.id, self.roots.get(node.link.id, f"{reason}, which is broken"))
                 return
             if way.edge is not None:

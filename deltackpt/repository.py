@@ -320,9 +320,25 @@ class Repository:
         until gc.
         """
         link = new.link
+        alone = self.store.capabilities.swap
+        before = set() if alone else {*self._numbered(link.step)}
         self.store.put(link.name, [new.encode()])
         self.move_ref(ref, old, link)
+        if not alone and (others := {*self._numbered(link.step)} - before - {link}):
+            raise self._forked(ref, link, others)
         return link
+
+    def _forked(self, ref: str, ours: Link, others: set[Link]) -> ConflictError:
+        """Another writer published the same step meanwhile, on a store that could not keep the two apart."""
+        now, ids = self.ref(ref), ", ".join(sorted(link.id[:12] for link in others))
+        return ConflictError(
+            "ref-forked",
+            where=f"{self.store.url}, ref {ref}",
+            have=f"two writers at step {ours.step}: {ours.id[:12]} is ours, {ids} another's",
+            need="one writer a ref, since this store has no compare-and-swap",
+            hint=f"Both steps are whole, and the ref is at {now.link.id[:12] if now else 'none'}. Stop one writer; the "
+            "other goes on from the ref.",
+        )
 
 
 def object_differs(where: str, size: int, file: File) -> FormatError:

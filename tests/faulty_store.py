@@ -18,7 +18,9 @@ class FaultyStore:
 
     ``when`` says whether that last operation took effect.  A dead process does nothing more, so every later call, even
     a read out of a ``finally``, raises Died too.  ``flip`` maps a name to the byte whose lowest bit is flipped whenever
-    it is read, ``short`` a name to the number of bytes after which its body ends; stat() and list() show no damage.
+    it is read, ``zero`` one to the start and end of a block that reads as zeros, ``short`` one to the number of bytes
+    after which its body ends; stat() and list() show no damage.  With ``stale``, list() shows what it did when it was
+    first asked for a prefix.
     """
 
     def __init__(
@@ -29,6 +31,8 @@ class FaultyStore:
         when: Literal["before", "after"] = "after",
         flip: dict[str, int] | None = None,
         short: dict[str, int] | None = None,
+        zero: dict[str, tuple[int, int]] | None = None,
+        stale: bool = False,
     ) -> None:
         self.inner = inner
         self.url = inner.url
@@ -37,6 +41,9 @@ class FaultyStore:
         self.when = when
         self.flip = dict(flip or {})
         self.short = dict(short or {})
+        self.zero = dict(zero or {})
+        self.stale = stale
+        self._listed: dict[str, list[ObjectInfo]] = {}
         self.dead = False
         self.changes: list[tuple[str, str]] = []  # (operation, name) of every mutating call, the fatal one included
         self.reads = 0
@@ -85,7 +92,10 @@ class FaultyStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         self._read()
-        for info in self.inner.list(prefix):
+        listed = self.inner.list(prefix)
+        if self.stale:
+            listed = iter(self._listed.setdefault(prefix, list(listed)))
+        for info in listed:
             self._must_live()
             yield info
 
@@ -97,7 +107,7 @@ class FaultyStore:
         """None for a damaged object, so that a reader which maps files sees the damage as well."""
         self._read()
         path = self.inner.local_path(name)
-        return None if name in self.flip or name in self.short else path
+        return None if name in {*self.flip, *self.short, *self.zero} else path
 
     def temporaries(self) -> Iterator[ObjectInfo]:
         self._read()
@@ -126,6 +136,8 @@ class FaultyStore:
         end = self.short.get(name)
         if end is not None:
             body = body[: max(0, end - start)]
+        zeros = range(len(body))[slice(*(max(0, at - start) for at in self.zero.get(name, (0, 0))))]
+        body = body[: zeros.start] + bytes(len(zeros)) + body[zeros.start + len(zeros) :]
         offset = self.flip.get(name, -1) - start
         if 0 <= offset < len(body):
             body = body[:offset] + bytes([body[offset] ^ 1]) + body[offset + 1 :]

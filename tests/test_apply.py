@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import State, changed, file_bytes, make_checkpoint, mutate, random_bytes, random_state, tree
 
-from deltackpt import write as write_module
+from deltackpt import draft as draft_module
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor, build_header
@@ -78,12 +78,12 @@ def test_any_chain(tmp_path_factory, seed):
     plain, based, mixed = fresh(), fresh(), fresh()
     with pytest.MonkeyPatch.context() as patch:
         for i, path in enumerate(dirs):
-            patch.setattr(write_module, "PART_BYTES", 128 << 20)
+            patch.setattr(draft_module, "PART_BYTES", 128 << 20)
             results = [
                 write(path, plain, anchor=NEVER, threads=1),
                 write(path, based, base=dirs[i - 1] if i else None, anchor=replace(NEVER, every=3), threads=3),
             ]
-            patch.setattr(write_module, "PART_BYTES", 2000)
+            patch.setattr(draft_module, "PART_BYTES", 2000)
             encoding = str(rng.choice(["packed", "index", "nan", "planes", "full"]))
             results.append(
                 write(path, mixed, encoding=encoding, anchor=NEVER, scan_limit=int(rng.choice([0, 1 << 20])))

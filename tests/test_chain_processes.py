@@ -30,7 +30,7 @@ world.count = 1
 from states import make_checkpoint
 from chains import small_state
 state = small_state()
-while time.time() < until:
+while time.time() < until or count < 3:
     state = next_state(state, count)
     world.publish(state, anchor=AnchorPolicy(every=5, ratio=float("inf")))
     count += 1
@@ -40,7 +40,7 @@ print(count)
 READER = COMMON + """
 from deltackpt.cache import apply_to_cache
 from deltackpt.materialize import apply
-while time.time() < until:
+while time.time() < until or count < 3:
     if count % 3 == 0:
         shutil.rmtree(root / "out", ignore_errors=True)
         apply(Repository.open(repo), root / "out", "kept" if count % 2 else "latest", threads=1)
@@ -52,7 +52,7 @@ print(count)
 COLLECTOR = COMMON + """
 from deltackpt.gc import collect
 from deltackpt.retention import Policy
-while time.time() < until:
+while time.time() < until or count < 3:
     try:
         collect(Repository.open(repo), Policy(last=3, grace=0), ttl=20)
     except ConflictError as error:

@@ -36,6 +36,8 @@ ORDER = [
     "materialize",
     "slot",
     "cache",
+    "draft",
+    "record",
     "write",
     "fold",
     "compact",

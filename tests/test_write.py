@@ -12,7 +12,7 @@ from faulty_store import Died, FaultyStore
 from states import State, changed, make_checkpoint, mutate, random_bytes, random_state, tree
 
 from deltackpt import repository as repository_module
-from deltackpt import write as write_module
+from deltackpt import draft as draft_module
 from deltackpt.bits import DTYPES
 from deltackpt.errors import (
     ChainError,
@@ -212,7 +212,7 @@ def test_threads_and_the_base_change_nothing(world):
 
 
 def test_a_patch_of_many_parts(world, monkeypatch):
-    monkeypatch.setattr(write_module, "PART_BYTES", 100)
+    monkeypatch.setattr(draft_module, "PART_BYTES", 100)
     write(world.dirs[2], world.url, anchor=NEVER)
     assert len(world.repo.load(world.repo.find()).patch) > 2
     world.check(2)
@@ -443,7 +443,7 @@ def dying(world, monkeypatch, k, when, **options):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("options", [{}, {"anchor": AnchorPolicy(now=True)}], ids=["patch", "anchor"])
 def test_a_writer_that_dies_at_any_change_of_the_store(world, monkeypatch, when, options):
-    monkeypatch.setattr(write_module, "PART_BYTES", 3000)
+    monkeypatch.setattr(draft_module, "PART_BYTES", 3000)
     _, whole = dying(world, monkeypatch, None, when, **options)
     (last,) = (i for i, (kind, _) in enumerate(whole.changes, 1) if kind == "swap")
     assert last >= 5

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Coroutine, Iterator
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +30,24 @@ def options(patience: Patience) -> dict[str, Any]:
         "retries": {"mode": "standard", "total_max_attempts": 1},
         "max_pool_connections": 32,
     }
-    return {"config_kwargs": config, "use_listings_cache": False}
+    return {"config_kwargs": config, "session": _session(), "use_listings_cache": False}
+
+
+def _session() -> Any:
+    """A session of its own, and so credentials that are looked up anew; what it knows of S3 is read once a process,
+    since that takes longer than publishing a step."""
+    from aiobotocore.session import get_session
+
+    session = get_session()
+    session.register_component("data_loader", _loader())
+    return session
+
+
+@lru_cache(maxsize=1)
+def _loader() -> Any:
+    from botocore.loaders import create_loader
+
+    return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
 class S3Driver:

@@ -108,14 +108,25 @@ def test_a_refused_change_counts_but_does_not_kill() -> None:
 
 
 def test_damage_shows_in_every_way_of_reading(tmp_path: Path) -> None:
-    store = FaultyStore(LocalStore(tmp_path), flip={"flipped": 4}, short={"cut": 3})
-    for name in ("flipped", "cut", "whole"):
+    store = FaultyStore(LocalStore(tmp_path), flip={"flipped": 4}, short={"cut": 3}, zero={"zeroed": (3, 5)})
+    for name in ("flipped", "cut", "zeroed", "whole"):
         store.put(name, [b"abcdef"])
-    for name, body in (("flipped", b"abcddf"), ("cut", b"abc"), ("whole", b"abcdef")):
+    for name, body in (("flipped", b"abcddf"), ("cut", b"abc"), ("zeroed", b"abc\0\0f"), ("whole", b"abcdef")):
         assert store.get(name, 6) == body
         assert b"".join(store.read(name, 2)) == body
         assert store.get_range(name, 2, 4) == body[2:]
         assert store.stat(name).size == 6
     assert store.local_path("flipped") is None
     assert store.local_path("cut") is None
+    assert store.local_path("zeroed") is None
     assert store.local_path("whole") == tmp_path / "whole"
+
+
+def test_a_stale_listing_is_the_first_one() -> None:
+    store = FaultyStore(MemoryStore(), stale=True)
+    store.put("a", [b"x"])
+    assert [info.name for info in store.list("")] == ["a"]
+    store.put("b", [b"x"])
+    store.delete("a")
+    assert [info.name for info in store.list("")] == ["a"]
+    assert [info.name for info in store.list("b")] == ["b"]

@@ -1,0 +1,207 @@
+"""A step in the making: its tensors compared, proven, encoded and stored, nothing of it visible yet."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from deltackpt import digest
+from deltackpt.bits import DTYPES, uint
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.codecs import Entry, encode
+from deltackpt.codecs.table import REMOVED
+from deltackpt.diff import Difference, State, difference
+from deltackpt.digest import TensorDigest
+from deltackpt.errors import ChainError, CheckpointError, DeltackptError
+from deltackpt.format.layout import Layout
+from deltackpt.format.manifest import File, Manifest
+from deltackpt.parallel import ordered_map
+from deltackpt.patch import RESERVED, Origin, PartWriter, collides
+from deltackpt.progress import Progress
+from deltackpt.repository import Repository, new_folder
+from deltackpt.store import Buffer
+
+PART_BYTES = 128 << 20  # encoded bytes after which a part is written and the next one begun
+PIECE = 8 << 20
+
+
+@dataclass
+class Draft:
+    """A step in the making: objects put so far, and what is known of the new state."""
+
+    repo: Repository
+    step: int
+    put: list[File] = field(default_factory=list)
+    parts: list[File] = field(default_factory=list)
+    digests: dict[str, TensorDigest] = field(default_factory=dict)
+    encodings: Counter[str] = field(default_factory=Counter)
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    changed_elements: int = 0
+    folders: dict[str, str] = field(default_factory=dict)
+
+    def name(self, kind: str, path: str) -> str:
+        return f"{self.folders.setdefault(kind, new_folder(kind, self.step))}/{path}"
+
+    def store(self, name: str, chunks: Iterator[Buffer] | list[Buffer]) -> File:
+        self.put.append(self.repo.put(name, chunks))
+        return self.put[-1]
+
+    def withdraw(self) -> None:
+        """Take back what no manifest names yet; gc finds what this misses."""
+        for file in self.put:
+            with suppress(DeltackptError, OSError):
+                self.repo.store.delete(file.name)
+
+
+def check_names(new: Checkpoint) -> None:
+    for name in new.tensors:
+        if name.startswith(RESERVED):
+            need = f"no name that starts with {RESERVED!r}"
+            raise CheckpointError("name-reserved", where=new.root, have=f"tensor {name[:80]!r}", need=need)
+
+
+def digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, TensorDigest]:
+    def one(name: str) -> tuple[str, TensorDigest, int]:
+        data, dtype = new.bytes_of(name), DTYPES[new.tensors[name].dtype]
+        sums, xxh3 = digest.ZERO, xxhash.xxh3_128()
+        for at in range(0, len(data), PIECE):
+            piece = data[at : at + PIECE]
+            sums = digest.add(sums, digest.of_run(piece.view(uint(dtype.width)), at // dtype.width))
+            xxh3.update(piece.data)
+            new.release(name, at, at + len(piece))
+        return name, TensorDigest(sums, xxh3.digest()), len(data)
+
+    found = {}
+    for name, value, size in ordered_map(one, new.tensors, threads):
+        found[name] = value
+        progress.advance(size)
+    return found
+
+
+def check_base(base: Checkpoint, parent: Layout, where: Path) -> None:
+    have = {name: (t.dtype, t.shape) for name, t in base.tensors.items()}
+    need = {name: (t.dtype, t.shape) for name, t in parent.tensors.items()}
+    if have != need:
+        odd = sorted(name for name in {*have, *need} if have.get(name) != need.get(name))
+        raise base_differs(where, odd)
+
+
+def base_differs(where: str | os.PathLike[str], names: list[str]) -> ChainError:
+    shown = ", ".join(name[:80] for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ChainError(
+        "base-differs",
+        where=where,
+        have=f"other tensors than the parent step ({shown})",
+        need="exactly the parent step",
+        hint="Give the directory of the step that the ref is at, or leave --base out: it only saves time.",
+    )
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A tensor, compared and encoded."""
+
+    name: str
+    difference: Difference
+    entry: Entry | None
+    encoded: Any
+    after: TensorDigest | None
+    size: int
+
+
+def put_parts(
+    draft: Draft,
+    parent: Manifest,
+    old: State,
+    new: Checkpoint,
+    encoding: str,
+    threads: int,
+    scan_limit: int,
+    base: str | os.PathLike[str] | None,
+    progress: Progress,
+) -> None:
+    """Compare, prove, encode and store every tensor, streaming; fills the draft's parts and digests."""
+    before = draft.repo.digests(parent)
+    all_names = {*old.tensors, *new.tensors}
+    wrong: list[str] = []
+
+    def prepare(name: str) -> _Ready:
+        found = difference(name, old, new)
+        if found.old_xxh3 is not None and (name not in before or before[name].xxh3 != found.old_xxh3):
+            wrong.append(name)
+        entry, encoded, after = _encode(found, before.get(name), new, encoding, scan_limit, all_names)
+        if name in old.tensors:
+            old.release(name)
+        if name in new.tensors:
+            new.release(name)
+        return _Ready(name, found, entry, encoded, after, 0 if found.change is None else found.change.target.nbytes)
+
+    origin = Origin(draft.repo.id, draft.step, parent.link.id, parent.state)
+    writer = PartWriter(origin)
+    for ready in ordered_map(prepare, sorted(all_names, key=str.encode), threads):
+        progress.advance(ready.size)
+        _count(draft, ready)
+        if ready.after is not None:
+            draft.digests[ready.name] = ready.after
+        if ready.entry is not None:
+            writer.add(ready.entry, ready.encoded)
+        if writer.size >= PART_BYTES:
+            _put_part(draft, writer)
+            writer = PartWriter(origin)
+    if wrong:
+        raise base_differs(base or draft.repo.store.url, sorted(wrong))
+    if len(writer):
+        _put_part(draft, writer)
+
+
+def _put_part(draft: Draft, writer: PartWriter) -> None:
+    name = draft.name("patches", f"part-{len(draft.parts) + 1:05d}.safetensors")
+    draft.parts.append(draft.store(name, writer.chunks()))
+
+
+def _encode(
+    found: Difference, before: TensorDigest | None, new: Checkpoint, encoding: str, scan_limit: int, names: set[str]
+) -> tuple[Entry | None, Any, TensorDigest | None]:
+    change = found.change
+    if change is None:
+        return Entry(found.name, "removed", REMOVED), None, None
+    assert found.new_xxh3 is not None
+    if found.empty:
+        assert before is not None
+        return None, None, TensorDigest(before.sums, found.new_xxh3)
+    if change.base is None or before is None:
+        sums = digest.of_run(change.target)
+    else:
+        sums = digest.add(before.sums, digest.of_change(change.positions, change.old, change.new))
+    shape = new.tensors[found.name].shape
+    chosen, encoded = encode(change, shape, encoding, scan_limit=scan_limit)
+    entry = Entry(found.name, chosen, change.dtype, shape, shape, (0,) * len(shape), encoded.detail)
+    if collides(entry, names):
+        chosen, encoded = encode(change, shape, "full")
+        entry = replace(entry, encoding=chosen, detail=encoded.detail)
+    return entry, encoded, TensorDigest(sums, found.new_xxh3)
+
+
+def _count(draft: Draft, ready: _Ready) -> None:
+    change = ready.difference.change
+    if ready.entry is None:
+        return
+    draft.encodings[ready.entry.encoding] += 1
+    if change is None:
+        draft.removed += 1
+    elif change.base is None:
+        draft.added += ready.difference.old_xxh3 is None
+        draft.changed += ready.difference.old_xxh3 is not None
+        draft.changed_elements += change.elements
+    else:
+        draft.changed += 1
+        draft.changed_elements += len(change.positions)

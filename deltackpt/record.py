@@ -1,0 +1,120 @@
+"""The record of a step in the making: anchor, layout, digests, manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from deltackpt import __version__
+from deltackpt.bits import DTYPES
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.draft import PIECE, Draft
+from deltackpt.errors import NotFoundError
+from deltackpt.format import digests as digests_format
+from deltackpt.format.layout import Layout, Shard, Side
+from deltackpt.format.manifest import Counts, File, Link, Manifest
+from deltackpt.progress import Progress
+from deltackpt.repository import Repository
+from deltackpt.store import Buffer
+
+ANCHOR_RATIO = 1.0  # patches since the last anchor, in anchors' bytes: restoring reads at most twice an anchor
+
+
+@dataclass(frozen=True)
+class AnchorPolicy:
+    """When a step is also stored whole: now, every so many steps, when the cheapest way from an anchor reads patches of
+    ``ratio`` times the checkpoint, or when a step changes more than a share of ``density`` of all elements.
+
+    The first step of a repository always is.
+    """
+
+    now: bool = False
+    every: int | None = None
+    ratio: float = ANCHOR_RATIO
+    density: float | None = None
+
+    def wants(self, steps: int, patches: int, whole: int, density: float = 0.0) -> bool:
+        dense = self.density is not None and density > self.density
+        return self.now or dense or (self.every is not None and steps >= self.every) or patches > self.ratio * whole
+
+
+def record(
+    draft: Draft,
+    new: Checkpoint,
+    before: Link | None,
+    parent: Manifest | None,
+    policy: AnchorPolicy,
+    metadata: dict[str, Any],
+    progress: Progress,
+) -> Manifest:
+    """Store what else the step needs, and put its record together."""
+    whole = sum(s.size for s in new.shards)
+    elements = sum((t.end - t.start) // DTYPES[t.dtype].width for t in new.tensors.values())
+    density = draft.changed_elements / max(1, elements)
+    anchored = parent is None or before is None or policy.wants(*_since_anchor(draft, before, policy), whole, density)
+    anchor = None
+    if anchored:
+        progress.start("anchor", whole)
+        anchor = tuple(
+            draft.store(draft.name("anchors", s.name), _file_chunks(new, s.name, progress)) for s in new.shards
+        )
+    known = {} if anchored or parent is None else {s.file.sha256: s.file for s in draft.repo.layout(parent).side}
+    shards = tuple(Shard(s.name, s.header) for s in new.shards)
+    layout = Layout(shards, tuple(Side(path, _side(draft, new, path, known, anchored)) for path in new.side))
+    raw = layout.encode()
+    same = parent is not None and hashlib.sha256(raw).hexdigest() == parent.layout.sha256
+    layout_file = parent.layout if parent and same else draft.store(draft.name("states", "layout.json"), [raw])
+    table = digests_format.encode(layout, draft.digests)
+    digests_file = draft.store(draft.name("states", "digests.safetensors"), [table])
+    return Manifest(
+        repository=draft.repo.id,
+        step=draft.step,
+        parent=before,
+        base=parent.state if parent else None,
+        state=digests_format.state_of(layout, draft.digests),
+        anchor=anchor,
+        patch=tuple(draft.parts) if parent else None,
+        layout=layout_file,
+        digests=digests_file,
+        counts=Counts(draft.added, draft.removed, draft.changed, elements, draft.changed_elements),
+        time=int(time.time()),
+        producer=f"deltackpt {__version__}",
+        metadata=metadata,
+    )
+
+
+def _since_anchor(draft: Draft, before: Link, policy: AnchorPolicy) -> tuple[int, int]:
+    """Steps since the last anchor, this one included, and bytes of patches and folds that a cold start reads."""
+    repo = draft.repo
+    patches = sum(hop.bytes for hop in repo.resolve(before).patches) + sum(f.size for f in draft.parts)
+    return (1 if policy.every is None else _steps_since_anchor(repo, before, policy.every)), patches
+
+
+def _steps_since_anchor(repo: Repository, before: Link, most: int) -> int:
+    edges, steps, link = repo.edges(), 1, before
+    while steps < most:
+        try:
+            found = repo.load(link)
+        except NotFoundError:  # collected: nobody knows how many there were
+            return most
+        if found.anchor is not None or any(e.start is None for e in edges.get(link, ())) or found.parent is None:
+            break
+        steps, link = steps + 1, found.parent
+    return steps
+
+
+def _file_chunks(new: Checkpoint, name: str, progress: Progress) -> Iterator[Buffer]:
+    with (new.root / name).open("rb") as file:
+        while piece := file.read(PIECE):
+            yield piece
+            progress.advance(len(piece))
+
+
+def _side(draft: Draft, new: Checkpoint, path: str, known: dict[str, File], anchored: bool) -> File:
+    data = (new.root / path).read_bytes()
+    if (file := known.get(hashlib.sha256(data).hexdigest())) is not None:
+        return file
+    return draft.store(draft.name("anchors", path) if anchored else draft.name("patches", f"side/{path}"), [data])
