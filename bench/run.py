@@ -487,10 +487,13 @@ def measure(work: Work, names: Iterable[str]) -> list[Row]:
     for name in names:
         say(name)
         try:
-            rows += GROUPS[name](work)
+            found = list(GROUPS[name](work))
         except Exception as error:
             text = " ".join(str(error).split())[:160]
-            rows.append(Row(f"{name}: not measured", None, "", f"{type(error).__name__}: {text}", 0))
+            found = [Row(f"{name}: not measured", None, "", f"{type(error).__name__}: {text}", 0)]
+        for row in found:  # so that a run that is stopped has told something
+            say(" | ".join((*row.cells(), row.detail)))
+        rows += found
     ratios = [row for row in rows if row.unit == "x"]
     return ratios + [row for row in rows if row.unit != "x"]
 

@@ -88,6 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         self.body = self.rfile.read(length)
         self.bucket.requests.append((self.command, self.path))
+        self.host = f"http://{self.headers['Host']}"
         parts = urlsplit(self.path)
         if parts.path.startswith("/storage/"):
             return self.storage(parts.path.removeprefix("/storage/"))
@@ -104,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         status = 409 if name in self.bucket.buckets else 200
         self.bucket.buckets.setdefault(name, {})
         self.bucket.private.setdefault(name, json.loads(self.body or b"{}").get("visibility") == "private")
-        self.reply(status, {"url": f"{self.bucket.url}/buckets/{name}", "error": "exists"})
+        self.reply(status, {"url": f"{self.host}/buckets/{name}", "error": "exists"})
 
     def about(self, name: str) -> None:
         if (files := self.files(name)) is not None:
@@ -139,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         names = sorted(path for path in files if path.startswith(prefix) and path > after)
         more = {}
         if len(names) > PAGE:
-            at = f"{self.bucket.url}{urlsplit(self.path).path}?recursive=true&cursor={quote(names[PAGE - 1], safe='')}"
+            at = f"{self.host}{urlsplit(self.path).path}?recursive=true&cursor={quote(names[PAGE - 1], safe='')}"
             more = {"Link": f'<{at}>; rel="next"'}
         self.reply(200, [files[path] for path in names[:PAGE]], more)
 
@@ -152,11 +153,11 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {
             "X-Xet-Hash": entry["xetHash"],
             "X-Linked-Size": str(entry["size"]),
-            "X-Xet-Refresh-Route": f"{self.bucket.url}/api/buckets/{name}/xet-read-token",
+            "X-Xet-Refresh-Route": f"{self.host}/api/buckets/{name}/xet-read-token",
         }
         if self.command == "HEAD":
             return self.reply(200, None, headers)
-        return self.reply(302, None, {**headers, "Location": f"{self.bucket.url}/storage/{entry['xetHash']}"})
+        return self.reply(302, None, {**headers, "Location": f"{self.host}/storage/{entry['xetHash']}"})
 
     def token(self, name: str, kind: str) -> None:
         answer = {"accessToken": "xet-token", "exp": int(time.time()) + 900, "casUrl": f"local://{self.bucket.folder}"}

@@ -87,7 +87,7 @@ class AzureDriver:
     def discard(self, key: str) -> None:
         self.remove(key)
 
-    def clock(self) -> float:
+    def clock(self, prefix: str) -> float:
         """The Date of an answer, whole seconds like the times of blobs."""
         dates: list[str] = []
 

@@ -100,7 +100,9 @@ class Driver(Protocol):
         """Remove a temporary, under the key that scan() or unfinished() gave."""
         ...
 
-    def clock(self) -> float: ...
+    def clock(self, prefix: str) -> float:
+        """The store's own time, asked for with no more than leave to use what is below the prefix."""
+        ...
 
 
 class SpooledUpload:

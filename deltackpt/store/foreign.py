@@ -78,7 +78,8 @@ _CODES = {  # of S3, Azure, GCS and the Hub; they say more than the status
     ),
 }
 _CLASSES = {  # by the name of the class or one that it derives from
-    **dict.fromkeys(("FileNotFoundError", "EntryNotFoundError", "XetObjectNotFoundError"), Kind.MISSING),
+    **dict.fromkeys(("FileNotFoundError", "NotADirectoryError"), Kind.MISSING),
+    **dict.fromkeys(("EntryNotFoundError", "XetObjectNotFoundError"), Kind.MISSING),
     "FileExistsError": Kind.TAKEN,
     **dict.fromkeys(
         (

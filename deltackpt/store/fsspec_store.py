@@ -48,7 +48,7 @@ def open_fsspec(url: str, patience: Patience = DEFAULT, **options: Any) -> Remot
         fault = foreign.read(error, time.time())
         raise _unusable(scheme, fault.said if fault else type(error).__name__) from None
     if make is None:
-        return RemoteStore(FsspecDriver(fs, path), f"{scheme}://{path}", path.rstrip("/"), patience=patience)
+        return RemoteStore(FsspecDriver(fs), f"{scheme}://{path}", path.rstrip("/"), patience=patience)
     bucket, _, root = path.strip("/").partition("/")
     if not bucket:
         raise _unusable(scheme, "no bucket in the URL")
@@ -98,9 +98,8 @@ class FsspecDriver:
     makes_buckets: bool = False
     downloads: int | None = None
 
-    def __init__(self, fs: Any, root: str) -> None:
+    def __init__(self, fs: Any) -> None:
         self._fs = fs
-        self._root = root
 
     def create(self, key: str, data: bytes, mark: str) -> None:
         self._make_folder(key)
@@ -151,9 +150,9 @@ class FsspecDriver:
     def discard(self, key: str) -> None:
         self.remove(key)
 
-    def clock(self) -> float:
+    def clock(self, prefix: str) -> float:
         """When an object was modified that was written just now."""
-        probe = f"{self._root}/.tmp-{secrets.token_hex(8)}"
+        probe = f"{prefix}.tmp-{secrets.token_hex(8)}"
         self.create(probe, b"", "")
         try:
             return self.head(probe).modified

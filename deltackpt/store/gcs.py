@@ -85,9 +85,9 @@ class GcsDriver:
     def discard(self, key: str) -> None:
         self.remove(key)
 
-    def clock(self) -> float:
+    def clock(self, prefix: str) -> float:
         """The Date of an answer, whole seconds."""
-        headers, _ = self._fs.call("GET", "b/{}/o", self._bucket, maxResults=1)
+        headers, _ = self._fs.call("GET", "b/{}/o", self._bucket, prefix=prefix, maxResults=1)
         return parsedate_to_datetime(headers["Date"]).timestamp()
 
     def _object(self, key: str) -> dict[str, Any]:

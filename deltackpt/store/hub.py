@@ -105,7 +105,7 @@ class BucketDriver:
     def discard(self, key: str) -> None:
         self.remove(key)
 
-    def clock(self) -> float:
+    def clock(self, prefix: str) -> float:
         """The Date of an answer, whole seconds."""
         answer = self._request(f"api/buckets/{self._bucket}", {})
         return parsedate_to_datetime(answer.headers["Date"]).timestamp()
@@ -117,14 +117,20 @@ class BucketDriver:
         raise FileNotFoundError(key)
 
     def _batch(self, **changes: Any) -> None:
-        from huggingface_hub.errors import BucketBatchError, BucketNotFoundError
+        from huggingface_hub.errors import BucketNotFoundError
 
         try:
-            try:
-                self._api.batch_bucket_files(self._bucket, **changes)
-            except BucketNotFoundError:
-                self._api.create_bucket(self._bucket, private=True, exist_ok=True)
-                self._api.batch_bucket_files(self._bucket, **changes)
+            return self._batched(changes)
+        except BucketNotFoundError:
+            pass  # what fails next has nothing to do with this
+        self._api.create_bucket(self._bucket, private=True, exist_ok=True)
+        return self._batched(changes)
+
+    def _batched(self, changes: dict[str, Any]) -> None:
+        from huggingface_hub.errors import BucketBatchError
+
+        try:
+            self._api.batch_bucket_files(self._bucket, **changes)
         except BucketBatchError as error:
             refused = [failure["path"] for failure in error.failures][:1]
             raise StoreError(

@@ -116,7 +116,7 @@ class RemoteStore:
         raise base.moved(self._where(name), self._current(name)[0], old)
 
     def now(self) -> float:
-        return self._ask("", self._driver.clock)
+        return self._ask("", lambda: self._driver.clock(self._prefix))
 
     def local_path(self, name: str) -> Path | None:
         self.stat(name)

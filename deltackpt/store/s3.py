@@ -116,9 +116,9 @@ class S3Driver:
             if _temporary(found) == key:
                 self.call("abort_multipart_upload", Key=found["Key"], UploadId=found["UploadId"])
 
-    def clock(self) -> float:
+    def clock(self, prefix: str) -> float:
         """The Date of an answer, whole seconds like the times of objects."""
-        answer = self.call("list_objects_v2", MaxKeys=1)
+        answer = self.call("list_objects_v2", Prefix=prefix, MaxKeys=1)
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
     def call(self, method: str, **request: Any) -> dict[str, Any]:

@@ -1,0 +1,253 @@
+"""What a gc keeps, what it removes, whom it waits for, and when it refuses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from chains import NEVER, NOW, World, next_state
+
+from deltackpt.cache import apply_to_cache
+from deltackpt.errors import ConflictError, NotFoundError, UsageError
+from deltackpt.fold import fold
+from deltackpt.format.canonical import dumps
+from deltackpt.gc import GcPlan, collect, plan_gc, rebase
+from deltackpt.leases import COLLECTING, lease, read_leases
+from deltackpt.materialize import apply
+from deltackpt.report.log import log
+from deltackpt.report.status import status
+from deltackpt.retention import Policy
+from deltackpt.verify import verify_repository
+
+LAST = Policy(last=2, grace=0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path)
+    made.run(5)
+    made.run(1, anchor=NOW)
+    made.run(4)
+    return made
+
+
+def steps(world: World) -> list[int]:
+    return [link.step for link in world.repo.steps()]
+
+
+def test_what_a_kept_step_needs_is_kept_and_the_plan_says_why(world: World) -> None:
+    plan = plan_gc(world.repo, LAST)
+    why = {name[6:14]: reason for name, reason in plan.keep.items() if name.startswith("steps/")}
+    assert list(map(int, sorted(why))) == [5, 6, 7, 8, 9]
+    assert why["00000009"] == "step 9: head of ref main"
+    assert why["00000008"] == "step 8: one of the last 2 of ref main"
+    assert why["00000006"].startswith("step 6: on the way to step")
+    folders = [name.partition("/")[0] for name, _ in plan.delete]
+    assert folders[:5] == ["steps"] * 5
+    assert folders[-1] == "anchors"
+    assert [int(name[6:14]) for name, _ in plan.delete[:5]] == [4, 3, 2, 1, 0]
+    plan.execute(world.repo)
+    assert steps(world) == [5, 6, 7, 8, 9]
+    assert verify_repository(world.repo, threads=1).ok
+    for link in world.repo.steps():
+        world.check(link)
+    found = log(world.repo)
+    assert ([s.step for s in found.steps], found.collected) == ([9, 8, 7, 6, 5], 4)
+    assert plan_gc(world.repo, LAST).delete == ()
+
+
+def test_a_step_that_is_gone_is_told_with_the_nearest(world: World, tmp_path: Path) -> None:
+    world.repo.put_tag("old", world.repo.find(1))
+    collect(world.repo, LAST)
+    assert steps(world) == [0, 1, 5, 6, 7, 8, 9]
+    with pytest.raises(NotFoundError) as caught:
+        apply(world.repo, tmp_path / "o", 3)
+    assert (caught.value.code, caught.value.exit_code) == ("step-missing", 6)
+    assert caught.value.hint == "The nearest steps are 1 and 5."
+    assert world.repo.find(1) == world.repo.find("old")
+    world.check(world.repo.find(1))
+
+
+def test_every_step_kept_survives_the_second_gc(world: World) -> None:
+    policy = Policy(last=1, every=4, grace=0)
+    for _ in range(2):
+        collect(world.repo, policy)
+        assert {0, 4, 8, 9} <= set(steps(world))
+        for link in world.repo.steps():
+            world.check(link)
+
+
+def test_without_a_policy_only_what_was_left_behind_goes(world: World) -> None:
+    links = world.repo.steps()
+    world.publish(next_state(world.states[links[7].id], 50), resume_from=7)
+    assert plan_gc(world.repo).delete == ()  # all is younger than the grace time
+    result = collect(world.repo, Policy(grace=0))[1]
+    assert result.removed["steps"] == 2
+    assert steps(world) == list(range(9))
+
+
+def test_young_objects_stay_and_orphans_go(world: World) -> None:
+    repo = world.repo
+    repo.put("patches/00000099-aaaaaaaaaaaa/part-00001.safetensors", [b"of a writer that died"])
+    plan = plan_gc(repo, Policy(last=2, grace=3600))
+    assert (plan.delete, plan.waiting[0]) == ((), 1)
+    assert "patches/00000099-aaaaaaaaaaaa/part-00001.safetensors" in dict(plan_gc(repo, Policy(grace=0)).delete)
+    with lease(repo, repo.find()):  # whoever holds one may be publishing
+        repo.put("patches/00000098-aaaaaaaaaaaa/part-00001.safetensors", [b"of one that lives"])
+        found = dict(plan_gc(repo, Policy(grace=0)).delete)
+        assert "patches/00000098-aaaaaaaaaaaa/part-00001.safetensors" not in found
+
+
+def test_a_stale_plan_refuses(world: World, tmp_path: Path) -> None:
+    plan = plan_gc(world.repo, LAST)
+    plan.save(tmp_path / "plan.json")
+    plan = GcPlan.load(tmp_path / "plan.json")
+    before = [info.name for info in world.repo.store.list("")]
+    changes = [
+        lambda: world.repo.put_tag("new", world.repo.find(0)),
+        lambda: world.run(1),
+    ]
+    for change in changes:
+        change()
+        with pytest.raises(ConflictError) as caught:
+            plan.execute(world.repo)
+        assert (caught.value.code, caught.value.exit_code) == ("plan-stale", 7)
+        assert set(before) <= {info.name for info in world.repo.store.list("")}
+        plan = plan_gc(world.repo, LAST)
+    doomed = world.repo.find(2)
+    with lease(world.repo, doomed), pytest.raises(ConflictError):
+        plan.execute(world.repo)
+    with lease(world.repo, world.repo.find()):  # pins nothing that goes
+        plan.execute(world.repo)
+
+
+def test_a_lease_keeps_its_step_until_it_lapses(world: World) -> None:
+    repo = world.repo
+    doomed = repo.find(2)
+    with pytest.raises(KeyError), lease(repo, doomed, have=repo.find(1)):
+        collect(repo, LAST)
+        assert {0, 1, 2} <= set(steps(world))
+        raise KeyError
+    assert read_leases(repo) == []
+    held = lease(repo, repo.find(2), ttl=0.3)
+    found = held.__enter__()
+    assert found is not None
+    first = read_leases(repo)[0].expires
+    deadline = time.monotonic() + 20
+    while read_leases(repo)[0].expires == first and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert read_leases(repo)[0].expires > first  # renewed while it works
+    held.__exit__(None, None, None)
+    collect(repo, LAST)
+    assert 2 not in steps(world)
+    with pytest.raises(NotFoundError) as caught, lease(repo, doomed):
+        pass
+    assert caught.value.code == "step-missing"
+
+
+def test_a_reader_that_comes_while_steps_go_waits(world: World) -> None:
+    repo = world.repo
+    until = int(repo.store.now()) + 2
+    repo.store.put(COLLECTING, [dumps({"holder": "a test", "expires": until})])
+    with pytest.raises(ConflictError) as caught:
+        collect(repo, LAST)
+    assert caught.value.code == "gc-running"
+    came = threading.Event()
+
+    def read() -> None:
+        with lease(world.repo, world.repo.find()):
+            came.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert not came.wait(0.3)
+    thread.join(20)
+    assert came.is_set()
+    assert repo.store.now() >= until
+    collect(repo, LAST)  # the dead one's record is taken over
+    assert steps(world) == [5, 6, 7, 8, 9]
+    assert list(repo.store.list(COLLECTING)) == []
+
+
+def test_a_rebase_frees_a_chain_that_one_step_holds(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run(14)
+    world.run(1, anchor=NOW)
+    policy = Policy(last=1, grace=0)
+    world.repo.put_tag("kept", world.repo.find(13))
+    plan = plan_gc(world.repo, policy)
+    (one,) = plan.rebases
+    assert one.step.step == 13
+    assert one.frees > one.cost
+    rebase(world.repo, plan, threads=1)
+    result = collect(world.repo, policy)[1]
+    assert result.removed["steps"] >= 12
+    assert steps(world) == [13, 14]
+    assert verify_repository(world.repo, threads=1).ok
+    world.check(world.repo.find(13))
+
+
+def test_a_fold_can_be_all_that_leads_to_a_step(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    links = world.run(12)
+    fold(world.repo, links[0], links[11], threads=1)
+    collect(world.repo, Policy(last=1, grace=0))
+    assert steps(world) == [0, 11]
+    world.check(links[11])
+    assert verify_repository(world.repo, threads=1).ok
+    assert [s.step for s in log(world.repo).steps] == [11]
+    world.run(1)
+    world.check(world.repo.find())
+
+
+def test_a_cache_whose_steps_were_collected_is_rebuilt(world: World, tmp_path: Path) -> None:
+    for step in (1, 2):
+        apply_to_cache(world.repo, tmp_path / "cache", step, threads=1)
+    collect(world.repo, LAST)
+    repo = world.repo
+    done = apply_to_cache(repo, tmp_path / "cache", threads=1)
+    assert done.rebuilt == "the steps after 2 were collected"
+    collect(world.repo, Policy(last=1, grace=0))
+    world.run(3)
+    assert apply_to_cache(repo, tmp_path / "cache", threads=1).rebuilt is None
+
+
+def test_tags(world: World) -> None:
+    repo = world.repo
+    tag = repo.put_tag("good", repo.find(3))
+    with pytest.raises(ConflictError) as caught:
+        repo.put_tag("good", repo.find(4))
+    assert caught.value.code == "tag-exists"
+    for name in ("latest", "12", "12-abcdef", "../x", ""):
+        with pytest.raises(UsageError):
+            repo.put_tag(name, repo.find(4))
+    assert repo.find("good") == tag.link == repo.find(f"3-{tag.link.id[:8]}")
+    repo.delete_tag("good")
+    with pytest.raises(NotFoundError):
+        repo.delete_tag("good")
+    with pytest.raises(NotFoundError):
+        plan_gc(repo, Policy(tags=("good",)))
+
+
+def test_two_writers(world: World) -> None:
+    repo, head = world.repo, world.repo.ref()
+    assert head is not None
+    world.run(1)
+    with pytest.raises(ConflictError) as caught:
+        repo.move_ref("main", head, repo.find(0))
+    assert caught.value.code == "ref-moved"
+    assert "step 10" in caught.value.have
+    assert "published by deltackpt" in caught.value.have
+
+
+def test_status(world: World, tmp_path: Path) -> None:
+    apply_to_cache(world.repo, tmp_path / "cache", 7, threads=1)
+    with lease(world.repo, world.repo.find(8)):
+        found = status(world.repo, tmp_path / "cache")
+    assert (found.step, found.steps, len(found.leases), found.restore_patches) == (9, 10, 1, 4)
+    assert found.cache is not None
+    assert (found.cache.behind, found.cache.catch_up_patches, found.cache.on_branch) == (2, 2, True)
+    assert set(found.storage) == {"anchors", "leases", "patches", "states", "steps", "records", "refs"}
+    assert found.gc_steps == 0
