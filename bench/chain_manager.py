@@ -1,9 +1,9 @@
-"""What a long chain costs: storage a step, restoring a random step with and without folds, and the graph at 10,000 steps.
+"""What a long chain costs: storage a step, restoring a random step with and without folds, the graph at 10,000 steps.
 
-    python bench/chain_manager.py [--steps 2000] [--long 10000] [--work DIR]
+    python bench/chain_manager.py [--steps 2000] [--long 10000] [--ratios 1.0 ...]
 
-The chain is synthetic (bench/synth.py at a small scale, its masters moved on step by step); sizes are given as shares of
-one anchor, since these carry over to models of any size and seconds do not. Prints one JSON object.
+The chain is synthetic (as bench/synth.py's, two small tensors, moved on step by step); sizes are shares of one anchor,
+since these carry over to models of any size and seconds do not. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def publish(url: str, folder: Path, steps: int, policy: AnchorPolicy) -> None:
         new.mkdir(parents=True)
         arrays = [_bf16(m) for m in masters]
         ends = [sum(a.nbytes for a in arrays[: i + 1]) for i in range(len(arrays))]
-        tensors = [Tensor(f"w{i}", "BF16", SHAPE, end - a.nbytes, end) for i, (a, end) in enumerate(zip(arrays, ends, strict=True))]
+        sizes = enumerate(zip(arrays, ends, strict=True))
+        tensors = [Tensor(f"w{i}", "BF16", SHAPE, end - a.nbytes, end) for i, (a, end) in sizes]
         (new / "model.safetensors").write_bytes(build_header(tensors, {}) + b"".join(a.tobytes() for a in arrays))
         write(new, url, base=old, anchor=policy, threads=1)
         old = new
@@ -69,7 +70,8 @@ def restore(repo: Repository, samples: list[Link]) -> dict[str, float]:
     whole = sum(f.size for f in repo.load(repo.steps()[0]).anchor or ())
     plans = [repo.resolve(link) for link in samples]
     sizes, hops = [plan.bytes / whole for plan in plans], [len(plan.patches) for plan in plans]
-    return {"mean": statistics.mean(sizes), "worst": max(sizes), "patches": statistics.mean(hops), "most_patches": max(hops)}
+    found = {"mean": statistics.mean(sizes), "worst": max(sizes)}
+    return {**found, "patches": statistics.mean(hops), "most_patches": max(hops)}
 
 
 def catch_up(repo: Repository, links: list[Link]) -> dict[str, float]:
@@ -182,7 +184,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, Any] = {"long": long_chain(Path(folder), args.long)} if args.long else {}
     found["chains"] = [measure(args.steps, ratio) for ratio in args.ratios] if args.steps else []
-    print(json.dumps(found, indent=2))
+    print(json.dumps(found, indent=2), flush=True)
 
 
 if __name__ == "__main__":

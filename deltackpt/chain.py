@@ -64,23 +64,25 @@ class Plan:
 def walk(target: Link, load: Load, edges: Edges = NO_EDGES) -> list[Manifest]:
     """The chain from ``target`` back to its first step, newest first; each manifest is checked against its child.
 
-    Ends where the parent was collected and the step has another way: its ``parent`` is then not among the result.
-    Raises ChainError ``chain-differs`` where a child and its parent do not agree, NotFoundError ``object-missing``.
+    Ends where a parent was collected and a step after it has another way: the last one's ``parent`` is then not among
+    the result. Raises ChainError ``chain-differs`` where a child and its parent do not agree, NotFoundError
+    ``object-missing`` for a step that all after it need.
     """
     chain: list[Manifest] = []
-    own: Link = target
     link: Link | None = target
+    rooted = False
     while link is not None:
         try:
             manifest = load(link)
         except NotFoundError:
-            if chain and (chain[-1].anchor is not None or edges.get(own)):
+            if rooted:
                 break
             raise
         if chain:
             check_parent(chain[-1], manifest)
         chain.append(manifest)
-        own, link = link, manifest.parent
+        rooted = rooted or manifest.anchor is not None or bool(edges.get(link))
+        link = manifest.parent
     return chain
 
 

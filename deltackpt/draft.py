@@ -22,8 +22,9 @@ from deltackpt.digest import TensorDigest
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Manifest
+from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.parallel import ordered_map
-from deltackpt.patch import RESERVED, Origin, PartWriter, collides
+from deltackpt.patch import Origin, PartWriter, collides
 from deltackpt.progress import Progress
 from deltackpt.repository import Repository, new_folder
 from deltackpt.store import Buffer

@@ -11,12 +11,19 @@ from deltackpt.codecs import Decoded, Encoded, Entry, check, decode
 from deltackpt.codecs.change import Buffer, Elements
 from deltackpt.codecs.table import read_table, write_table
 from deltackpt.errors import FormatError
-from deltackpt.format.safetensors_header import MAX_NAME, Header, Tensor, build_header, head_size, parse_header
+from deltackpt.format.safetensors_header import (
+    MAX_NAME,
+    RESERVED,
+    Header,
+    Tensor,
+    build_header,
+    head_size,
+    parse_header,
+)
 
 VERSION = "1"
 TABLE = "deltackpt:table"
 PAYLOAD = "deltackpt:payload"
-RESERVED = "deltackpt:"
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ def _run(tmp_path: Path, seconds: float, readers: int) -> None:
         (tmp_path / name).mkdir()
         command = [sys.executable, "-c", script, str(tmp_path / "repo"), str(tmp_path / name), until]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        running[name] = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        running[name] = subprocess.Popen(command, env=environment, text=True, **pipes)
     counts = {}
     for name, process in running.items():
         out, err = process.communicate(timeout=seconds * 4 + 60)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from deltackpt_cli.app import run
 
 from deltackpt.doctor import Check, Diagnosis, diagnose
 from deltackpt.errors import StoreError
 from deltackpt.store import Buffer, LocalStore, MemoryStore, ObjectInfo, Written
+from deltackpt.store.memory import _named
 
 
 def verdict(found: Diagnosis, name: str) -> Check:
@@ -90,3 +93,22 @@ def test_a_store_that_cannot_be_written_has_no_diagnosis() -> None:
 
     with pytest.raises(StoreError):
         diagnose(Refuses())
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(["doctor", str(tmp_path / "repo")]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert [line.split()[:2] for line in out.splitlines()[1:8]] == [
+        ["ok", name] for name in ("write", "create-only", "compare-and-swap", "list", "delete", "range", "clock")
+    ]
+    assert "not guaranteed:\n  nothing else is needed\n" in out
+    assert run(["doctor", str(tmp_path / "repo"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is True
+    assert found["store"] == (tmp_path / "repo").as_uri()
+    assert {"name", "claimed", "holds", "note", "seconds"} == found["checks"][0].keys()
+    monkeypatch.setitem(_named, "liar", Overwrites("liar"))
+    assert run(["doctor", "memory://liar"]) == 8
+    assert "BROKEN  create-only" in capsys.readouterr().out
+    assert run(["doctor", "nowhere://bucket"]) == 2

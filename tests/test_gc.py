@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from chains import NEVER, NOW, World, next_state
+from chains import NOW, World, next_state
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.errors import ConflictError, NotFoundError, UsageError
@@ -126,10 +126,16 @@ def test_a_stale_plan_refuses(world: World, tmp_path: Path) -> None:
 def test_a_lease_keeps_its_step_until_it_lapses(world: World) -> None:
     repo = world.repo
     doomed = repo.find(2)
-    with pytest.raises(KeyError), lease(repo, doomed, have=repo.find(1)):
-        collect(repo, LAST)
-        assert {0, 1, 2} <= set(steps(world))
-        raise KeyError
+    start = repo.find(1)
+
+    def die_while_reading() -> None:
+        with lease(repo, doomed, have=start):
+            collect(repo, LAST)
+            assert {0, 1, 2} <= set(steps(world))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        die_while_reading()
     assert read_leases(repo) == []
     held = lease(repo, repo.find(2), ttl=0.3)
     found = held.__enter__()

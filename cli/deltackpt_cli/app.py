@@ -14,6 +14,7 @@ from deltackpt_cli.apply import apply
 from deltackpt_cli.compact import compact
 from deltackpt_cli.console import Voice
 from deltackpt_cli.diff import diff
+from deltackpt_cli.doctor import doctor
 from deltackpt_cli.gc import gc
 from deltackpt_cli.inspect import inspect
 from deltackpt_cli.log import log
@@ -26,7 +27,7 @@ from deltackpt_cli.write import write
 INTERRUPTED = 130
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-for function in (write, apply, verify, log, inspect, diff, tag, gc, compact, status):
+for function in (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor):
     app.command()(command(function))
 
 

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 From = Annotated[
     str | None,
-    typer.Option("--from", metavar="A", show_default=False, help="The step where the fold begins; the last anchor if not given."),
+    typer.Option(
+        "--from",
+        metavar="A",
+        show_default=False,
+        help="The step where the fold begins; the last anchor if not given.",
+    ),
 ]
 To = Annotated[str, typer.Option("--to", metavar="B", help="The step that it leads to.")]
 Levels = Annotated[
@@ -25,7 +30,7 @@ Levels = Annotated[
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option(metavar="CACHE", show_default=False, help="A managed cache that supplies the old values; it is moved."),
+    typer.Option(metavar="CACHE", show_default=False, help="A managed cache that has the old values; it is moved."),
 ]
 Dry = Annotated[bool, typer.Option("--dry-run", help="Show the plan; write nothing.")]
 

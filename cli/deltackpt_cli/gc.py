@@ -28,7 +28,7 @@ Every = Annotated[
 ]
 Within = Annotated[
     str | None,
-    typer.Option(metavar="TIME", show_default=False, help="Keep what was published in the last TIME: 30s, 20m, 6h, 7d."),
+    typer.Option(metavar="TIME", show_default=False, help="Keep what was published within TIME: 30s, 20m, 6h, 7d."),
 ]
 Tag = Annotated[
     list[str] | None,
@@ -134,9 +134,9 @@ def _lines(plan: GcPlan, result: GcResult | None, *, verbose: bool) -> Iterator[
     yield from text.fields(
         [
             ("keep", f"{text.count(len(kept))} steps, {text.count(plan.kept_bytes)} bytes"),
-            ("remove", f"{text.count(plan.steps)} steps, {text.count(plan.frees)} bytes" + (f" ({what})" if what else "")),
+            ("remove", f"{text.count(plan.steps)} steps, {text.count(plan.frees)} bytes{f' ({what})' if what else ''}"),
             ("too young", f"{text.count(plan.waiting[0])} objects, {text.count(plan.waiting[1])} bytes"),
-            ("done", "nothing removed" if result is None else f"{text.count(sum(result.removed.values()))} objects removed"),
+            ("done", "nothing removed" if result is None else f"{sum(result.removed.values()):,} objects removed"),
         ]
     )
 

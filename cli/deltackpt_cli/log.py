@@ -54,7 +54,8 @@ def _graph(found: Graph, *, verbose: bool) -> Iterator[str]:
             open_lanes[step.lane] = step.parent
         yield f"{' '.join(marks)}  {step.step:>8}  {step.id if verbose else step.id[:12]}  {_about(step)}".rstrip()
         if step.collected:
-            yield " ".join(":" if lane == step.lane else "|" if lane in open_lanes else " " for lane in range(found.lanes))
+            cut = (":" if lane == step.lane else "|" if lane in open_lanes else " " for lane in range(found.lanes))
+            yield " ".join(cut).rstrip()
 
 
 def _about(step: GraphStep) -> str:

@@ -55,7 +55,10 @@ Ratio = Annotated[
 Density = Annotated[
     float | None,
     typer.Option(
-        metavar="D", min=0, show_default=False, help="Also store it whole if more than a share D of all elements changed."
+        metavar="D",
+        min=0,
+        show_default=False,
+        help="Also store it whole if more than a share D of the elements changed.",
     ),
 ]
 ScanLimit = Annotated[
@@ -113,7 +116,7 @@ def write(
     for path, reason in done.left_out:
         voice.note(f"note: left out {path}: {reason}")
     if done.rewound is not None:
-        voice.note(f"note: {done.ref} was at step {done.rewound}; the steps after {done.parent} are left behind, until gc")
+        voice.note(f"note: {done.ref} was at step {done.rewound}; what came after {done.parent} stays until gc")
     voice.result(done, lambda: _lines(done))
 
 

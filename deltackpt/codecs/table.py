@@ -173,19 +173,21 @@ def _read_packed(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int)
     if dtype.width not in packed.WIDTHS:
         r.refuse("encoding-dtype", f"packed {dtype.name}", "a dtype of 1, 2 or 4 bytes")
     lead, height, width = collapse(shape)
-    slices = r.number(max(1, lead))
-    if slices not in (1, lead):
+    slices, rows, columns = r.number(), r.number(), r.number()
+    if slices not in (1, lead) or not slices:
         r.refuse("grid", f"{slices} slices", f"{lead} leading slices, or 1")
     if slices != lead:
         lead, height = 1, lead * height
-    grid = Grid(lead, height, width, r.number(max(1, height)), r.number(max(1, width)))
+    if not 0 < rows <= max(1, height) or not 0 < columns <= max(1, width):
+        r.refuse("grid", f"{rows} x {columns} tiles", f"1 x 1 to {height} x {width}")
+    grid = Grid(lead, height, width, rows, columns)
     classes = r.number(MAX_CLASSES)
     exponents = 1 << dtype.exponent[1]
     near = Near(r.number(exponents - 1) if classes else 0, classes)
     ceiling = r.number(exponents)
     scale = Scale(ceiling, r.number(255) if ceiling else 0)
     exception_k = r.number(packed.MAX_EXCEPTION_K) if ceiling else 0
-    if not grid.rows or not grid.columns or grid.span > MAX_TILE or grid.tiles * (near.lists + 6) > r.left:
+    if grid.span > MAX_TILE or grid.tiles * (near.lists + 6) > r.left:
         r.refuse(
             "grid", f"{grid.rows} x {grid.columns} tiles", f"tiles below {MAX_TILE:,} elements, each in the directory"
         )

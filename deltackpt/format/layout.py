@@ -14,7 +14,7 @@ from typing import Any
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Fields, File, check_path
-from deltackpt.format.safetensors_header import Header, Tensor, parse_header
+from deltackpt.format.safetensors_header import RESERVED, Header, Tensor, parse_header
 
 FORMAT = "deltackpt-layout"
 VERSION = 1
@@ -90,6 +90,9 @@ def decode(data: bytes, where: str) -> Layout:
         raise _refuse(where, "a path twice, or one inside another", "each file once")
     if len(layout.tensors) != sum(len(s.header.tensors) for s in layout.shards):
         raise _refuse(where, "a tensor in two shards", "each tensor once")
+    if any(name.startswith(RESERVED) for name in layout.tensors):
+        need = f"names that do not start with {RESERVED}"
+        raise FormatError("name-refused", where=where, have="a reserved tensor name", need=need)
     return layout
 
 

@@ -20,7 +20,7 @@ VERSION = 1
 MAX_MANIFEST = 4 << 20
 MAX_STEP = 10**15
 MAX_PARTS = 100_000
-MAX_PATH = 1000  # bytes: room for the folder before it in an object's name
+MAX_PATH = 960  # bytes: room for the folder before it in an object's name
 FEATURES: frozenset[str] = frozenset()
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -264,21 +264,25 @@ class Fields:
 
 
 _FOLDERS = ("anchors/", "patches/", "states/", "folds/")
-_UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(^|/)(\.{0,2}|\.tmp-.*|\.lock)(/|$)")
+_UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(^|/)(\.{0,2}|\.tmp-.*|\.lock)(/|$)", re.IGNORECASE)
 
 
 def check_object_name(name: str, where: str) -> None:
     """Refuse an object name in a manifest or layout that leaves the folders where payloads live: ``name-escapes``."""
-    if not name.startswith(_FOLDERS) or _UNSAFE.search(name) or len(name.encode()) > 1024:
+    if not name.startswith(_FOLDERS) or not _plain(name, 1024):
         raise FormatError("name-escapes", where=where, have=repr(name)[:120], need=f"a name in {', '.join(_FOLDERS)}")
 
 
 def is_path(path: str) -> bool:
     """Is this a relative path that stays in its folder, on every system, and that every store can name?"""
-    if _UNSAFE.search(path) or path.startswith("/") or not path:
+    return _plain(path, MAX_PATH)
+
+
+def _plain(path: str, limit: int) -> bool:
+    if _UNSAFE.search(path):  # an empty path too, and one that starts with a slash
         return False
     sizes = [len(segment.encode(errors="replace")) for segment in path.split("/")]
-    return sum(sizes) + len(sizes) <= MAX_PATH and max(sizes) <= 255
+    return sum(sizes) + len(sizes) - 1 <= limit and max(sizes) <= 255
 
 
 def check_path(path: str, where: str) -> None:

@@ -23,6 +23,7 @@ MAX_RANK: Final = 32  # what numpy 1 can hold
 MAX_DEPTH: Final = 8
 
 METADATA: Final = "__metadata__"
+RESERVED: Final = "deltackpt:"  # starts the names that no checkpoint tensor has
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CODES: Final = {

@@ -14,8 +14,8 @@ from deltackpt.survey import Survey
 
 @dataclass(frozen=True)
 class GraphStep:
-    """``lane`` is the column it is drawn in. ``follows`` says that its parent is the next one below in that lane;
-    ``collected`` that its parent is gone. ``refs`` point at it, ``tags`` too; ``left_behind``: no branch leads to it."""
+    """``lane`` is the column it is drawn in. ``collected``: its parent is gone. ``left_behind``: no branch leads to it.
+    ``refs`` and ``tags`` are those that point at it."""
 
     step: int
     id: str

@@ -17,8 +17,8 @@ from deltackpt.retention import Policy
 
 @dataclass(frozen=True)
 class CacheStatus:
-    """Where a cache is. ``behind`` counts the steps to the head, None where they are not all there; ``on_branch`` is False
-    after a rewind."""
+    """Where a cache is. ``behind`` counts the steps to the head, None where they are not all there; ``on_branch`` is
+    False after a rewind."""
 
     path: str
     step: int

@@ -275,27 +275,29 @@ class LocalStore:
 
     def _files(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
         """Regular files below a folder whose full name starts with ``prefix``, sorted by that name."""
-        above = f"{folder}/" if folder else ""
-        for name, info in sorted(self._entries(folder)):
-            if not (above + name).startswith(prefix):
-                continue
-            if stat.S_ISDIR(info.st_mode):
-                yield from self._files(above + name[:-1], prefix)
-            elif stat.S_ISREG(info.st_mode):
-                yield ObjectInfo(above + name, info.st_size, info.st_mtime)
-
-    def _entries(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
-        """What a folder holds; a folder's name ends in a slash, so that sorting these sorts the full names."""
         with (
             self._translated(folder),
             suppress(FileNotFoundError, NotADirectoryError),
             folders.entered(self.root, folder) as at,
-            os.scandir(at) as entries,
         ):
-            for entry in entries:
-                with suppress(FileNotFoundError):  # deleted meanwhile
-                    info = entry.stat(follow_symlinks=False)
-                    yield (f"{entry.name}/" if stat.S_ISDIR(info.st_mode) else entry.name), info
+            yield from self._below(at, f"{folder}/" if folder else "", prefix)
+
+    def _below(self, at: int, above: str, prefix: str) -> Iterator[ObjectInfo]:
+        """The same for the open folder ``at``, whose full name is ``above``: each folder is entered from the one it is in."""
+        for name, info in sorted(_entries(at)):
+            if not (above + name).startswith(prefix[: len(above) + len(name)]):
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                try:
+                    inner = os.open(name[:-1], folders.FOLDER | os.O_NOFOLLOW, dir_fd=at)
+                except (FileNotFoundError, NotADirectoryError):  # deleted or replaced meanwhile
+                    continue
+                try:
+                    yield from self._below(inner, above + name, prefix)
+                finally:
+                    os.close(inner)
+            elif stat.S_ISREG(info.st_mode) and (above + name).startswith(prefix):
+                yield ObjectInfo(above + name, info.st_size, info.st_mtime)
 
     # Errors
 
@@ -316,3 +318,14 @@ class LocalStore:
                 yield
             except (FileNotFoundError, NotADirectoryError):
                 raise base.missing(self._where(name)) from None
+
+
+def _entries(at: int) -> list[tuple[str, os.stat_result]]:
+    """What an open folder holds; a folder's name ends in a slash, so that sorting these sorts the full names."""
+    found = []
+    with os.scandir(at) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                info = entry.stat(follow_symlinks=False)
+                found.append((f"{entry.name}/" if stat.S_ISDIR(info.st_mode) else entry.name, info))
+    return found

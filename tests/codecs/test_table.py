@@ -169,7 +169,7 @@ def test_packed_is_checked_before_it_is_trusted():
     assert refused(unary=d.lengths) == "tile-short"
     assert refused(lengths=d.lengths * 0) == "tile-short"
     assert refused(lengths=d.lengths * 0 + (1 << 41)) == "number-limit"
-    assert refused(grid=replace(d.grid, rows=65)) == "number-limit"
+    assert refused(grid=replace(d.grid, rows=65)) == "grid"
     assert refused(grid=replace(d.grid, rows=0)) == "grid"
     assert refused(grid=replace(d.grid, rows=64, columns=64)) == "grid"  # more tiles than bytes
     assert refused(near=replace(d.near, classes=16)) == "number-limit"
