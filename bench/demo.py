@@ -70,7 +70,7 @@ def publish(work: Path, repo: Path, steps: int) -> list[Step]:
     from chain import train
 
     print(f"training and publishing {steps} steps", file=sys.stderr, flush=True)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     done: list[Step] = []
     for number, path in train(work / "trainer", steps, lr=1e-6, dtype="bf16"):
         base: list[str | Path] = ["--base", done[-1].original] if done else []

@@ -28,7 +28,7 @@ except ImportError:
 SIZE_LIMIT, MAX_NAME, MAX_RANK, MAX_HEADER = 1 << 62, 1024, 32, 100_000_000
 MAX_ENTRIES, MAX_CLASSES, MAX_TILE, MAX_K, MAX_EXCEPTION_K, CHUNK = 1 << 20, 15, 1 << 31, 31, 15, 131072
 MAX_MANIFEST, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 536870912, 268435456, 65536
-MAX_STEP, MAX_PARTS, MAX_FILES, BLOCK = 10**15, 100_000, 100_000, 4096
+MAX_STEP, MAX_PARTS, MAX_FILES, MAX_PATH, BLOCK = 10**15, 100_000, 100_000, 960, 4096
 TABLE, PAYLOAD, RESERVED = "deltackpt:table", "deltackpt:payload", "deltackpt:"
 REMOVED, FULL, NAN, INDEX, PACKED, PLANES = range(6)
 ENCODINGS = ["removed", "full", "nan", "index", "packed", "planes"]
@@ -85,9 +85,9 @@ def load_json(data, prefix, depth):
             level -= 1
 
     def integer(text):
-        if prefix == "header" and text[0] == "-":
+        if prefix == "header" and text[0] == "-" and text != "-0":
             return -1  # "no negative number": whoever takes it refuses it as header-field
-        need(len(text) <= 20 and -(2**63) <= int(text) < 2**63, number)
+        need(len(text) <= 20 and (prefix, text) != ("header", "-0") and -(2**63) <= int(text) < 2**63, number)
         return int(text)
 
     def pairs(items):
@@ -132,16 +132,15 @@ def check_name(name):  # [F-PART-4]
     need(not re.search("[\x00-\x1f\x7f-\x9f]", name), "name-refused", "control character")
 
 
-def check_path(path, folders=()):  # [F-LAY-2], and with folders [F-MAN-8]
+def check_path(path, limit=MAX_PATH):  # [F-LAY-2]
     try:
         size = len(path.encode("utf-8"))
     except UnicodeEncodeError:
         raise Refused("name-escapes", "not text") from None
-    need(1 <= size <= 1024 and not re.search("[\x00-\x1f\x7f\\\\:]", path), "name-escapes", ascii(path[:80]))
+    need(1 <= size <= limit and not re.search("[\x00-\x1f\x7f\\\\:]", path), "name-escapes", ascii(path[:80]))
     for segment in path.split("/"):
-        safe = segment not in ("", ".", "..") and segment.lower() != ".lock" and not segment.lower().startswith(".tmp-")
-        need(safe, "name-escapes", path)
-    need(not folders or path.startswith(folders), "name-escapes", path)
+        need(1 <= len(segment.encode()) <= 255 and segment not in (".", ".."), "name-escapes", path)
+        need(segment.lower() != ".lock" and not segment.lower().startswith(".tmp-"), "name-escapes", path)
 
 
 def storage_shape(dtype, shape):
@@ -290,7 +289,7 @@ def parse_packed(r, dtype, shape):
 
 def parse_entry(r, before):
     shared = r.number(len(before))  # [F-TAB-2]
-    raw = before[:shared] + r.take(r.number(2**63 - 1))
+    raw = before[:shared] + r.take(r.number(MAX_NAME))
     try:
         name = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -313,10 +312,11 @@ def parse_entry(r, before):
         whole, offset = r.numbers(rank, 2**63 - 1), r.numbers(rank, 2**63 - 1)
         need(all(o + s <= w for o, s, w in zip(offset, shape, whole, strict=True)), "box-outside", name)
         need(shape != whole and dtype.bits == 8 * dtype.width, "box-outside", name)
-    storage_shape(dtype, whole)
-    stored, elements = storage_shape(dtype, shape)
+        need(encoding not in (NAN, INDEX), "encoding-boxed", name)
     if encoding == NAN:
         need(dtype.sentinel is not None, "encoding-dtype", name)  # [F-PLAIN-4]
+    storage_shape(dtype, whole)
+    stored, elements = storage_shape(dtype, shape)
     if encoding == PACKED:
         detail = parse_packed(r, dtype, stored)
     elif encoding == PLANES:
@@ -348,25 +348,22 @@ def parse_part(data):
     metadata, spans, body = open_safetensors(data)
     need(metadata.get("deltackpt") == "1", "version-unknown")  # [F-META-2]
     need(re.fullmatch("0|[1-9][0-9]{0,17}", metadata.get("step", ""), re.ASCII), "part-metadata", "step")  # [F-META-1]
-    for key, digits in (("repository", 32), ("parent", 64), ("base", 64)):
-        need(is_hex(metadata.get(key), digits), "part-metadata", key)
+    for key in ("repository", "parent", "base"):  # their form is that of the manifest's: see [F-META-3]
+        need(key in metadata, "part-metadata", key)
     rest = dict(spans)
     for name in (TABLE, PAYLOAD):  # [F-PART-7]
         need(name in rest and rest[name].dtype.name == "U8" and len(rest[name].shape) == 1, "part-tensors", name)
     table, payload = (body[span.start : span.end] for span in (rest.pop(TABLE), rest.pop(PAYLOAD)))
     entries, plain, payloads, at = parse_table(table), [], [], 0
     for e in entries:
-        wanted = []  # name, dtypes, bytes; [F-PLAIN-1], [F-PLAIN-5], [F-PLAIN-8], [F-PLAIN-9]
-        size = 0  # of the entry's payload
+        wanted, size = [], 0  # plain tensors as (name, dtype, shape); bytes of the payload
         elements = storage_shape(e.dtype, e.shape)[1] if e.dtype else 0
-        if e.encoding in (NAN, INDEX):
-            need(not e.boxed, "part-tensors", e.name)  # [F-TAB-9]
-        if e.encoding == INDEX:
+        if e.encoding == INDEX:  # [F-PLAIN-8], [F-PLAIN-9]
             indices = DTYPES["U32" if elements <= 1 << 32 else "U64"]
             values = e.dtype if e.dtype.bits == 8 * e.dtype.width else DTYPES["U8"]
-            wanted = [(e.name + ".indices", indices, None), (e.name + ".values", values, None)]
+            wanted = [(e.name + ".indices", indices, [e.detail[0]]), (e.name + ".values", values, [e.detail[0]])]
         elif e.encoding == NAN or (e.encoding == FULL and not e.boxed):
-            wanted = [(e.name, e.dtype, e.shape)]
+            wanted = [(e.name, e.dtype, e.shape)]  # [F-PLAIN-1], [F-PLAIN-5]
         elif e.encoding == FULL:
             size = elements * e.dtype.width  # [F-PLAIN-2]
         elif e.encoding == PACKED:
@@ -376,9 +373,7 @@ def parse_part(data):
         found = []
         for name, dtype, shape in wanted:
             span = rest.pop(name, None)  # popped: it belongs to no other entry
-            need(span and span.dtype is dtype and shape in (None, span.shape), "part-tensors", name)
-            if shape is None:
-                need(span.end - span.start == e.detail[0] * dtype.width, "part-tensors", name)
+            need(span and span.dtype is dtype and span.shape == shape, "part-tensors", name)
             found.append(body[span.start : span.end])
         plain.append(found)
         need(size <= len(payload) - at, "payload-length", e.name)  # [F-PART-10]
@@ -472,6 +467,8 @@ def decode_tile(p, t, tile, dtype, old):
     need(p.unary[t] == (int(ones[-1]) // 8 + 1 if len(ones) else 0), "unary-count")  # [F-PACK-6]
     codes = np.diff(ones, prepend=-1) - 1
     x = (len(ones) - m) // 2
+    r_at = x_at + p.exception_k * ((x + 7) // 8)
+    need(r_at <= len(tile), "tile-short")
 
     # G, and from it the ranks and local indices of the changes, list by list ([F-PACK-5]).
     low, at = np.zeros(m, np.int64), 0
@@ -489,6 +486,7 @@ def decode_tile(p, t, tile, dtype, old):
         if j == 0:  # list 0: the rank is the local index, of pitch tw
             row, column = ranks // max(1, grid.tw), ranks % max(1, grid.tw)
             need(np.all((row < high) & (column < wide)), "position-outside")  # [F-TILE-3]
+            need(not p.classes or not np.any(class_of[row * wide + column]), "list-wrong")  # [F-LIST-1]
         else:  # near: the rank counts the elements of this class
             local = np.flatnonzero(class_of == j)[ranks] if len(ranks) else ranks
             row, column = local // max(1, wide), local % max(1, wide)
@@ -501,8 +499,6 @@ def decode_tile(p, t, tile, dtype, old):
     e = exponents(before, dtype)
     eligible = e < p.ceiling
     raw = np.where(eligible, np.clip(p.anchor - e, 0, w_bits - 1), 0)
-    r_at = x_at + p.exception_k * ((x + 7) // 8)
-    need(r_at <= len(tile), "tile-length")
     x_low = np.zeros(x, np.int64)
     for j in range(p.exception_k):  # [F-STEP-4]
         start = x_at + j * ((x + 7) // 8)
@@ -534,7 +530,7 @@ def decode_packed(e, payload, old):
         tile = payload[at : at + e.detail.lengths[t]]
         at += len(tile)
         positions, values = decode_tile(e.detail, t, tile, e.dtype, old)
-        new[positions] = values  # a position named twice: the later one
+        new[positions] = values
     return new
 
 
@@ -588,7 +584,6 @@ def decode_entry(e, plain, payload, old):
     else:  # [F-PLAIN-8], [F-PLAIN-9]
         indices = as_elements(plain[0], DTYPES["U32" if len(old) <= 1 << 32 else "U64"])
         values = as_elements(plain[1], e.dtype)
-        need(len(indices) == len(values) == changes, "count-differs", e.name)
         rising = len(indices) == 0 or (np.all(indices[1:] > indices[:-1]) and indices[-1] < len(old))
         need(rising, "indices-order", e.name)
         new[indices] = values
@@ -604,12 +599,11 @@ def apply_patch(state, parts):
     result = dict(state)
     for name, group in by_name.items():
         first = group[0][0]
-        need(len(group) == 1 or all(e.boxed for e, _, _ in group), "table-order", name)  # [F-TAB-6]
+        for e, _, _ in group[1:]:  # [F-TAB-6]
+            need(e.boxed and first.boxed and e.dtype is first.dtype and e.whole == first.whole, "boxes-overlap", name)
         if first.encoding == REMOVED:
             result.pop(name, None)
             continue
-        for e, _, _ in group:
-            need(e.dtype is first.dtype and e.whole == first.whole, "base-shape", name)  # [F-TAB-6]
         old = state.get(name)
         fits = old is not None and old.dtype is first.dtype and old.shape == first.whole
         need(fits or all(e.encoding == FULL for e, _, _ in group), "base-shape", name)  # [F-APPLY-2]
@@ -627,7 +621,7 @@ def apply_boxes(group, first, old):
     if old is None:  # [F-APPLY-3]: as many elements as it takes; that no two boxes overlap is seen below
         covered = sum(storage_shape(e.dtype, e.shape)[1] for e, _, _ in group)
         need(covered >= elements, "base-shape", first.name)
-        need(covered == elements, "table-order", first.name)
+        need(covered == elements, "boxes-overlap", first.name)
     new = np.zeros(elements, f"<u{first.dtype.width}") if old is None else old.copy()
     seen = np.zeros(elements, bool)
     for e, plain, payload in group:
@@ -635,7 +629,7 @@ def apply_boxes(group, first, old):
             decode_entry(e, plain, payload, new[:0])
             continue
         region = tuple(slice(o, o + s) for o, s in zip(e.offset, e.shape, strict=True))
-        need(not seen.reshape(whole)[region].any(), "table-order", e.name)  # [F-TAB-6]
+        need(not seen.reshape(whole)[region].any(), "boxes-overlap", e.name)  # [F-TAB-6]
         seen.reshape(whole)[region] = True
         box = None if old is None else old.reshape(whole)[region].reshape(-1)
         new.reshape(whole)[region] = decode_entry(e, plain, payload, box).reshape(e.shape)
@@ -691,7 +685,8 @@ def is_file(value):
 
 
 def check_object_name(file):  # [F-MAN-8]
-    check_path(file["name"], ("anchors/", "patches/", "states/", "folds/"))
+    check_path(file["name"], 1024)
+    need(file["name"].startswith(("anchors/", "patches/", "states/", "folds/")), "name-escapes", file["name"])
 
 
 def parse_manifest(data, manifest_id=None):
@@ -813,8 +808,7 @@ def prove(state, layout, digests):
 def fetch(root, name, limit, missing="object-missing"):
     """The bytes of an object in a local store. Mapped, so that its size costs no memory."""
     path = Path(root)
-    for segment in name.split("/"):  # [S-NAME-2]; the rest of it, and [S-NAME-1], were checked as [F-MAN-8]
-        need(1 <= len(segment.encode()) <= 255, "name-unsafe", name)
+    for segment in name.split("/"):  # the name was checked as [F-MAN-8], or made from digits
         path = path / segment
         try:
             need(not path.is_symlink(), "object-not-a-file", name)  # [S-STORE-4]

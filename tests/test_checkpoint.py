@@ -265,7 +265,7 @@ def test_name_escapes(tmp_path, name):
 
 
 def test_plain_names():
-    assert all(map(is_plain, ["x", "a/b.safetensors", "...", "a..b", "..a", ".x", "\u00e9", "a b", "con", "ab:c"]))
+    assert all(map(is_plain, ["x", "a/b.safetensors", "...", "a..b", "..a", ".x", "\u00e9", "a b", "con"]))
 
 
 @pytest.mark.parametrize(

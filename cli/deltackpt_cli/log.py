@@ -41,17 +41,17 @@ def log(voice: Voice, repo: Repo, ref: Ref = "main", graph: Graphic = False) -> 
 
 def _graph(found: Graph, *, verbose: bool) -> Iterator[str]:
     """A row a step; `*` in its lane, `|` in those that pass by, `/` where a lane joins the one of its parent."""
-    open_lanes: dict[int, int] = {}  # lane: the step that it goes down to
+    open_lanes: dict[int, str] = {}  # lane: the step that it goes down to
     for step in found.steps:
-        joins = {lane for lane, down in open_lanes.items() if down == step.step and lane != step.lane}
+        joins = {lane for lane, down in open_lanes.items() if down == step.id and lane != step.lane}
         marks = []
         for lane in range(found.lanes):
             passing = "|" if lane in open_lanes else " "
             marks.append("*" if lane == step.lane else "/" if lane in joins else passing)
         for lane in (*joins, step.lane):
             open_lanes.pop(lane, None)
-        if step.parent is not None and not step.collected:
-            open_lanes[step.lane] = step.parent
+        if step.parent_id is not None and not step.collected:
+            open_lanes[step.lane] = step.parent_id
         yield f"{' '.join(marks)}  {step.step:>8}  {step.id if verbose else step.id[:12]}  {_about(step)}".rstrip()
         if step.collected:
             cut = (":" if lane == step.lane else "|" if lane in open_lanes else " " for lane in range(found.lanes))

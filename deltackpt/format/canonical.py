@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import accumulate
 from math import isfinite
 from typing import Any, Final, NoReturn
@@ -14,6 +15,7 @@ INT_LIMIT: Final = 1 << 63  # integers are in [-2^63, 2^63)
 
 _STEP: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 _ALL_DIGITS_0: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_MINUS_0: Final = re.compile(rb"(?:^|[\s:,\[])-0")  # where a number can begin: names hold "-0" too
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'{}[]"\\'))
 
 
@@ -57,7 +59,7 @@ def loads_strict(
     # Before the parser runs: it recurses, and deep input would end in a stack overflow.
     if nesting(data) > depth:
         refuse("json-depth", f"more than {depth} levels", f"at most {depth} levels")
-    plain = b"0" * 19 not in data.translate(_ALL_DIGITS_0) and b"-0" not in data
+    plain = b"0" * 19 not in data.translate(_ALL_DIGITS_0) and _MINUS_0.search(data) is None
     try:
         value = json.loads(
             data.decode("utf-8"),

@@ -20,6 +20,7 @@ class GraphStep:
     step: int
     id: str
     parent: int | None
+    parent_id: str | None
     lane: int
     collected: bool
     left_behind: bool
@@ -60,6 +61,7 @@ def graph(repo: Repository) -> Graph:
             step=node.link.step,
             id=node.link.id,
             parent=node.parent.step if node.parent else None,
+            parent_id=node.parent.id if node.parent else None,
             lane=lanes[node.link.id],
             collected=node.parent is not None and node.parent.id not in survey.nodes,
             left_behind=node.link.id not in on_branch and node.link.step >= begin,

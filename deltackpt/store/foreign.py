@@ -115,6 +115,7 @@ _CLASSES = {  # by the name of the class or one that it derives from
     ),
 }
 _CODE = re.compile(r"[A-Za-z0-9._-]{1,60}")
+_REQWEST = re.compile(r"HTTP status (?:client|server) error \((\d{3})\b")  # all that hf_xet says of a status
 _FORBIDDEN = re.compile(r"Forbidden\b")  # gcsfs makes a bare OSError of a 403
 
 
@@ -160,7 +161,8 @@ def _status(error: BaseException) -> int | None:
     for holder, name in ((response, "status_code"), (error, "status_code"), (error, "status"), (error, "code")):
         if (status := _number(getattr(holder, name, None))) is not None:
             return status
-    return None
+    found = _REQWEST.search(str(error))
+    return int(found[1]) if found else None
 
 
 def _code(error: BaseException) -> str:

@@ -10,6 +10,7 @@ private, at the first put.  huggingface_hub makes its own second attempts at API
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -55,6 +56,8 @@ class BucketDriver:
         from huggingface_hub.utils import disable_progress_bars
 
         disable_progress_bars()  # they would be drawn over what a caller prints
+        for name, seconds in (("RETRY_MAX_DURATION", patience.total), ("READ_TIMEOUT", patience.silence)):
+            os.environ.setdefault(f"HF_XET_CLIENT_{name}", f"{max(1, round(seconds))}s")  # else six minutes, and five
         self._api = HfApi()
         self._bucket = bucket
         self._patience = patience

@@ -15,7 +15,7 @@ from deltackpt.store.remote import RemoteStore
 from tests.fake_bucket import TOKEN, FakeBucket
 from tests.faulty_proxy import FaultyProxy, Reset, Status
 from tests.store.conftest import QUICK
-from tests.store_contract import StoreContract
+from tests.store_contract import StoreContract, error_code
 
 pytestmark = pytest.mark.stores
 
@@ -45,6 +45,15 @@ def test_with_the_stock_transfer_library(stock: FakeBucket) -> None:
     store.swap("refs/main", None, b"1")
     assert store.get("refs/main", 10) == b"1"
     assert store.get_range("large", 255, 2) == b"\xff\x00"
+
+
+def test_a_token_that_the_stock_transfer_library_gets_refused(
+    stock: FakeBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_bucket("buckets/someone/run/a", QUICK)
+    store.put("a", [b"x"])
+    monkeypatch.setenv("HF_TOKEN", "hf_expired00000000000")
+    assert error_code(lambda: store.put("b", [b"x"]), StoreError) == "store-credentials"
 
 
 # Faults

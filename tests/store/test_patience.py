@@ -101,6 +101,7 @@ def test_answers_and_our_own_errors_pass_at_once() -> None:
         (Http(418), Kind.REFUSED),
         (PermissionError(), Kind.PERMISSION),
         (OSError("Forbidden: https://host/?secret"), Kind.PERMISSION),
+        (ConnectionError("HTTP status client error (401 Unauthorized), domain: https://host/secret"), Kind.CREDENTIALS),
         (BrokenPipeError(), Kind.SILENT),
         (OSError(5, "I/O"), Kind.REFUSED),
         (type("NoCredentialsError", (Exception,), {"__module__": "other"})(), Kind.CREDENTIALS),
