@@ -99,7 +99,7 @@ class Cache:
 
 def _link(name: str) -> Link | None:
     step, _, identity = name.partition("-")
-    return Link(int(step), identity) if step.isdigit() and len(identity) == 64 else None
+    return Link(int(step), identity) if step.isascii() and step.isdigit() and len(identity) == 64 else None
 
 
 def open_current(cache: str | os.PathLike[str]) -> tuple[Path, Link]:

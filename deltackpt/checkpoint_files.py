@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ MAX_INDEX: Final = 100_000_000  # bytes of an index
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 _SINGLE: Final = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_model.safetensors")
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_CONTROL: Final = re.compile(r"[\x80-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def find_files(root: Path) -> Files:
 
 def is_plain(name: str) -> bool:
     """Whether ``name`` is a relative POSIX path that stays in its folder, in one spelling, on every system."""
-    return is_path(name) and not _CONTROL.search(name)
+    return is_path(name) and name.isprintable()
 
 
 def _single(root: Path, names: list[str]) -> str:

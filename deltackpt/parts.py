@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import resource
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import BinaryIO
 
 import numpy as np
@@ -18,12 +19,18 @@ from deltackpt.format.manifest import File, Manifest
 from deltackpt.patch import PartReader
 from deltackpt.repository import Repository, object_differs
 
+SMALL = 64 << 10  # bytes
+RESERVE = 256  # descriptors for all else
+
 Found = tuple[PartReader, int]
 
 
 @contextmanager
 def mapped(repo: Repository, file: File) -> Iterator[memoryview]:
-    """The bytes of an object, mapped and proven by sha256; a remote one is downloaded to a temporary file first."""
+    """The bytes of an object, mapped and proven by sha256; a remote one is downloaded to a temporary file first.
+
+    Small ones are read: a mapping holds a descriptor, and a chain can have thousands of parts.
+    """
     with ExitStack() as stack:
         local = repo.store.local_path(file.name)
         digest = hashlib.sha256()
@@ -37,7 +44,12 @@ def mapped(repo: Repository, file: File) -> Iterator[memoryview]:
             repo.store.stat(file.name)  # an object, not a link or a pipe in its place
             spool = stack.enter_context(local.open("rb"))
         size = spool.seek(0, 2)
-        view = memoryview(mmap.mmap(spool.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+        if size > SMALL:
+            view = memoryview(mmap.mmap(spool.fileno(), size, access=mmap.ACCESS_READ))
+        else:
+            spool.seek(0)
+            view = memoryview(spool.read())
+        stack.close()  # the mapping has a descriptor of its own
         if local is not None:
             digest.update(view)
         if size != file.size or digest.hexdigest() != file.sha256:
@@ -77,6 +89,7 @@ class PatchReader:
     @contextmanager
     def open_all(cls, repo: Repository, hops: Sequence[Hop]) -> Iterator[list[PatchReader]]:
         """The patches of several hops; all of them are fetched and hashed before any is used."""
+        _make_room(sum(f.size > SMALL for hop in hops for f in hop.files))
         with ExitStack() as stack:
             yield [stack.enter_context(cls.open(repo, hop)) for hop in hops]
 
@@ -87,6 +100,17 @@ class PatchReader:
     @property
     def names(self) -> set[str]:
         return set(self._entries)
+
+
+def _make_room(maps: int) -> None:
+    """Let this process have as many descriptors as it needs and the system allows: a long chain is many mapped parts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = maps + RESERVE
+    if soft != resource.RLIM_INFINITY and soft < need:
+        with suppress(ValueError, OSError):  # then the system says that there are too many
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else min(need, hard), hard)
+            )
 
 
 def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:

@@ -15,7 +15,7 @@ from deltackpt.draft import PIECE, Draft
 from deltackpt.errors import NotFoundError
 from deltackpt.format import digests as digests_format
 from deltackpt.format.layout import Layout, Shard, Side
-from deltackpt.format.manifest import Counts, File, Link, Manifest
+from deltackpt.format.manifest import Counts, File, Link, Manifest, decode
 from deltackpt.progress import Progress
 from deltackpt.repository import Repository
 from deltackpt.store import Buffer
@@ -69,7 +69,7 @@ def record(
     layout_file = parent.layout if parent and same else draft.store(draft.name("states", "layout.json"), [raw])
     table = digests_format.encode(layout, draft.digests)
     digests_file = draft.store(draft.name("states", "digests.safetensors"), [table])
-    return Manifest(
+    made = Manifest(
         repository=draft.repo.id,
         step=draft.step,
         parent=before,
@@ -84,6 +84,8 @@ def record(
         producer=f"deltackpt {__version__}",
         metadata=metadata,
     )
+    decode(made.encode(), f"the record of step {draft.step}")  # what no reader would take is not published
+    return made
 
 
 def _since_anchor(draft: Draft, before: Link, policy: AnchorPolicy) -> tuple[int, int]:

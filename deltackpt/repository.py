@@ -133,7 +133,7 @@ class Repository:
 
     def put_tag(self, name: str, link: Link) -> Ref:
         """Name a step that is there. Raises ConflictError ``tag-exists``, UsageError ``ref-name``."""
-        if name == "latest" or name.isdigit() or _EXACT.fullmatch(name):
+        if name == "latest" or (name.isascii() and name.isdigit()) or _EXACT.fullmatch(name):
             need = "a name that no step could be meant by"
             raise UsageError("ref-name", where="tag", have=repr(name), need=need)
         raw = dumps(link.to_dict())
@@ -228,7 +228,7 @@ class Repository:
             if head is None:
                 raise self._no_step("latest", [])
             return head.link
-        if isinstance(spec, str) and not spec.isdigit():
+        if isinstance(spec, str) and not (spec.isascii() and spec.isdigit()):
             if (exact := _EXACT.fullmatch(spec)) is not None:
                 return self._only(
                     spec, [link for link in self._numbered(int(exact[1])) if link.id.startswith(exact[2])]

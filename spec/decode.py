@@ -87,7 +87,7 @@ def load_json(data, prefix, depth):
     def integer(text):
         if prefix == "header" and text[0] == "-" and text != "-0":
             return -1  # "no negative number": whoever takes it refuses it as header-field
-        need(len(text) <= 20 and (prefix, text) != ("header", "-0") and -(2**63) <= int(text) < 2**63, number)
+        need(len(text) <= 20 and text != "-0" and -(2**63) <= int(text) < 2**63, number)
         return int(text)
 
     def pairs(items):
@@ -98,11 +98,13 @@ def load_json(data, prefix, depth):
         raise Refused(number, text[:40])
 
     def constant(text):
-        raise Refused(syntax, text)
+        raise Refused(number, text)
 
     hooks = {"parse_int": integer, "parse_float": fail, "parse_constant": constant, "object_pairs_hook": pairs}
     try:
-        return json.loads(bytes(data).decode("utf-8"), **hooks)
+        value = json.loads(bytes(data).decode("utf-8"), **hooks)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails where there is a lone surrogate
+        return value
     except ValueError as error:
         raise Refused(syntax, str(error)) from None
 

@@ -22,7 +22,9 @@ from deltackpt.repository import Repository
 repo, root, until = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
 count = 0
 """
-WRITER = COMMON + """
+WRITER = (
+    COMMON
+    + """
 from chains import World, next_state
 from deltackpt.write import AnchorPolicy
 world = World(root, repo)
@@ -36,8 +38,11 @@ while time.time() < until or count < 3:
     count += 1
 print(count)
 """
+)
 # A reader takes whatever is newest, sometimes into a cache, sometimes cold, and sometimes the tag.
-READER = COMMON + """
+READER = (
+    COMMON
+    + """
 from deltackpt.cache import apply_to_cache
 from deltackpt.materialize import apply
 while time.time() < until or count < 3:
@@ -49,7 +54,10 @@ while time.time() < until or count < 3:
     count += 1
 print(count)
 """
-COLLECTOR = COMMON + """
+)
+COLLECTOR = (
+    COMMON
+    + """
 from deltackpt.gc import collect
 from deltackpt.retention import Policy
 while time.time() < until or count < 3:
@@ -61,6 +69,7 @@ while time.time() < until or count < 3:
     time.sleep(0.05)
 print(count)
 """
+)
 
 
 def test_nobody_is_cut_off(tmp_path: Path) -> None:

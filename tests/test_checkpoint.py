@@ -15,7 +15,15 @@ from safetensors.numpy import save, save_file
 from deltackpt import checkpoint_files, disk
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.checkpoint_files import is_plain
-from deltackpt.errors import CheckpointError, ConflictError, DeltackptError, FormatError, NoSpaceError, UsageError
+from deltackpt.errors import (
+    CheckpointError,
+    ConflictError,
+    DeltackptError,
+    FormatError,
+    NoSpaceError,
+    StoreError,
+    UsageError,
+)
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.shard_writer import ShardWriter
 
@@ -587,8 +595,9 @@ def test_ensure_space(tmp_path):
 
 
 def test_other_errors_are_not_about_space(tmp_path):
-    with pytest.raises(FileNotFoundError), disk.space_errors(tmp_path):
+    with pytest.raises(StoreError) as error, disk.space_errors(tmp_path):
         (tmp_path / "none").read_bytes()
+    assert error.value.code == "not-writable"
 
 
 def test_fsync_dir(tmp_path):

@@ -16,7 +16,6 @@ from deltackpt.repository import MARKER, Repository
 from deltackpt.store import open_store
 from deltackpt.write import AnchorPolicy, write
 
-UNTYPED = pytest.mark.xfail(strict=True, raises=ValueError, reason="`isdigit` takes more than `int` does")
 NEVER = AnchorPolicy(ratio=float("inf"))
 
 
@@ -112,9 +111,7 @@ def test_steps_and_their_names(url):
     assert code(NotFoundError, lambda: repo.find("latest", ref="other")) == "step-missing"
 
 
-@pytest.mark.parametrize(
-    "spec", [pytest.param("²", marks=UNTYPED), "٣", "", " 1", "-1", "1.0", "0x1", "../refs/main", "x" * 200]
-)
+@pytest.mark.parametrize("spec", ["²", "٣", "", " 1", "-1", "1.0", "0x1", "../refs/main", "x" * 200])
 def test_what_is_no_name_of_a_step(url, spec):
     with pytest.raises(DeltackptError) as error:
         Repository.open(url).find(spec)

@@ -38,15 +38,11 @@ Grace = Annotated[
     str, typer.Option(metavar="TIME", help="Leave whatever is younger, by the store's clock: uploads may be under way.")
 ]
 Dry = Annotated[bool, typer.Option("--dry-run", help="Show the plan; remove nothing.")]
-Plan = Annotated[
-    Path | None, typer.Option(metavar="FILE", show_default=False, help="Save the plan; remove nothing.")
-]
+Plan = Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Save the plan; remove nothing.")]
 Execute = Annotated[
     Path | None, typer.Option(metavar="FILE", show_default=False, help="Carry out a saved plan, unless it is stale.")
 ]
-Rebase = Annotated[
-    bool, typer.Option("--rebase", help="First write the anchors that the plan offers, and plan again.")
-]
+Rebase = Annotated[bool, typer.Option("--rebase", help="First write the anchors that the plan offers, and plan again.")]
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 

@@ -14,6 +14,7 @@ from deltackpt.codecs.near import FAR_ONLY, SCAN_LIMIT, choose_near
 from deltackpt.codecs.steps import exponent_of
 from deltackpt.codecs.table import Entry, detail_size
 from deltackpt.codecs.tiles import choose_grid
+from deltackpt.errors import UsageError
 
 __all__ = ["CHOICES", "SCAN_LIMIT", "Change", "Decoded", "Encoded", "Entry", "check", "decode", "encode"]
 
@@ -22,13 +23,21 @@ DENSE = 4  # more than a quarter changed: `planes` may win
 
 
 def encode(
-    change: Change, shape: tuple[int, ...], encoding: str = "auto", *, scan_limit: int = SCAN_LIMIT
+    change: Change,
+    shape: tuple[int, ...],
+    encoding: str = "auto",
+    *,
+    scan_limit: int = SCAN_LIMIT,
+    boxed: bool = False,
 ) -> tuple[str, Encoded]:
     """One tensor's change in the encoding asked for, or in the smallest one that can carry it exactly.
 
     ``shape`` is the box's, as a checkpoint's header has it. Tensors with fewer elements than ``scan_limit`` may be
-    coded such that a reader has to scan their old values. -> (name of the encoding used, its bytes).
+    coded such that a reader has to scan their old values. ``boxed``: a box of a tensor, which has no plain tensors.
+    -> (name of the encoding used, its bytes). Raises UsageError ``encoding-choice`` for a name not in CHOICES.
     """
+    if encoding not in CHOICES:
+        raise UsageError("encoding-choice", where="encoding", have=repr(encoding), need=", ".join(CHOICES))
     if change.base is None:
         return "full", plain.encode_full(change, shape)
     wanted: dict[str, Callable[[], Encoded | None]] = {
@@ -37,12 +46,18 @@ def encode(
         "index": lambda: plain.encode_index(change, shape),
         "nan": lambda: plain.encode_nan(change, shape),
     }
-    if encoding in wanted and (chosen := wanted[encoding]()) is not None:
+    if (
+        encoding in wanted
+        and not (boxed and encoding in ("index", "nan"))
+        and (chosen := wanted[encoding]()) is not None
+    ):
         return encoding, chosen
     if encoding == "full":
         return "full", plain.encode_full(change, shape)
     dense = len(change.positions) * DENSE > change.elements
     sparse = "packed" if change.dtype.width in packed.WIDTHS and len(change.positions) else "index"
+    if boxed and sparse == "index":
+        sparse = "planes"
     names = [sparse, *(["planes"] if dense else [])]
     tried = {name: got for name in names if (got := wanted[name]()) is not None}
     sizes = {name: got.size + detail_size(name, got.detail) for name, got in tried.items()}

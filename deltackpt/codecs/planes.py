@@ -99,6 +99,8 @@ def _inflate(plane: memoryview, compressed: int, length: int, where: str) -> byt
         if len(plane) != length:
             raise FormatError("plane-length", where=where, have=f"{len(plane)} bytes", need=f"{length} bytes")
         return plane
+    if plane[:4] != zstandard.FRAME_HEADER:  # a skippable frame would be taken for an empty one
+        raise FormatError("frame-broken", where=where, have="no zstd frame", need="one whole frame")
     try:
         parameters = zstandard.get_frame_parameters(plane)
         if parameters.content_size != length or parameters.dict_id or parameters.window_size > max(length, 1 << 18):

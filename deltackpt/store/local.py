@@ -283,7 +283,7 @@ class LocalStore:
             yield from self._below(at, f"{folder}/" if folder else "", prefix)
 
     def _below(self, at: int, above: str, prefix: str) -> Iterator[ObjectInfo]:
-        """The same for the open folder ``at``, whose full name is ``above``: each folder is entered from the one it is in."""
+        """The same for the open folder ``at``, whose full name is ``above``; each is entered from the one it is in."""
         for name, info in sorted(_entries(at)):
             if not (above + name).startswith(prefix[: len(above) + len(name)]):
                 continue
