@@ -103,7 +103,7 @@ class PatchReader:
 
 
 def _make_room(maps: int) -> None:
-    """Let this process have as many descriptors as it needs and the system allows: a long chain is many mapped parts."""
+    """Let this process have the descriptors that it needs, if the system allows: a long chain has many mapped parts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = maps + RESERVE
     if soft != resource.RLIM_INFINITY and soft < need:

@@ -867,7 +867,11 @@ def read_plan(root, step, ref):
     repository, link, plan = read_marker(root), read_ref(root, ref), []
     while True:
         need((link is not None and link["step"] >= step) or plan, "step-missing", str(step))
-        m = read_manifest(root, repository, link)
+        try:
+            m = read_manifest(root, repository, link)
+        except Refused as refusal:  # a parent that is gone, and no step after it has another way
+            need(not plan or refusal.code != "object-missing", "chain-broken", str(link["step"]))
+            raise
         if plan:
             need(plan[-1][1]["base"] == m["state"], "chain-differs")  # [F-MAN-7]
         if plan or m["step"] == step:

@@ -102,7 +102,7 @@ FLOWS: dict[str, Callable[[World], None]] = {
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_some_operations(world: tuple[World, MemoryStore, Clock], flow: str, when: str) -> None:
-    _killed(world, flow, when, 5)
+    _killed(world, flow, when, 3)
 
 
 @pytest.mark.heavy
@@ -195,7 +195,7 @@ for name in ("link", "unlink", "rename", "replace", "mkdir", "write", "fsync"):
 
 @pytest.mark.parametrize("flow", ["publish", "gc", "compact", "apply"])
 def test_sigkill(tmp_path: Path, flow: str) -> None:
-    _sigkill(tmp_path, flow, [3, 17])
+    _sigkill(tmp_path, flow, [11])
 
 
 @pytest.mark.heavy

@@ -300,7 +300,7 @@ _checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_t
 
 
 def test_chains() -> None:
-    _run(6, 12)
+    _run(5, 10)
 
 
 @pytest.mark.heavy
