@@ -15,6 +15,10 @@ STORES := $(VENV)/.stamp-stores
 
 PYTEST := $(PY) -m pytest -n auto
 
+SECONDS ?= 600
+READERS := part table manifest edge layout digests checkpoint index
+LIBFUZZER := -max_len=8192 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
+
 .PHONY: help demo test test-stores test-heavy check format vectors bench fuzz clean
 .DEFAULT_GOAL := help
 
@@ -49,9 +53,14 @@ vectors: $(DEV) ## make the conformance vectors again; git shows what changed
 
 bench: $(TRAINING) ## measure every figure, in one table; takes some 20 GB of disk while it runs
 	$(PY) bench/run.py $(BENCH)
+	$(PY) bench/chain_manager.py
 
-fuzz: $(DEV) ## the property tests, on new examples and many more than `make test` takes
+# A finding is left in .fuzz, and ends the run.
+fuzz: $(DEV) ## the property tests on new examples, then every reader by coverage, for SECONDS in all
 	HYPOTHESIS_PROFILE=ci $(PYTEST) -m "hypothesis and not heavy"
+	$(PIP) atheris
+	for reader in $(READERS); do $(PY) tests/fuzz/fuzz_readers.py $$reader .fuzz/$$reader $(LIBFUZZER) \
+	  -max_total_time=$$(($(SECONDS) / $(words $(READERS)))) -artifact_prefix=.fuzz/$$reader- || exit 1; done
 
 clean: ## remove what these targets made
 	rm -rf $(VENV) bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -304,8 +304,9 @@ def test_chains() -> None:
 
 
 @pytest.mark.heavy
-def test_chains_2000() -> None:
-    _run(2_000, 16)
+@pytest.mark.parametrize("part", range(20))  # for as many processes as there are
+def test_chains_2000(part: int) -> None:
+    _run(100, 14)
 
 
 def _run(examples: int, steps: int) -> None:
