@@ -195,8 +195,8 @@ def _read_packed(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int)
     unary = r.numbers(grid.tiles, 1 << 40)
     lengths = r.numbers(grid.tiles, 1 << 40)
     checksums = np.frombuffer(r.raw(4 * grid.tiles), "<u4")
-    _, rows, columns = grid.origin(np.arange(grid.tiles))
-    if (counts.sum(axis=1) > rows * columns).any():
+    _, height_of, width_of = grid.origin(np.arange(grid.tiles))
+    if (counts.sum(axis=1) > height_of * width_of).any():
         r.refuse("count-outside", "more changes than elements in a tile", "at most all")
     # At least a sign per change, and no more bits per change than the widest code can take.
     changes = counts.sum(axis=1)
