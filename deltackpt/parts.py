@@ -116,12 +116,16 @@ def _make_room(maps: int) -> None:
 def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:
     """What several parts, or several entries, hold of one tensor must be boxes of it that do not overlap."""
     same = {(e.dtype.name, e.whole) for e in entries}
-    starts = np.array([e.offset for e in entries], np.int64)
-    ends = starts + np.array([e.shape for e in entries], np.int64)
-    overlap = any(((starts[:i] < ends[i]) & (starts[i] < ends[:i])).all(axis=1).any() for i in range(1, len(entries)))
-    if overlap or len(same) > 1 or not all(e.boxed for e in entries):
+    if len(same) > 1 or not all(e.boxed for e in entries) or _overlap([e for e in entries if 0 not in e.shape]):
         have = "boxes that overlap, or of different tensors"
         raise FormatError("boxes-overlap", where=f"{where}, {name[:80]!r}", have=have, need="each element once")
+
+
+def _overlap(boxes: Sequence[Entry]) -> bool:
+    """Do any two boxes of one tensor share an element?"""
+    starts = np.array([e.offset for e in boxes], np.int64)
+    ends = starts + np.array([e.shape for e in boxes], np.int64).reshape(starts.shape)
+    return any(((starts[:i] < ends[i]) & (starts[i] < ends[:i])).all(axis=1).any() for i in range(1, len(boxes)))
 
 
 def check_origin(part: PartReader, hop: Hop) -> None:

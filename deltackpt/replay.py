@@ -172,18 +172,16 @@ def replace_whole(found: Sequence[Found]) -> tuple[Bytes | None, Known | None]:
     if not first.boxed:
         return part.decode(first, None).values.view(np.uint8), known
     boxes = [(part, part.entries[i]) for part, i in found]
-    count = nbytes(first.dtype, first.whole) // first.dtype.width
-    words = np.zeros(count, uint(first.dtype.width))
-    covered = np.zeros(count, np.bool_)
     for part, entry in boxes:
         if entry.encoding != "full" or (entry.dtype.name, entry.whole) != known:
-            raise ChainError(
-                "base-shape", where=part.where, have=f"no {entry.name[:80]!r} to patch", need=describe(known)
-            )
-        decoded = _decode_box(part, entry, words)
-        decoded.write_to(words)
-        covered[decoded.positions] = True
-    if not covered.all():
+            have = f"no {entry.name[:80]!r} to patch"
+            raise ChainError("base-shape", where=part.where, have=have, need=describe(known))
+    # Boxes do not overlap, so counting tells whether they cover it: before there is room for all of it.
+    count = nbytes(first.dtype, first.whole) // first.dtype.width
+    if sum(entry.elements for _, entry in boxes) != count:
         have = "boxes that leave parts of it open"
         raise ChainError("base-shape", where=f"{part.where}, {first.name[:80]!r}", have=have, need=describe(known))
+    words = np.empty(count, uint(first.dtype.width))
+    for part, entry in boxes:
+        _decode_box(part, entry, words).write_to(words)
     return words.view(np.uint8), known

@@ -5,6 +5,7 @@ import importlib
 import re
 
 import pytest
+from store_rules import SHOWN_BY
 from vectors import FIXTURES, INDEX, ROOT
 
 from deltackpt.bits import DTYPES
@@ -37,10 +38,16 @@ def test_every_rule_has_a_vector_and_every_vector_a_rule():
     assert all(vector["rules"] for vector in INDEX)
 
 
-@pytest.mark.parametrize("rule", ELSEWHERE)
+def test_every_rule_of_the_store_has_a_test():
+    rules = {rule for rule, text in RULE.findall(STORE) if re.search(r"\bMUST\b", text)}
+    assert rules == SHOWN_BY.keys()
+
+
+@pytest.mark.parametrize("rule", [*ELSEWHERE, *SHOWN_BY])
 def test_what_no_vector_shows_has_a_test(rule):
-    path, _, name = ELSEWHERE[rule].partition("::")
-    assert re.search(rf"def {name}\(", (ROOT / "tests" / path).read_text()), ELSEWHERE[rule]
+    where = (ELSEWHERE | SHOWN_BY)[rule]
+    path, _, name = where.partition("::")
+    assert re.search(rf"def {name}\(", (ROOT / "tests" / path).read_text()), where
 
 
 def test_every_must_has_a_number():

@@ -106,6 +106,8 @@ class Grid:
 
 def _divide(values: npt.NDArray[Any], by: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Quotient and remainder; most widths are powers of two, and numpy's `//` multiplies where they are not."""
+    if by == 0:  # an axis of length 0: there are no values
+        return values, values
     if by & (by - 1) == 0:
         return values >> values.dtype.type(by.bit_length() - 1), values & values.dtype.type(by - 1)
     quotient = values // values.dtype.type(by)

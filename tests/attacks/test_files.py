@@ -25,6 +25,7 @@ ATTACKS = {
     12: "index_positions_unsorted index_positions_repeated index_positions_past_the_end",
     13: "packed_gap_runs_past_the_tile packed_quotient_longer_than_the_tile packed_quotient_that_overflows_32_bits",
     14: "packed_counts_that_no_bytes_pay_for packed_with_more_tiles_than_the_table_holds packed_count_above_the_span "
+    "full_box_of_a_new_tensor_of_an_exabyte "
     "planes_of_more_chunks_than_the_table_holds table_of_too_many_entries packed_tile_of_two_to_the_32_elements",
     15: "frame_states_too_small_a_size frame_states_too_large_a_size frame_states_no_size frame_states_a_terabyte "
     "frame_expands_past_the_size_it_states frame_is_cut_off frame_is_followed_by_a_byte frame_is_followed_by_another "
