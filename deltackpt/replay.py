@@ -114,7 +114,7 @@ class Replay:
                         self._journal.append(self._number[name], k, decoded)
                     if not current.flags.writeable:
                         current = current.copy()
-                        self._base.release(name)
+                        self.release(name)
                     decoded.write_to(current.view(decoded.values.dtype))
             yield current, known
 
