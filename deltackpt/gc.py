@@ -199,7 +199,11 @@ def plan_gc(repo: Repository, policy: Policy = Policy()) -> GcPlan:
     younger than the grace time, and the cheapest way to each of them. Raises NotFoundError ``tag-missing`` for a tag
     that the policy names, FormatError for a damaged manifest or layout: what those need cannot be told.
     """
-    survey = Survey.take(repo)
+    return plan_of(repo, Survey.take(repo), policy)
+
+
+def plan_of(repo: Repository, survey: Survey, policy: Policy) -> GcPlan:
+    """`plan_gc` for what was surveyed a moment ago."""
     for tag in policy.tags:
         if all(found.name != tag for found in survey.tags):
             raise NotFoundError("tag-missing", where=repo.store.url, have="no such tag", need=f"tag {tag!r}")

@@ -255,5 +255,5 @@ def test_status(world: World, tmp_path: Path) -> None:
     assert (found.step, found.steps, len(found.leases), found.restore_patches) == (9, 10, 1, 4)
     assert found.cache is not None
     assert (found.cache.behind, found.cache.catch_up_patches, found.cache.on_branch) == (2, 2, True)
-    assert set(found.storage) == {"anchors", "leases", "patches", "states", "steps", "records", "refs"}
+    assert set(found.storage) == {"anchors", "leases", "patches", "states", "steps", "refs"}
     assert found.gc_steps == 0

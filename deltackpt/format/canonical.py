@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from itertools import accumulate
 from math import isfinite
 from typing import Any, Final, NoReturn
@@ -15,7 +14,7 @@ INT_LIMIT: Final = 1 << 63  # integers are in [-2^63, 2^63)
 
 _STEP: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 _ALL_DIGITS_0: Final = bytes.maketrans(b"123456789", b"0" * 9)
-_MINUS_0: Final = re.compile(rb"(?:^|[\s:,\[])-0")  # where a number can begin: names hold "-0" too
+_MINUS_0: Final = tuple(before + b"-0" for before in (b":", b",", b"[", b" ", b"\n", b"\r", b"\t"))
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'{}[]"\\'))
 
 
@@ -59,7 +58,9 @@ def loads_strict(
     # Before the parser runs: it recurses, and deep input would end in a stack overflow.
     if nesting(data) > depth:
         refuse("json-depth", f"more than {depth} levels", f"at most {depth} levels")
-    plain = b"0" * 19 not in data.translate(_ALL_DIGITS_0) and _MINUS_0.search(data) is None
+    plain = b"0" * 19 not in data.translate(_ALL_DIGITS_0) and not (
+        b"-0" in data and (data.startswith(b"-0") or any(text in data for text in _MINUS_0))  # names hold "-0" too
+    )
     try:
         value = json.loads(
             data.decode("utf-8"),

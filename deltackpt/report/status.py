@@ -9,10 +9,13 @@ from typing import Any
 from deltackpt.cache import open_current
 from deltackpt.chain import descends
 from deltackpt.errors import ChainError, NotFoundError
-from deltackpt.gc import plan_gc
-from deltackpt.leases import Lease, read_leases
+from deltackpt.gc import plan_of
+from deltackpt.leases import Lease
 from deltackpt.repository import Repository
 from deltackpt.retention import Policy
+from deltackpt.survey import Survey
+
+_RECORDS = ("refs/", "tags/", "leases/")
 
 
 @dataclass(frozen=True)
@@ -62,26 +65,24 @@ def status(repo: Repository, cache: str | os.PathLike[str] | None = None, *, ref
             plan = repo.resolve(head.link)
         except ChainError:  # verify says why
             plan = None
+    survey = Survey.take(repo)
+    garbage = plan_of(repo, survey, Policy())
     storage: dict[str, int] = {}
-    steps = 0
-    for info in repo.store.list(""):
-        folder = info.name.partition("/")[0] if "/" in info.name else "records"
+    for info in (*survey.objects.values(), *(i for folder in _RECORDS for i in repo.store.list(folder))):
+        folder = info.name.partition("/")[0]
         storage[folder] = storage.get(folder, 0) + info.size
-        steps += folder == "steps"
-    now = repo.store.now()
-    garbage = plan_gc(repo, Policy())
     return Status(
         repository=repo.store.url,
         id=repo.id,
         ref=ref,
         step=head.link.step if head else None,
         head=head.link.id if head else None,
-        steps=steps,
-        tags={tag.name: tag.link.step for tag in repo.refs("tags/")},
+        steps=len(survey.nodes),
+        tags={tag.name: tag.link.step for tag in survey.tags},
         restore_bytes=plan.bytes if plan else None,
         restore_patches=len(plan.patches) if plan else None,
         storage=storage,
-        leases=tuple(lease for lease in read_leases(repo) if lease.expires > now),
+        leases=tuple(survey.live),
         gc_frees=garbage.frees,
         gc_steps=garbage.steps,
         cache=_cache(repo, cache, ref) if cache is not None and head is not None else None,

@@ -284,10 +284,10 @@ class LocalStore:
 
     def _below(self, at: int, above: str, prefix: str) -> Iterator[ObjectInfo]:
         """The same for the open folder ``at``, whose full name is ``above``; each is entered from the one it is in."""
-        for name, info in sorted(_entries(at)):
+        for name, info in _entries(at):
             if not (above + name).startswith(prefix[: len(above) + len(name)]):
                 continue
-            if stat.S_ISDIR(info.st_mode):
+            if info is None:
                 try:
                     inner = os.open(name[:-1], folders.FOLDER | os.O_NOFOLLOW, dir_fd=at)
                 except (FileNotFoundError, NotADirectoryError):  # deleted or replaced meanwhile
@@ -320,12 +320,14 @@ class LocalStore:
                 raise base.missing(self._where(name)) from None
 
 
-def _entries(at: int) -> list[tuple[str, os.stat_result]]:
-    """What an open folder holds; a folder's name ends in a slash, so that sorting these sorts the full names."""
-    found = []
+def _entries(at: int) -> list[tuple[str, os.stat_result | None]]:
+    """What an open folder holds; None for a folder, whose name ends in a slash, so that this sorts as full names do."""
+    found: list[tuple[str, os.stat_result | None]] = []
     with os.scandir(at) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):  # deleted meanwhile
-                info = entry.stat(follow_symlinks=False)
-                found.append((f"{entry.name}/" if stat.S_ISDIR(info.st_mode) else entry.name, info))
-    return found
+                if entry.is_dir(follow_symlinks=False):
+                    found.append((f"{entry.name}/", None))
+                else:
+                    found.append((entry.name, entry.stat(follow_symlinks=False)))
+    return sorted(found, key=lambda item: item[0])
