@@ -21,7 +21,7 @@ from deltackpt.diff import Difference, State, difference
 from deltackpt.digest import TensorDigest
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.format.layout import Layout
-from deltackpt.format.manifest import File, Manifest
+from deltackpt.format.manifest import Counts, File, Manifest
 from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.parallel import ordered_map
 from deltackpt.patch import Origin, PartWriter, collides
@@ -55,6 +55,13 @@ class Draft:
     def store(self, name: str, chunks: Iterator[Buffer] | list[Buffer]) -> File:
         self.put.append(self.repo.put(name, chunks))
         return self.put[-1]
+
+    def count(self, encoding: str, counts: Counts) -> None:
+        self.encodings[encoding] += 1
+        self.added += counts.added
+        self.removed += counts.removed
+        self.changed += counts.changed
+        self.changed_elements += counts.changed_elements
 
     def withdraw(self) -> None:
         """Take back what no manifest names yet; gc finds what this misses."""
@@ -109,10 +116,10 @@ def base_differs(where: str | os.PathLike[str], names: list[str]) -> ChainError:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A tensor, compared and encoded."""
+    """A tensor, compared and encoded. It may wait for its turn, so it holds counts and encoded bytes, no old values."""
 
     name: str
-    difference: Difference
+    counts: Counts
     entry: Entry | None
     encoded: Any
     after: TensorDigest | None
@@ -144,16 +151,17 @@ def put_parts(
             old.release(name)
         if name in new.tensors:
             new.release(name)
-        return _Ready(name, found, entry, encoded, after, 0 if found.change is None else found.change.target.nbytes)
+        size = 0 if found.change is None else found.change.target.nbytes
+        return _Ready(name, _counts(found), entry, encoded, after, size)
 
     origin = Origin(draft.repo.id, draft.step, parent.link.id, parent.state)
     writer = PartWriter(origin)
     for ready in ordered_map(prepare, sorted(all_names, key=str.encode), threads):
         progress.advance(ready.size)
-        _count(draft, ready)
         if ready.after is not None:
             draft.digests[ready.name] = ready.after
         if ready.entry is not None:
+            draft.count(ready.entry.encoding, ready.counts)
             writer.add(ready.entry, ready.encoded)
         if writer.size >= PART_BYTES:
             _put_part(draft, writer)
@@ -192,17 +200,12 @@ def _encode(
     return entry, encoded, TensorDigest(sums, found.new_xxh3)
 
 
-def _count(draft: Draft, ready: _Ready) -> None:
-    change = ready.difference.change
-    if ready.entry is None:
-        return
-    draft.encodings[ready.entry.encoding] += 1
+def _counts(found: Difference) -> Counts:
+    """What one tensor adds to the counts of a step."""
+    change = found.change
     if change is None:
-        draft.removed += 1
-    elif change.base is None:
-        draft.added += ready.difference.old_xxh3 is None
-        draft.changed += ready.difference.old_xxh3 is not None
-        draft.changed_elements += change.elements
-    else:
-        draft.changed += 1
-        draft.changed_elements += len(change.positions)
+        return Counts(removed=1)
+    if change.base is None:
+        new = found.old_xxh3 is None
+        return Counts(added=int(new), changed=int(not new), changed_elements=change.elements)
+    return Counts(changed=int(not found.empty), changed_elements=len(change.positions))
