@@ -138,6 +138,16 @@ def unordered(values: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
     return _flip(values.view(_SIGNED[width]), width).view(_UNSIGNED[width])
 
 
+def in_order(bits: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
+    """Words of a dtype as signed integers in its order: `ordered` floats, and all else as two's complement."""
+    return ordered(bits, dtype.width) if dtype.sign_magnitude else bits.view(_SIGNED[dtype.width])
+
+
+def out_of_order(values: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
+    """The inverse of `in_order`: the words of integers, signed or wrapped."""
+    return unordered(values, dtype.width) if dtype.sign_magnitude else values.view(_UNSIGNED[dtype.width])
+
+
 def _flip(signed: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
     """s ^ ((s >> last) & 0x7f..): its own inverse, with one scratch array, which it returns."""
     mask = signed >> (width * 8 - 1)

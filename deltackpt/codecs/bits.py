@@ -14,7 +14,6 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Narrow = npt.NDArray[np.signedinteger[Any]]
 Bytes = npt.NDArray[np.uint8]
-Slices = Sequence[tuple[int, int]]
 
 
 def starts(counts: npt.NDArray[Any]) -> Ints:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from deltackpt.bits import DType, ordered, uint, unordered
+from deltackpt.bits import DType, in_order, out_of_order, uint
 from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Source
 from deltackpt.errors import FormatError
 
@@ -121,17 +121,13 @@ def _inflate(plane: memoryview, compressed: int, length: int, where: str) -> byt
     return data
 
 
-def _map(bits: Elements, dtype: DType) -> Elements:
-    return ordered(bits, dtype.width) if dtype.sign_magnitude else bits.view(f"<i{dtype.width}")
-
-
 def _zigzag(old: Elements, new: Elements, dtype: DType) -> Elements:
-    difference = _map(new, dtype) - _map(old, dtype)
-    return ((difference << 1) ^ (difference >> (8 * dtype.width - 1))).view(uint(dtype.width))
+    difference = in_order(new, dtype) - in_order(old, dtype)
+    zigzag: Elements = (difference << 1) ^ (difference >> (8 * dtype.width - 1))
+    return zigzag.view(uint(dtype.width))
 
 
 def _unzigzag(old: Elements, zigzag: Elements, dtype: DType) -> Elements:
     one = zigzag.dtype.type(1)
     difference = (zigzag >> one) ^ (~(zigzag & one) + one)
-    moved = _map(old, dtype).view(zigzag.dtype) + difference
-    return unordered(moved, dtype.width) if dtype.sign_magnitude else moved
+    return out_of_order(in_order(old, dtype).view(zigzag.dtype) + difference, dtype)

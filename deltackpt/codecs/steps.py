@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DType, ordered, uint, unordered
+from deltackpt.bits import DType, in_order, out_of_order, uint
 
 Elements = npt.NDArray[np.unsignedinteger]
 
@@ -50,7 +50,7 @@ def exponent_of(bits: Elements, dtype: DType) -> Elements:
 
 def to_steps(old: Elements, new: Elements, dtype: DType) -> tuple[npt.NDArray[np.bool_], Elements]:
     """Pairs of different bits -> (is the step downward, size = distance - 1)."""
-    a, b = _map(old, dtype), _map(new, dtype)
+    a, b = in_order(old, dtype), in_order(new, dtype)
     down = b < a
     size = _negate_where(b - a, down).view(uint(dtype.width))
     size -= size.dtype.type(1)
@@ -60,8 +60,7 @@ def to_steps(old: Elements, new: Elements, dtype: DType) -> tuple[npt.NDArray[np
 def from_steps(old: Elements, down: npt.NDArray[np.bool_], size: Elements, dtype: DType) -> Elements:
     """Inverse of :func:`to_steps`: the new bits."""
     distance = _negate_where((size + size.dtype.type(1)).view(f"<i{dtype.width}"), down)
-    moved = (_map(old, dtype) + distance).view(uint(dtype.width))
-    return unordered(moved.view(f"<i{dtype.width}"), dtype.width) if dtype.exponent[1] else moved
+    return out_of_order(in_order(old, dtype) + distance, dtype)
 
 
 def _negate_where(values: npt.NDArray[Any], flags: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
@@ -70,10 +69,6 @@ def _negate_where(values: npt.NDArray[Any], flags: npt.NDArray[np.bool_]) -> npt
     values ^= mask
     values -= mask
     return values
-
-
-def _map(bits: Elements, dtype: DType) -> npt.NDArray[np.signedinteger]:
-    return ordered(bits, dtype.width) if dtype.exponent[1] else bits.view(f"<i{dtype.width}")
 
 
 def bit_length(values: Elements) -> npt.NDArray[np.uint8]:

@@ -279,11 +279,11 @@ def is_path(path: str) -> bool:
 
 
 # What nearly all names are like: with at most 8 segments of 100 characters they break no rule, and one match says so.
-_ORDINARY = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,99}/){0,7}[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ORDINARY = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,99}/){0,7}[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def _plain(path: str, limit: int) -> bool:
-    if _ORDINARY.fullmatch(path):
+    if ORDINARY.fullmatch(path):
         return True
     if _UNSAFE.search(path):  # an empty path too, and one that starts with a slash
         return False

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deltackpt import chain
 from deltackpt.bits import DTYPES, nbytes
 from deltackpt.disk import open_regular
 from deltackpt.errors import NotFoundError
@@ -61,7 +60,7 @@ def inspect_step(
     manifest = repo.load(repo.find(step, ref))
     if manifest.patch is None or manifest.parent is None:
         return _anchor(repo, manifest)
-    plan = chain.resolve(manifest.parent, repo.load)
+    plan = repo.resolve(manifest.parent)
     with PatchReader.open(repo, manifest) as patch, Replay.open(repo, plan) as old:
         size_of = {id(part): sizes(part) for part in patch.parts}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
+from deltackpt.format.manifest import ORDINARY
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -150,12 +151,8 @@ def flat(chunk: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")  # an empty shape cannot be cast
 
 
-# What nearly all names are like: with at most 8 segments of 100 characters they break no rule, and one match says so.
-_ORDINARY = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,99}/){0,7}[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
 def _unsafe(name: str) -> str:
-    if _ORDINARY.fullmatch(name):
+    if ORDINARY.fullmatch(name):
         return ""
     if not name:
         return "an empty name"
