@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "deltackpt"
 ORDER = [
     "errors",
+    "kernels",
     "bits",
     "digest",
     "format",

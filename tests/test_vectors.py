@@ -36,6 +36,8 @@ from deltackpt.patch import TABLE, PartReader, PartWriter
 from deltackpt.repository import Repository
 from deltackpt.verify import verify_part, verify_repository
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 # What only the old elements tell; verify of a lone part cannot.
 NEEDS_OLD = {
     *("base-shape", "boxes-overlap", "count-differs", "indices-order", "plane-length", "frame-size", "frame-broken"),

@@ -13,8 +13,9 @@ from unittest import mock
 import numpy as np
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.codecs import packed, plain, planes
+from deltackpt.codecs import fast, packed, plain, planes
 from deltackpt.codecs.bits import starts
+from deltackpt.codecs.directory import Directory
 from deltackpt.codecs.table import Entry
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
@@ -121,12 +122,13 @@ def run(target: str, data: bytes) -> str | None:
 def unchecked() -> Iterator[None]:
     """Without checksums, which would keep every mutation from the decoders behind them."""
 
-    def tiles(directory: packed.Directory, payload: memoryview, where: str) -> list[memoryview]:
+    def tiles(directory: Directory, payload: memoryview, where: str) -> list[memoryview]:
         at = starts(directory.lengths).tolist()
         return [payload[a:b] for a, b in zip(at, at[1:], strict=False)]
 
     with (
         mock.patch.object(packed, "check", tiles),
+        mock.patch.object(fast, "check", tiles),
         mock.patch.object(planes, "check"),
         mock.patch.object(plain, "check", lambda detail, data, where: data),
     ):
