@@ -78,7 +78,7 @@ def test_a_parent_that_is_gone_is_the_beginning_of_history() -> None:
     assert len(chain.resolve(links[19], load).patches) == 9
     del manifests[links[10].id], manifests[links[11].id]
     with pytest.raises(NotFoundError):
-        chain.walk(links[15], load)
+        list(chain.walk(links[15], load))
     assert [m.step for m in chain.walk(links[25], load)] == list(range(25, 11, -1))
     with pytest.raises(ChainError) as caught:
         chain.resolve(links[15], load)

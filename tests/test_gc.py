@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from pathlib import Path
@@ -10,15 +11,18 @@ import pytest
 from chains import NOW, World, next_state
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.errors import ConflictError, NotFoundError, UsageError
+from deltackpt.errors import ConflictError, FormatError, NotFoundError, UsageError
 from deltackpt.fold import fold
 from deltackpt.format.canonical import dumps
+from deltackpt.format.manifest import Link
 from deltackpt.gc import GcPlan, collect, plan_gc, rebase
 from deltackpt.leases import COLLECTING, lease, read_leases
 from deltackpt.materialize import apply
 from deltackpt.report.log import log
 from deltackpt.report.status import status
 from deltackpt.retention import Policy
+from deltackpt.store import ObjectInfo
+from deltackpt.survey import Survey
 from deltackpt.verify import verify_repository
 
 LAST = Policy(last=2, grace=0)
@@ -246,6 +250,30 @@ def test_two_writers(world: World) -> None:
     assert caught.value.code == "ref-moved"
     assert "step 10" in caught.value.have
     assert "published by deltackpt" in caught.value.have
+
+
+def test_a_survey_passes_over_steps_that_go_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = world.repo
+    gone = repo.find(3)
+    taken = repo.store.list
+    repo.store.delete(gone.name)
+    ghost = ObjectInfo(gone.name, 1, 1.0)
+    once = iter([ghost])  # the listing is a moment old
+    monkeypatch.setattr(repo.store, "list", lambda prefix: [*taken(prefix), *(once if prefix == "steps/" else ())])
+    found = Survey.take(repo)
+    assert gone.id not in found.nodes
+    assert gone.name not in found.objects
+    monkeypatch.setattr(repo.store, "list", lambda prefix: [*taken(prefix), *([ghost] if prefix in ghost.name else ())])
+    with pytest.raises(NotFoundError):
+        Survey.take(repo)
+
+
+def test_a_manifest_that_only_its_hash_speaks_for_is_refused(world: World) -> None:
+    raw = world.repo.load(world.repo.find()).encode().replace(b'"size":', b'"size":-', 1)
+    world.repo.store.put(Link(9, hashlib.sha256(raw).hexdigest()).name, [raw])
+    with pytest.raises(FormatError) as caught:
+        plan_gc(world.repo)
+    assert caught.value.code == "manifest-field"
 
 
 def test_status(world: World, tmp_path: Path) -> None:
