@@ -34,6 +34,7 @@ ORDER = [
     "journal",
     "replay",
     "materialize",
+    "proof",
     "slot",
     "cache",
     "draft",
