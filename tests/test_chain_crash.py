@@ -99,7 +99,7 @@ FLOWS: dict[str, Callable[[World], None]] = {
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_some_operations(world: tuple[World, MemoryStore, Clock], flow: str, when: str) -> None:
-    _killed(world, flow, when, 3)
+    _killed(world, flow, when, 2)
 
 
 @pytest.mark.heavy
