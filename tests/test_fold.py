@@ -63,3 +63,21 @@ def test_levels_make_any_distance_short() -> None:
         most = max(most, len(plan.patches))
     assert most <= 2 * 7 * len(LEVELS)
     assert len(repo.resolve(links[-1], have=links[0]).patches) <= 1_499 // 512 + 7 * len(LEVELS)
+
+
+def test_a_fold_from_one_step_to_another(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    links = world.run(9)
+    (made,) = plan_compact(world.repo, 2, 7).execute(world.repo, threads=1).folds
+    assert (made.start, made.end) == (links[2], links[7])
+    assert made.bytes is not None
+    assert made.bytes < made.replaces
+    plan = world.repo.resolve(links[8], have=links[2])
+    assert [(hop.start, hop.end, hop.fold) for hop in plan.patches] == [
+        (links[2], links[7], True),
+        (links[7], links[8], False),
+    ]
+    world.check(links[7])
+    (again,) = plan_compact(world.repo, 2, 8).execute(world.repo, threads=1).folds  # of a fold and a patch
+    assert again.end == links[8]
+    world.check(links[8])

@@ -19,7 +19,7 @@ from flows import FLOWS, SCRIPT, check_after, expire_leases, prepare
 from power_cut import Cut
 from states import tree
 
-from deltackpt import cache
+from deltackpt import cache, disk
 from deltackpt.cache import apply_to_cache, find_current, open_current
 from deltackpt.errors import CheckpointError, FormatError, NotFoundError
 from deltackpt.store import folders
@@ -47,14 +47,14 @@ def _cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: str, most: int)
         with pytest.raises(Cut):
             _run(tmp_path, flow, k)
         for image in ("dropped", "torn"):
-            disk = tmp_path / "images" / image
-            expire_leases(disk / "repo")
+            found = tmp_path / "images" / image
+            expire_leases(found / "repo")
             with monkeypatch.context() as restarted:
                 restarted.setattr(cache, "boot_id", lambda: "the next run of the machine")
-                if (disk / "cache" / "current").is_symlink():
+                if (found / "cache" / "current").is_symlink():
                     with pytest.raises((CheckpointError, NotFoundError)):
-                        open_current(disk / "cache")
-                check_after(disk, made, links, flow)
+                        open_current(found / "cache")
+                check_after(found, made, links, flow)
 
 
 def _run(tmp_path: Path, flow: str, k: int) -> list[str]:
@@ -88,9 +88,9 @@ def test_a_process_that_loses_its_power(tmp_path: Path) -> None:
     done = subprocess.run([*command, "publish", str(folder / "repo"), str(folder)], env=environment)
     assert done.returncode == -signal.SIGKILL
     for image in ("dropped", "torn"):
-        disk = tmp_path / "images" / image
-        expire_leases(disk / "repo")
-        check_after(disk, made, links, "publish")
+        found = tmp_path / "images" / image
+        expire_leases(found / "repo")
+        check_after(found, made, links, "publish")
 
 
 def test_a_slot_that_is_torn_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +139,10 @@ def _overwrite(path: Path, at: int, new: bytes) -> None:
     data = bytearray(path.read_bytes())
     data[at] = new[0] if data[at] != new[0] else new[0] ^ 1
     path.write_bytes(data)
+
+
+def test_a_run_of_the_machine_has_a_name() -> None:
+    assert disk.boot_id() == disk.boot_id() != ""
 
 
 def test_the_images_are_what_was_synced(tmp_path: Path) -> None:

@@ -87,8 +87,9 @@ def test_compact_and_status(world: World, tmp_path: Path) -> None:
     assert deltackpt("apply", repo, cache, "--cache", "--step", 1).status == 0
     done = deltackpt("compact", repo, "--dry-run", "--json")
     assert [(f["start"]["step"], f["end"]["step"]) for f in done.json["folds"]] == [(0, 2)]
-    done = deltackpt("compact", repo, "--json")
+    done = deltackpt("compact", repo, "--from", 0, "--to", 2, "--json")
     (made,) = done.json["folds"]
+    assert (made["start"]["step"], made["end"]["step"]) == (0, 2)
     assert (made["bytes"] is None) == (made["reason"] is not None)
     done = deltackpt("status", repo, "--cache", cache, "--json")
     assert (done.status, done.json["step"], done.json["cache"]["behind"]) == (0, 2, 1)
@@ -97,6 +98,8 @@ def test_compact_and_status(world: World, tmp_path: Path) -> None:
 
 def test_wrong_calls(world: World, tmp_path: Path) -> None:
     assert deltackpt("gc", world.repo, "--grace", "soon").status == 2
+    assert deltackpt("apply", world.repo, tmp_path / "cache", "--cache", "--sync").status == 2
+    assert not (tmp_path / "cache").exists()
     assert deltackpt("gc", world.repo, "--execute", tmp_path / "none").status == 6
     assert deltackpt("tag", world.repo, "--delete").status == 2
     assert deltackpt("tag", world.repo, "none", "--delete").status == 6
