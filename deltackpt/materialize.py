@@ -16,7 +16,7 @@ from deltackpt import digest
 from deltackpt.chain import Plan
 from deltackpt.diff import State
 from deltackpt.digest import TensorDigest
-from deltackpt.disk import ensure_space, space_errors
+from deltackpt.disk import ensure_space, fsync_dir, fsync_tree, space_errors
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.safetensors_header import Tensor
@@ -59,11 +59,14 @@ def apply(
     step: str | int = "latest",
     *,
     ref: str = "main",
+    sync: bool = False,
     threads: int | None = None,
     progress: Progress = SILENT,
 ) -> ApplyResult:
     """Materialize a step into ``out``, which must not exist or be empty.
 
+    With ``sync`` it survives a power cut once this returns; without, it does as soon as the system has written it back,
+    as with any copy, and `verify_checkpoint` tells.
     Raises ConflictError ``output-exists``, NotFoundError ``step-missing``, ChainError, FormatError, NoSpaceError; then
     there is no ``out``.
     """
@@ -84,7 +87,11 @@ def apply(
             layout = repo.layout(plan.target)
             with beside(out) as folder, Replay.open(repo, plan) as state:
                 build(repo, layout, repo.digests(plan.target), state, folder, threads_or_default(threads), progress)
+                if sync:
+                    fsync_tree(folder)
                 os.rename(folder, out)
+                if sync:
+                    fsync_dir(out.absolute().parent)
             return plan, layout.size
 
         plan, written = again_if_gone(repo, once)

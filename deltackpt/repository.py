@@ -207,7 +207,7 @@ class Repository:
     def log(self, ref: str = "main") -> list[Manifest]:
         """The chain of a branch, newest first, as far as it was not collected."""
         head = self.ref(ref)
-        return chain.walk(head.link, self.load, self.edges()) if head else []
+        return list(chain.walk(head.link, self.load, self.edges())) if head else []
 
     def edges(self) -> StoredEdges:
         """Folds and later anchors, as they are listed now."""

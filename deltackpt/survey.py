@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deltackpt.edges import StoredEdges
-from deltackpt.errors import DeltackptError
+from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.format.canonical import dumps
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import MAX_MANIFEST, File, Link
@@ -38,11 +38,19 @@ class Survey:
 
     @classmethod
     def take(cls, repo: Repository) -> Survey:
-        """Raises FormatError for a manifest that is damaged: what it needs cannot be told."""
+        """Raises FormatError for a manifest that is damaged: what it needs cannot be told. A step that a gc removes
+        meanwhile is not in it."""
         now = repo.store.now()
         refs, tags = tuple(repo.refs()), tuple(repo.refs("tags/"))
         objects = {info.name: info for folder in FOLDERS for info in repo.store.list(folder)}
-        nodes = {link.id: _node(repo, link) for link in repo.listed(objects)}
+        nodes: dict[str, Node] = {}
+        for link in repo.listed(objects):
+            try:
+                nodes[link.id] = _node(repo, link)
+            except NotFoundError:
+                if any(repo.store.list(link.name)):  # a store that is at odds with itself is not to be planned upon
+                    raise
+                del objects[link.name]
         edges = tuple(_edges(repo))
         return cls(now, refs, tags, tuple(read_leases(repo)), objects, nodes, edges)
 

@@ -35,6 +35,7 @@ ORDER = [
     "journal",
     "replay",
     "materialize",
+    "proof",
     "slot",
     "cache",
     "draft",

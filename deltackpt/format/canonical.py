@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import accumulate
 from math import isfinite
 from typing import Any, Final, NoReturn
@@ -14,6 +15,7 @@ INT_LIMIT: Final = 1 << 63  # integers are in [-2^63, 2^63)
 
 _STEP: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 _ALL_DIGITS_0: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_DIGITS_19: Final = b"0" * 19
 _MINUS_0: Final = tuple(before + b"-0" for before in (b":", b",", b"[", b" ", b"\n", b"\r", b"\t"))
 _NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'{}[]"\\'))
 
@@ -56,9 +58,9 @@ def loads_strict(
     if len(data) > limit:
         refuse("json-too-long", f"{len(data):,} bytes", f"at most {limit:,} bytes")
     # Before the parser runs: it recurses, and deep input would end in a stack overflow.
-    if nesting(data) > depth:
+    if _deeper(data, depth):
         refuse("json-depth", f"more than {depth} levels", f"at most {depth} levels")
-    plain = b"0" * 19 not in data.translate(_ALL_DIGITS_0) and not (
+    plain = _DIGITS_19 not in data.translate(_ALL_DIGITS_0) and not (
         b"-0" in data and (data.startswith(b"-0") or any(text in data for text in _MINUS_0))  # names hold "-0" too
     )
     try:
@@ -74,6 +76,26 @@ def loads_strict(
     except ValueError as error:  # JSONDecodeError and UnicodeError are ValueErrors
         raise FormatError("json-syntax", where=where, have=f"not JSON ({error})", need="one JSON value") from error
     return value
+
+
+def loads_canonical(data: bytes, *, limit: int, where: str) -> tuple[Any, bool]:
+    """`loads_strict`, and whether ``data`` is the canonical JSON of the value.
+
+    Text that is written again to the same bytes has no key twice, no -0 and no escaped surrogate, so that what is
+    canonical, as nearly all is, takes one pass of each of the C parser and the C writer.
+    """
+    if len(data) <= limit and not _deeper(data, MAX_DEPTH) and _DIGITS_19 not in data.translate(_ALL_DIGITS_0):
+        with suppress(ValueError):  # loads_strict says what is wrong
+            value = _PLAIN.decode(data.decode("utf-8"))
+            if _ENCODER.encode(value).encode("utf-8") == data:
+                return value, True
+    value = loads_strict(data, limit=limit, where=where)
+    return value, _ENCODER.encode(value).encode("utf-8") == data
+
+
+def _deeper(data: bytes, depth: int) -> bool:
+    """Do objects and arrays nest deeper than ``depth``? Not where no more than that many begin."""
+    return data.count(b"{") + data.count(b"[") > depth and nesting(data) > depth
 
 
 def nesting(data: bytes) -> int:
@@ -108,14 +130,12 @@ def dumps(value: Any) -> bytes:
         _refuse("json-syntax", "a lone surrogate", "valid Unicode")
 
 
-def is_canonical(value: Any, data: bytes) -> bool:
-    """Is ``data`` the canonical JSON of ``value``, which `loads_strict` made of it? Spares `dumps` its checks."""
-    try:
-        return _ENCODER.encode(value).encode("utf-8") == data
-    except UnicodeError:
-        return False
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(text)
 
 
+# No floats, no NaN: `parse_float` and `parse_constant` are called for nothing else.
+_PLAIN: Final = json.JSONDecoder(parse_float=_no_number, parse_constant=_no_number)
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), check_circular=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 from deltackpt.bits import DTYPES, nbytes
 from deltackpt.disk import open_regular
 from deltackpt.errors import NotFoundError
-from deltackpt.format.manifest import Manifest
+from deltackpt.format.manifest import Link, Manifest
+from deltackpt.leases import lease, pinned
+from deltackpt.materialize import again_if_gone
 from deltackpt.parallel import ordered_map, threads_or_default
 from deltackpt.parts import PatchReader
 from deltackpt.patch import PartReader
@@ -55,12 +58,26 @@ def inspect_step(
 ) -> Inspection:
     """The patch of a step, each tensor decoded against the parent's; the anchor where it has no patch.
 
-    Memory is that of one tensor a thread. Raises what `Repository.find` raises, ChainError, FormatError.
+    Memory is that of one tensor a thread. The step and its parent are leased meanwhile. Raises what `Repository.find`
+    raises, NotFoundError ``step-missing`` for a parent that was collected, ChainError, FormatError.
     """
-    manifest = repo.load(repo.find(step, ref))
-    if manifest.patch is None or manifest.parent is None:
-        return _anchor(repo, manifest)
-    plan = repo.resolve(manifest.parent)
+    with ExitStack() as stack:
+        link, _ = stack.enter_context(pinned(repo, step, ref))
+        manifest = repo.load(link)
+        if manifest.patch is None or manifest.parent is None:
+            return _anchor(repo, manifest)
+        try:
+            stack.enter_context(lease(repo, manifest.parent))
+        except NotFoundError:
+            if manifest.anchor is None:
+                raise
+            return _anchor(repo, manifest)  # where history begins
+        parent = manifest.parent
+        return again_if_gone(repo, lambda: _patch(repo, manifest, parent, threads_or_default(threads), progress))
+
+
+def _patch(repo: Repository, manifest: Manifest, parent: Link, threads: int, progress: Progress) -> Inspection:
+    plan = repo.resolve(parent)
     with PatchReader.open(repo, manifest) as patch, Replay.open(repo, plan) as old:
         size_of = {id(part): sizes(part) for part in patch.parts}
 
@@ -74,15 +91,15 @@ def inspect_step(
         progress.start("inspect", sum(nbytes(e.dtype, e.shape) for part in patch.parts for e in part.entries))
         rows: list[TensorEntry] = []
         names = sorted(patch.names, key=str.encode)
-        for some, done in ordered_map(rows_of, names, threads_or_default(threads)):
+        for some, done in ordered_map(rows_of, names, threads):
             rows += some
             progress.advance(done)
     return _inspection(
         repo.store.url,
         "patch",
         step=manifest.step,
-        parent=manifest.parent.step,
-        files=[f.size for f in manifest.patch],
+        parent=parent.step,
+        files=[f.size for f in manifest.patch or ()],
         rows=rows,
         elements=manifest.counts.elements,
     )
