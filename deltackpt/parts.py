@@ -14,15 +14,18 @@ import numpy as np
 
 from deltackpt.chain import Hop
 from deltackpt.codecs import Entry
+from deltackpt.contents import Contents
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.patch import PartReader
+from deltackpt.ranged import RangedPart
 from deltackpt.repository import Repository, object_differs
 
 SMALL = 64 << 10  # bytes
 RESERVE = 256  # descriptors for all else
 
-Found = tuple[PartReader, int]
+AnyPart = PartReader | RangedPart
+Found = tuple[AnyPart, int]
 
 
 @contextmanager
@@ -60,7 +63,7 @@ def mapped(repo: Repository, file: File) -> Iterator[memoryview]:
 class PatchReader:
     """All parts of one patch or fold. Whoever holds it may trust origin, tables, and the bytes of every part."""
 
-    def __init__(self, hop: Hop, parts: Sequence[PartReader]) -> None:
+    def __init__(self, hop: Hop, parts: Sequence[AnyPart]) -> None:
         self.hop = hop
         self.parts = parts
         self._entries: dict[str, list[Found]] = {}
@@ -128,7 +131,7 @@ def _overlap(boxes: Sequence[Entry]) -> bool:
     return any(((starts[:i] < ends[i]) & (starts[i] < ends[:i])).all(axis=1).any() for i in range(1, len(boxes)))
 
 
-def check_origin(part: PartReader, hop: Hop) -> None:
+def check_origin(part: Contents, hop: Hop) -> None:
     """A part belongs to the patch or fold whose record names it."""
     origin = part.origin
     have = (origin.repository, origin.step, origin.parent, origin.base)

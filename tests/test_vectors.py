@@ -5,11 +5,13 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from vectors import (
     FIXTURES,
     INDEX,
+    PARTS,
     base_of,
     by_second,
     code_of,
@@ -53,15 +55,16 @@ def test_there_are_enough():
 
 @pytest.mark.parametrize("vector", of_kind("part"), ids=name_of)
 def test_parts(vector):
-    """Applied as a whole, entry by entry, by the second decoder, and verified without a base."""
+    """As a whole, by ranges, tile by tile, entry by entry, by the second decoder, and verified without a base."""
     data, base, code = data_of(vector), base_of(vector), vector.get("error")
-    for reader in (streamed, by_second):
+    for reader in (*(partial(streamed, read=read) for read in PARTS.values()), by_second):
         found = {}
         assert code_of(lambda: found.update(reader(data, base))) == code, reader  # noqa: B023
         if code is None:
             assert proofs(found).items() >= vector["result"].items()
-    apart = code_of(lambda: decoded_apart(data, base))
-    assert apart == (None if code in ("base-shape", "boxes-overlap") else code)
+    for read in PARTS.values():
+        apart = code_of(lambda: decoded_apart(data, base, read))  # noqa: B023
+        assert apart == (None if code in ("base-shape", "boxes-overlap") else code)
     codes = {finding.code for finding in verify_part(FIXTURES / vector["path"]).findings}
     assert codes == {code} or (codes == set() and (code is None or code in NEEDS_OLD))
 

@@ -15,13 +15,16 @@ import numpy as np
 
 from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.codecs import Decoded, Entry, subset
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.materialize import apply
 from deltackpt.parts import PatchReader
 from deltackpt.patch import PartReader
+from deltackpt.ranged import RangedPart
 from deltackpt.replay import decode_step, replace_whole
 from deltackpt.repository import Repository
+from deltackpt.store import MemoryStore
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures"
@@ -79,9 +82,34 @@ def proofs(found: Found) -> dict[str, Any]:
     }
 
 
-def streamed(data: bytes, base: Found) -> Found:
+class TileByTile(RangedPart):
+    """A part of which every read is one of a single tile, the last one first."""
+
+    def decode(self, entry: Entry, base: Any) -> Decoded:
+        if not subset.has_pieces(entry):
+            return super().decode(entry, base)
+        tiles = range(len(subset.lengths(entry)))
+        found = [self.decode_tiles(entry, [t], base) for t in reversed(tiles)]
+        positions = np.concatenate([base[:0].astype(np.int64), *(d.positions for d in found)])
+        return Decoded(positions, np.concatenate([base[:0], *(d.values for d in found)]))
+
+
+def ranged(kind: type[RangedPart], data: bytes) -> RangedPart:
+    store = MemoryStore()
+    store.put("part", [data])
+    return kind.open(store, "part", gap=0)
+
+
+PARTS: dict[str, Callable[[bytes], Any]] = {
+    "streamed": lambda data: PartReader(memoryview(data), "vector"),
+    "ranged": lambda data: ranged(RangedPart, data),
+    "tile by tile": lambda data: ranged(TileByTile, data),
+}
+
+
+def streamed(data: bytes, base: Found, read: Callable[[bytes], Any] = PARTS["streamed"]) -> Found:
     """Every tensor of a part applied to its base, as a replay does it."""
-    patch = PatchReader(None, [PartReader(memoryview(data), "vector")])
+    patch = PatchReader(None, [read(data)])
     result = dict(base)
     for name in patch.names:
         found, old = patch.entries_of(name), base.get(name)
@@ -96,9 +124,9 @@ def streamed(data: bytes, base: Found) -> Found:
     return result
 
 
-def decoded_apart(data: bytes, base: Found) -> None:
-    """Each entry by itself, in no order: what a reader of ranges does."""
-    part = PartReader(memoryview(data), "vector")
+def decoded_apart(data: bytes, base: Found, read: Callable[[bytes], Any] = PARTS["streamed"]) -> None:
+    """Each entry by itself, in no order."""
+    part = read(data)
     for entry in reversed(part.entries):
         old = base.get(entry.name)
         if entry.encoding in ("full", "removed") or (old and (entry.dtype.name, entry.whole) == old[:2]):
