@@ -162,7 +162,7 @@ def read_record_by_second(vector: dict[str, Any], data: bytes) -> Any:
     if kind == "digests":
         files = reader.parse_layout((FIXTURES / vector["layout"]).read_bytes())
         return reader.parse_digests(data, files, vector["state"])
-    return {"manifest": reader.parse_manifest, "layout": reader.parse_layout}[kind](data)
+    return {"manifest": reader.parse_manifest, "layout": reader.parse_layout, "edge": reader.parse_edge}[kind](data)
 
 
 def read_checkpoint(path: Path) -> Found:
