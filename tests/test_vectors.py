@@ -8,10 +8,10 @@ import sys
 from functools import partial
 
 import pytest
+from tile_by_tile import PARTS
 from vectors import (
     FIXTURES,
     INDEX,
-    PARTS,
     base_of,
     by_second,
     code_of,

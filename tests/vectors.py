@@ -12,19 +12,16 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from tile_by_tile import PARTS
 
 from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.codecs import Decoded, Entry, subset
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.materialize import apply
 from deltackpt.parts import PatchReader
-from deltackpt.patch import PartReader
-from deltackpt.ranged import RangedPart
 from deltackpt.replay import decode_step, replace_whole
 from deltackpt.repository import Repository
-from deltackpt.store import MemoryStore
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures"
@@ -80,31 +77,6 @@ def proofs(found: Found) -> dict[str, Any]:
         name: value and {"dtype": value[0], "shape": list(value[1]), "sha256": hashlib.sha256(value[2]).hexdigest()}
         for name, value in found.items()
     }
-
-
-class TileByTile(RangedPart):
-    """A part of which every read is one of a single tile, the last one first."""
-
-    def decode(self, entry: Entry, base: Any) -> Decoded:
-        if not subset.has_pieces(entry):
-            return super().decode(entry, base)
-        tiles = range(len(subset.lengths(entry)))
-        found = [self.decode_tiles(entry, [t], base) for t in reversed(tiles)]
-        positions = np.concatenate([base[:0].astype(np.int64), *(d.positions for d in found)])
-        return Decoded(positions, np.concatenate([base[:0], *(d.values for d in found)]))
-
-
-def ranged(kind: type[RangedPart], data: bytes) -> RangedPart:
-    store = MemoryStore()
-    store.put("part", [data])
-    return kind.open(store, "part", gap=0)
-
-
-PARTS: dict[str, Callable[[bytes], Any]] = {
-    "streamed": lambda data: PartReader(memoryview(data), "vector"),
-    "ranged": lambda data: ranged(RangedPart, data),
-    "tile by tile": lambda data: ranged(TileByTile, data),
-}
 
 
 def streamed(data: bytes, base: Found, read: Callable[[bytes], Any] = PARTS["streamed"]) -> Found:
