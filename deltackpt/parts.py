@@ -8,6 +8,7 @@ import resource
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -16,6 +17,7 @@ from deltackpt.chain import Hop
 from deltackpt.codecs import Entry
 from deltackpt.codecs.boxes import MAX_BOXES, overlap
 from deltackpt.contents import Contents
+from deltackpt.disk import ensure_space, space_errors
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.patch import PartReader
@@ -38,10 +40,13 @@ def mapped(repo: Repository, file: File) -> Iterator[memoryview]:
     with ExitStack() as stack:
         local = repo.store.local_path(file.name)
         if local is None:
-            spool: BinaryIO = stack.enter_context(tempfile.TemporaryFile(prefix="deltackpt-"))
-            for chunk in repo.stream(file):
-                spool.write(chunk)
-            spool.flush()
+            folder = Path(tempfile.gettempdir())
+            ensure_space(folder, file.size)
+            with space_errors(folder):
+                spool: BinaryIO = stack.enter_context(tempfile.TemporaryFile(prefix="deltackpt-"))
+                for chunk in repo.stream(file):
+                    spool.write(chunk)
+                spool.flush()
         else:
             repo.store.stat(file.name)  # an object, not a link or a pipe in its place
             spool = stack.enter_context(local.open("rb"))

@@ -21,7 +21,7 @@ MAX_HEADER: Final = 100_000_000  # bytes of JSON; the reference reader's own lim
 MAX_NAME: Final = 1_024  # bytes of UTF-8
 MAX_RANK: Final = 32  # what numpy 1 can hold
 MAX_DEPTH: Final = 8
-MAX_MARKS: Final = 1 << 22  # commas and opening brackets: some 500,000 tensors
+MAX_MARKS: Final = 1 << 21  # commas and opening brackets: some 260,000 tensors
 
 METADATA: Final = "__metadata__"
 RESERVED: Final = "deltackpt:"  # starts the names that no checkpoint tensor has
