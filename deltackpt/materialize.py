@@ -19,6 +19,7 @@ from deltackpt.digest import TensorDigest
 from deltackpt.disk import ensure_space, fsync_dir, fsync_tree, space_errors
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.format.layout import Layout, Shard
+from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.leases import pinned
 from deltackpt.parallel import ordered_map, threads_or_default
@@ -170,9 +171,15 @@ def build(
     for side in layout.side:
         path = folder / side.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with space_errors(path):
-            path.write_bytes(repo.read(side.file, side.file.size))
+        save(repo, side.file, path)
         progress.advance(side.file.size)
+
+
+def save(repo: Repository, file: File, path: Path) -> None:
+    """Write an object to a new file, piece by piece. Raises FormatError ``object-hash``; then a part of it is there."""
+    with space_errors(path), path.open("xb") as out:
+        for chunk in repo.stream(file):
+            out.write(chunk)
 
 
 def check_tensor(name: str, found: bytes, digests: Mapping[str, TensorDigest], layout: Layout) -> None:

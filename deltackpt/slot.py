@@ -12,13 +12,12 @@ import numpy as np
 
 from deltackpt import digest
 from deltackpt.bits import DTYPES, uint
-from deltackpt.disk import space_errors
 from deltackpt.errors import ChainError
 from deltackpt.format.layout import Shard
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.journal import Journal
-from deltackpt.materialize import check_tensor
+from deltackpt.materialize import check_tensor, save
 from deltackpt.parallel import ordered_map
 from deltackpt.parts import PatchReader
 from deltackpt.progress import Progress
@@ -127,8 +126,8 @@ def _side_files(move: Move, folder: Path) -> int:
     for path, file in want.items():
         if have.get(path) != file.sha256:
             draft = folder / ".side"
-            with space_errors(draft):
-                draft.write_bytes(move.repo.read(file, file.size))
+            draft.unlink(missing_ok=True)
+            save(move.repo, file, draft)
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             draft.replace(folder / path)
             written += file.size
