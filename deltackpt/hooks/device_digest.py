@@ -69,11 +69,10 @@ def of_run(words: torch.Tensor, first: int = 0) -> Sums:
     """D of the elements ``first`` and on of a tensor, given as flat integers on a device."""
     if words.numel() == 0:
         return ZERO
-    if words.device.type == "cuda":
-        if has_triton():
-            from deltackpt.hooks.triton_kernels import digest_columns
+    if words.device.type == "cuda" and has_triton():
+        from deltackpt.hooks.triton_kernels import digest_columns
 
-            return _close(*digest_columns(words, first), words.device)
+        return _close(*digest_columns(words, first), words.device)
     total = ZERO
     for at in range(0, words.numel(), RUN):
         total = add(total, _of_part(words[at : at + RUN], first + at))

@@ -52,6 +52,7 @@ class Taker:
         self._pieces = list(pieces)
         self._snapshot: Snapshot | None = None
         self._mapped: MappedSnapshot | None = None
+        self._due = False
         if self._cache is not None and team.size > 1:
             need = "'device' or 'host'"
             raise UsageError("snapshot-sharded", where="snapshot", have="a managed cache", need=need)
@@ -130,8 +131,10 @@ class Taker:
             return
         with self.lock:
             self._mapped.published(link, [item.deltas for item in pending.after_head()])
-        if anchor.due:
-            anchor.due = False
+        # The policy judged for the step after the last one, which is this one.
+        due, self._due, anchor.due = self._due, anchor.due, False
+        if due:
+            self._due = False
             write_anchor(self._repo, link, cache=self._cache, threads=self.threads)
 
     def close(self) -> None:

@@ -54,6 +54,11 @@ def published(model: torch.nn.Module, dtype: torch.dtype | None = torch.bfloat16
     return state
 
 
+def exact_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """By bytes: a clone of bools would make them 0 and 1."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).clone().view(tensor.dtype).reshape(tensor.shape)
+
+
 def raw(state: dict[str, torch.Tensor]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Every tensor down to its bytes."""
     return {
@@ -70,7 +75,7 @@ class Ledger:
         self.steps: dict[int, dict[str, torch.Tensor]] = {}
 
     def save(self, step: int, state: dict[str, torch.Tensor]) -> None:
-        self.steps[step] = {k: v.clone() for k, v in state.items()}
+        self.steps[step] = {k: exact_copy(v) for k, v in state.items()}
         save_file(self.steps[step], self.root / f"full-{step}.safetensors")
 
     def check(self, steps: list[int] | None = None, ref: str = "main") -> None:
@@ -91,4 +96,6 @@ class Ledger:
         shutil.rmtree(out, ignore_errors=True)
         apply(repo, out, f"{link.step}-{link.id}", threads=1)
         found = {name: t for path in sorted(out.glob("*.safetensors")) for name, t in load_file(path).items()}
-        assert raw(found) == raw(load_file(self.root / f"full-{link.step}.safetensors"))
+        found, want = raw(found), raw(load_file(self.root / f"full-{link.step}.safetensors"))
+        assert found.keys() == want.keys()
+        assert not [name for name in found if found[name] != want[name]]
