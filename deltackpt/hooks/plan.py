@@ -16,6 +16,7 @@ from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.names import listed
 
 SHARD_BYTES = 5 << 30  # of an anchor's file, as Hugging Face's tools cut them
+LEAST = 256 << 20  # bytes below which no file is cut for the ranks' sake
 INDEX = "model.safetensors.index.json"
 
 Held = list[tuple[str, str, Box]]  # what a rank holds: name, dtype, box
@@ -113,6 +114,12 @@ def plan_state(held: Sequence[Held]) -> dict[str, Global]:
             owners.append((owner, box))
         plan[name] = Global(dtype, whole, tuple(owners))
     return {name: plan[name] for name in sorted(plan, key=str.encode)}
+
+
+def shard_size(plan: Mapping[str, Global], ranks: int) -> int:
+    """Bytes of an anchor's file: such that every rank has one to write, unless that would make them small."""
+    total = sum(tensor.nbytes for tensor in plan.values())
+    return min(SHARD_BYTES, max(LEAST, -(-total // ranks)))
 
 
 def _none(kinds: set[tuple[str, tuple[int, ...]]]) -> Box:

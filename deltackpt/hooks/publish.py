@@ -38,6 +38,9 @@ class Base:
     digests: Mapping[str, TensorDigest]
 
 
+Traffic = tuple[int, int, int]  # bytes of an anchor: sent to other ranks, received from them, stored
+
+
 @dataclass
 class Share:
     """What one rank did of a step."""
@@ -48,7 +51,7 @@ class Share:
     xxh3: dict[str, bytes] = field(default_factory=dict)
     encodings: dict[str, int] = field(default_factory=dict)
     changed: dict[str, int] = field(default_factory=dict)  # elements by tensor
-    traffic: tuple[int, int] = (0, 0)  # bytes sent to and received from other ranks
+    traffic: Traffic = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Publisher:
         self.due = False  # the policy wants an anchor at the next step
         self.cancelled = False
         self.shares: list[Share] = []  # of the last step, at the leader
+        self.traffic: list[Traffic] = []  # of each rank for the last anchor
         self._read, self._first_sums = read, first_sums
         self._policy, self._encoding, self._scan_limit = policy, encoding, scan_limit
         self._threads, self._metadata = threads, dict(metadata or {})
@@ -124,6 +128,8 @@ class Publisher:
                 raise
             self.due = self._commit_or_raise(draft, taken, begin, shares)
         self.shares, self.fresh = shares, False
+        if begin.whole and shares:
+            self.traffic = [s.traffic for s in shares]
         self._attempts.clear()
         self._tried.clear()
         return self._metrics(taken, sum(f.size for s in shares for f in s.parts))
@@ -256,7 +262,10 @@ class Publisher:
             mine.anchor = writer.write(
                 lambda path, chunks: draft.store(draft.name("anchors", path), self._live(chunks))
             )
-            mine.xxh3, mine.traffic = dict(writer.xxh3), (writer.sent, writer.received)
+            mine.xxh3, mine.traffic = (
+                dict(writer.xxh3),
+                (writer.sent, writer.received, sum(f.size for f in mine.anchor.values())),
+            )
             if not patched:
                 mine.sums = self._first_sums()
             self._seconds["anchor"] = time.monotonic() - began

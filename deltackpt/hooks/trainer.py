@@ -21,7 +21,7 @@ from deltackpt.hooks.extract import Cast, Locate, Piece, Source, pieces_of
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.names import Rename
 from deltackpt.hooks.pending import Pending, Taken
-from deltackpt.hooks.plan import SHARD_BYTES, check_plan, files_of, held_by, plan_state
+from deltackpt.hooks.plan import check_plan, files_of, held_by, plan_state, shard_size
 from deltackpt.hooks.publish import Publisher
 from deltackpt.hooks.side import Side, side_files
 from deltackpt.hooks.state import added, all_sums, owned, state_of
@@ -91,7 +91,7 @@ class TrainerHook:
         side: Side = None,
         encoding: str = "auto",
         scan_limit: int = SCAN_LIMIT,
-        shard_bytes: int = SHARD_BYTES,
+        shard_bytes: int | None = None,
         threads: int | None = None,
         sharded: bool | None = None,
         timeout: float = 600.0,
@@ -120,7 +120,11 @@ class TrainerHook:
             known = {s.path: self.repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
             leaders.update(base=base, seek=seek)
             link = base.link if base else None
-            return link, fresh, files_of(plan, layout, {**known, **given}, shard_bytes)
+            return (
+                link,
+                fresh,
+                files_of(plan, layout, {**known, **given}, shard_bytes or shard_size(plan, self._front.size)),
+            )
 
         leaders: dict[str, Any] = {"base": None, "seek": None}
         link, fresh, files = share(self._front, first)
