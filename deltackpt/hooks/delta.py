@@ -22,7 +22,8 @@ class Delta:
     """Changed storage elements of a box: flat ``positions`` in it, rising, and the words before and after.
 
     ``base`` holds all old words where a codec may want them: small tensors, dense changes, 8-byte elements. ``xxh3`` is
-    of the whole tensor's new bytes, None where not all of them were seen. ``coded`` is what a device made of it.
+    of the whole tensor's new bytes, None where not all of them were seen. ``coded`` is what a device made
+    of it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Delta:
     xxh3: bytes | None
     elements: int  # storage elements of the box
     coded: Any = None
+    sums: tuple[int, int] | None = None  # what the tensor's sums gain, where a device has computed it
 
     @property
     def nbytes(self) -> int:

@@ -49,4 +49,6 @@ def _encode(delta: Delta, encoding: str, scan_limit: int) -> tuple[str, Encoded]
 
 def sums_of(delta: Delta) -> Sums:
     """What the tensor's sums gain by the change."""
+    if delta.sums is not None:
+        return delta.sums
     return digest.of_change(delta.box.to_whole(delta.positions), delta.old, delta.new)

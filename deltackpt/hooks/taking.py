@@ -39,9 +39,11 @@ class Taker:
         team: Team,
         pieces: Sequence[Piece],
         link: Link | None,
+        *,
         scan_limit: int,
         encoding: str,
         threads: int,
+        device: bool | None = None,
     ) -> None:
         self.names = {piece.name for piece in pieces}
         self.threads = threads
@@ -52,7 +54,7 @@ class Taker:
         self._pieces = list(pieces)
         self._snapshot: Snapshot | None = None
         self._mapped: MappedSnapshot | None = None
-        self._due = False
+        self._due, self._device = False, device
         if self._cache is not None and team.size > 1:
             need = "'device' or 'host'"
             raise UsageError("snapshot-sharded", where="snapshot", have="a managed cache", need=need)
@@ -79,23 +81,39 @@ class Taker:
         if self._mapped is not None:
             return self._take_mapped(self._mapped, pieces)
         assert self._snapshot is not None
-        snapshot, taken = self._snapshot, []
-
-        def one(piece: Piece) -> None:
-            if (delta := self._compare(snapshot, piece)) is not None:
-                taken.append(delta)  # before the snapshot moves: what is on the list can be taken back
-                snapshot.advance(delta)
-
+        taken: list[Delta] = []  # each before the snapshot moves: what is on the list can be taken back
+        there = [piece for piece in pieces if self._on_device(piece)]
         try:
-            for _ in ordered_map(one, pieces, self.threads):
-                pass
+            self._take_here(self._snapshot, [piece for piece in pieces if not self._on_device(piece)], taken)
+            if there:
+                self._take_there(self._snapshot, there, taken)
         except BaseException:
-            snapshot.restore(taken)
+            self._snapshot.restore(taken)
             raise
         return {delta.name: delta for delta in taken}
 
-    def _compare(self, snapshot: Snapshot, piece: Piece) -> Delta | None:
-        return compare(piece, snapshot.array(piece.name), limit=self._limit)
+    def _on_device(self, piece: Piece) -> bool:
+        return piece.tensor.device.type != "cpu" if self._device is None else self._device
+
+    def _take_here(self, snapshot: Snapshot, pieces: Sequence[Piece], taken: list[Delta]) -> None:
+        def one(piece: Piece) -> None:
+            if (delta := compare(piece, snapshot.array(piece.name), limit=self._limit)) is not None:
+                taken.append(delta)
+                snapshot.advance(delta)
+
+        for _ in ordered_map(one, pieces, self.threads):
+            pass
+
+    def _take_there(self, snapshot: Snapshot, pieces: Sequence[Piece], taken: list[Delta]) -> None:
+        from deltackpt.hooks import device
+
+        code = self._limit < ALWAYS
+        if snapshot.of(pieces[0].name).device == pieces[0].tensor.device:
+            device.take(pieces, snapshot, taken, limit=self._limit, code=code)
+        else:
+            from deltackpt.hooks.device_stream import Stream
+
+            Stream(snapshot, pieces[0].tensor.device, limit=self._limit, code=code).take(pieces, taken)
 
     def _take_mapped(self, mapped: MappedSnapshot, pieces: Sequence[Piece]) -> dict[str, Delta]:
         mark = mapped.mark()

@@ -65,6 +65,7 @@ class TrainerHook:
                     the next, and raise in `close` if that failed too
     ``resume``      see `attach.attach`
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
+    ``on_device``   compare and code on the weights' device; None: on all but CPUs
     ``sharded``     None: if torch.distributed runs, every rank makes a hook, and publishes what it owns
     ``timeout``     seconds that ranks wait for each other
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
@@ -93,6 +94,7 @@ class TrainerHook:
         scan_limit: int = SCAN_LIMIT,
         shard_bytes: int | None = None,
         threads: int | None = None,
+        on_device: bool | None = None,
         sharded: bool | None = None,
         timeout: float = 600.0,
         metadata: Mapping[str, Any] | None = None,
@@ -129,8 +131,9 @@ class TrainerHook:
         leaders: dict[str, Any] = {"base": None, "seek": None}
         link, fresh, files = share(self._front, first)
         self._taker = Taker(
-            self.repo, ref, snapshot, self._front, mine, None if fresh else link, scan_limit, encoding, self._threads
-        )
+            self.repo, ref, snapshot, self._front, mine, None if fresh else link,
+            scan_limit=scan_limit, encoding=encoding, threads=self._threads, device=on_device,
+        )  # fmt: skip
         self.publisher = Publisher(
             self.repo, ref, back, plan, files, self._taker.words, self._taker.sums,
             policy=anchor, encoding=encoding, scan_limit=scan_limit, threads=self._threads, metadata=metadata,
