@@ -166,8 +166,8 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
 
     def find_and_encode() -> int:
         total = 0
-        for batch in device._batches(pieces, lambda piece: device.find(piece, snapshot.of(piece.name))):
-            large = [c for c in batch if device._fits(c, limit)]
+        for batch in device.batches(pieces, lambda piece: device.find(piece, snapshot.of(piece.name))):
+            large = [c for c in batch if device.fits(c, limit)]
             coded = encode([Found(c.piece.storage, c.positions, c.old, c.new) for c in large], large[0].piece.dtype)
             total += sum(len(c.payload) for c in coded if c is not None)
         return total

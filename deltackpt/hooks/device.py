@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from deltackpt.bits import uint
 from deltackpt.codecs import DENSE
 from deltackpt.codecs.packed import WIDTHS
 from deltackpt.hooks.delta import SMALL, Delta, wants_base
-from deltackpt.hooks.device_digest import of_change, to_whole
+from deltackpt.hooks.device_digest import of_changes, to_whole
 from deltackpt.hooks.device_packed import Found, encode, to_host
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
@@ -57,64 +58,55 @@ def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, lim
 
     ``limit``: elements below which old words go along for the host to code. ``code``: `packed` on the device.
     """
-    for batch in _batches(pieces, lambda piece: find(piece, snapshot.of(piece.name))):
+    for batch in batches(pieces, lambda piece: find(piece, snapshot.of(piece.name))):
         taken += deltas_of(batch, lambda piece: on_host(snapshot.of(piece.name), piece.dtype), limit=limit, code=code)
         for change in batch:
             snapshot.of(change.piece.name)[change.positions.long()] = change.new
 
 
-def _batches(pieces: Sequence[Piece], look: Callable[[Piece], Change | None]) -> Iterator[list[Change]]:
+def batches(pieces: Sequence[Piece], look: Callable[[Piece], Change | None]) -> Iterator[list[Change]]:
+    """What changed, some BATCH changes at a time; each batch of one dtype, and pieces of one shape side by side."""
     batch: list[Change] = []
-    for piece in pieces:
-        change = look(piece)
-        if change is None:
-            continue
-        batch.append(change)
-        if sum(c.count for c in batch) >= BATCH:
+    held = 0
+    for piece in sorted(pieces, key=lambda piece: (piece.dtype.name, piece.storage, piece.name)):
+        if batch and (held >= BATCH or batch[0].piece.dtype != piece.dtype):
             yield batch
-            batch = []
+            batch, held = [], 0
+        if (change := look(piece)) is not None:
+            batch.append(change)
+            held += change.count
     if batch:
         yield batch
 
 
 def deltas_of(batch: Sequence[Change], base: Callable[[Piece], np.ndarray], *, limit: int, code: bool) -> list[Delta]:
-    """Changes on a device -> deltas in host memory, coded if they are large and sparse."""
-    coded: dict[str, object] = {}
-    large = [c for c in batch if code and _fits(c, limit)]
-    for dtype in {c.piece.dtype for c in large}:
-        same = [c for c in large if c.piece.dtype == dtype]
-        found = [Found(c.piece.storage, c.positions, c.old, c.new) for c in same]
-        coded |= {c.piece.name: made for c, made in zip(same, encode(found, dtype), strict=True)}
-    return [_delta(change, base, coded.get(change.piece.name), limit) for change in batch]
+    """Changes on a device, all of one dtype, -> deltas in host memory, coded if they are large and sparse."""
+    large = [c for c in batch if code and fits(c, limit)]
+    found = [Found(c.piece.storage, c.positions, c.old, c.new) for c in large]
+    tiles = encode(found, large[0].piece.dtype) if large else []
+    coded = {c.piece.name: made for c, made in zip(large, tiles, strict=True)}
+    old, new = torch.cat([c.old for c in batch]), torch.cat([c.new for c in batch])
+    counts = [c.count for c in batch]
+    whole = torch.cat([to_whole(c.positions, c.piece) for c in batch])
+    sums = of_changes(whole, old, new, counts, max(math.prod(c.piece.box.whole) for c in batch))
+    width = uint(batch[0].piece.dtype.width)
+    olds, news = to_host(old).numpy().view(width), to_host(new).numpy().view(width)
+    narrow = {c.positions.dtype for c in batch} == {torch.int32}
+    at = to_host(torch.cat([c.positions if narrow else c.positions.long() for c in batch])).numpy()
+    at = at.view(np.uint32) if narrow else at
+    deltas, start = [], 0
+    for change, total in zip(batch, sums, strict=True):
+        piece, part = change.piece, slice(start, start := start + change.count)
+        kept = base(piece).copy() if wants_base(piece.dtype, piece.elements, change.count, limit) else None
+        words = at[part], olds[part], news[part]
+        made = coded.get(piece.name)
+        deltas.append(Delta(piece.name, piece.dtype, piece.box, *words, kept, None, piece.elements, made, total))
+    return deltas
 
 
-def _fits(change: Change, limit: int) -> bool:
+def fits(change: Change, limit: int) -> bool:
     """Would the host take `packed` without looking at what did not change?"""
     piece = change.piece
     return (
         piece.dtype.width in WIDTHS and piece.elements >= max(limit, SMALL) and change.count * DENSE <= piece.elements
     )
-
-
-def _delta(change: Change, base: Callable[[Piece], np.ndarray], coded: object, limit: int) -> Delta:
-    piece = change.piece
-    sums = of_change(to_whole(change.positions, piece), change.old, change.new)
-    positions = to_host(change.positions).numpy()
-    return Delta(
-        piece.name,
-        piece.dtype,
-        piece.box,
-        positions.view(np.uint32) if positions.dtype == np.int32 else positions,
-        _words(change.old, piece),
-        _words(change.new, piece),
-        base(piece).copy() if wants_base(piece.dtype, piece.elements, change.count, limit) else None,
-        None,
-        piece.elements,
-        coded,
-        sums,
-    )
-
-
-def _words(data: torch.Tensor, piece: Piece) -> np.ndarray:
-    words: np.ndarray = to_host(data).numpy()
-    return words.view(uint(piece.dtype.width))

@@ -7,7 +7,8 @@ element costs one multiplication a lane.
 from __future__ import annotations
 
 import importlib.util
-from functools import cache
+from functools import cache, lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -95,6 +96,28 @@ def _close(first: torch.Tensor, second: torch.Tensor, device: Any) -> Sums:
     low = low_keys(device)
     both = torch.stack([(first * low[0]).sum(), (second * low[1]).sum()]).tolist()
     return both[0] % (1 << 64), both[1] % (1 << 64)
+
+
+@lru_cache(maxsize=8)
+def _tables(device: Any, blocks: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """A, and B of the first ``blocks`` blocks: some MB, made once."""
+    return low_keys(device), high_keys(0, blocks, device)
+
+
+def of_changes(
+    positions: torch.Tensor, old: torch.Tensor, new: torch.Tensor, counts: list[int], elements: int
+) -> list[Sums]:
+    """`of_change` of several tensors whose changes follow each other, ``elements`` in the largest. One wait for all."""
+    low, high = _tables(positions.device, 1 << (-(-elements // BLOCK)).bit_length())
+    delta = values(new) - values(old)
+    inner, block = positions & (BLOCK - 1), positions >> 12
+    edges = torch.tensor([0, *accumulate(counts)], device=positions.device)
+    lanes = []
+    for a, b in zip(low, high, strict=True):
+        running = torch.cumsum(a[inner] * b[block] * delta, 0)  # wraps, and so does the difference
+        lanes.append(torch.cat((running.new_zeros(1), running))[edges].diff())
+    both = torch.stack(lanes, 1).tolist()
+    return [(x % (1 << 64), y % (1 << 64)) for x, y in both]
 
 
 def of_positions(positions: torch.Tensor, delta: torch.Tensor) -> Sums:

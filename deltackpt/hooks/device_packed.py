@@ -8,9 +8,10 @@ all parameters follow, in integers. Checksums are left to whoever stores the byt
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -63,12 +64,26 @@ class Coded:
 def encode(found: Sequence[Found], dtype: DType) -> list[Coded | None]:
     """None for a tensor with a tile of which more than half changed: such lists are turned over, on the host."""
     grids = [choose_grid(f.shape, f.positions.numel()) for f in found]
-    sorted_ = [_by_tile(f, grid) for f, grid in zip(found, grids, strict=True)]
+    sorted_ = [_by_tile(*together) for together in _alike(found, grids)]
     rank, old, new, counts = (torch.cat(parts) for parts in zip(*sorted_, strict=True))
     sizes = torch.tensor([f.positions.numel() for f in found], device=rank.device)
     exponent, down, size, length = _steps(old, new, dtype)
     cells = _cells(exponent, length, sizes, dtype)
     return _Batch(dtype, grids, rank, counts, sizes, exponent, down, size, length, cells).run()
+
+
+def _alike(found: Sequence[Found], grids: Sequence[Grid]) -> Iterator[tuple[Found, Grid]]:
+    """Neighbors that are cut alike, as one tensor with so many times the leading slices: one pass for all of them."""
+    for grid, members in groupby(zip(found, grids, strict=True), key=itemgetter(1)):
+        some = [f for f, _ in members]
+        if len(some) == 1:
+            yield some[0], grid
+            continue
+        size = grid.lead * grid.height * grid.width
+        wide = torch.int32 if size * len(some) < 1 << 31 else torch.int64
+        positions = torch.cat([f.positions.to(wide) + i * size for i, f in enumerate(some)])
+        old, new = torch.cat([f.old for f in some]), torch.cat([f.new for f in some])
+        yield Found(some[0].shape, positions, old, new), replace(grid, lead=grid.lead * len(some))
 
 
 def _by_tile(f: Found, grid: Grid) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -214,8 +229,8 @@ class _Batch:
         width = raw
         width[at] = self.length[at] - 1
         wide = (width > 0).nonzero().squeeze(1)
-        widest = 8 * self.dtype.width - 1
         values, widths = self.size[wide], width[wide].to(torch.int64)
+        widest = int(widths.max()) if wide.numel() else 0
         raw_bytes, raw_sizes = fields(values, widths, torch.searchsorted(wide, self.at).diff(), widest)
 
         n8, x8 = octets(self.counts), octets(exceptions)
@@ -223,14 +238,15 @@ class _Batch:
         to = starts(lengths)
         out = torch.empty(int(to[-1]), dtype=torch.uint8, device=self.device)
         sections, to = Sections(out), to[:-1]
-        self._planes(sections, low, self.counts, self.at, k, to)
+        self._planes(sections, low, self.counts, self.at, self.k, octets_sum(self.on_host), to)
         to = to + k * n8
         signs = padded(self.down.to(torch.uint8), self.counts, self.at, int(8 * octets_sum(self.on_host)))
         sections.put(pack(signs), n8, to)
         to = to + n8
         self._unary(sections, codes, ends, unary, to)
         to = to + unary
-        self._planes(sections, exception_gap & ((1 << kx) - 1), exceptions, held, exception_k, to)
+        k_host = np.repeat([x for _, x in self.scales], self.tiles)
+        self._planes(sections, exception_gap & ((1 << kx) - 1), exceptions, held, k_host, int(x8.sum()), to)
         sections.put(raw_bytes, raw_sizes, to + exception_k * x8)
         return self._split(out, unary, lengths)
 
@@ -271,23 +287,22 @@ class _Batch:
         values: torch.Tensor,
         counts: torch.Tensor,
         at: torch.Tensor,
-        k: torch.Tensor,
+        k: Ints,
+        total: int,
         to: torch.Tensor,
     ) -> None:
-        """Planes 0 to k - 1 of every tile's values, one after the other."""
-        n8 = octets(counts)
-        total = int(n8.sum())
+        """Planes 0 to k - 1 of every tile's values, one after the other, ``total`` bytes each in all."""
         if not total:
             return
+        n8 = octets(counts)
         room = padded(values, counts, at, 8 * total)
         for j in range(int(k.max())):
             plane = pack(((room >> j) & 1).to(torch.uint8))
-            holds = k > j
-            if bool(holds.all()):
+            if (k > j).all():
                 sections.put(plane, n8, to + j * n8)
             else:
-                keep = spread(holds, n8, total)
-                sections.put(plane[keep], n8 * holds, to + j * n8)
+                holds = self._put(k > j)
+                sections.put(plane[spread(holds, n8, total)], n8 * holds, to + j * n8)
 
     def _unary(
         self,

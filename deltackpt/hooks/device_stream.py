@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 import torch
 
 from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.device import BATCH, Change, deltas_of
+from deltackpt.hooks.device import Change, batches, deltas_of
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.words import INTS, on_host
@@ -26,33 +27,41 @@ class Stream:
         self._up = torch.cuda.Stream(device)
         self._down = torch.cuda.Stream(device)
         self._bytes = [torch.empty(RUN * 8 // 4, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._runs: deque[tuple[Piece, int, int]] = deque()
+        self._ready: deque[torch.Tensor] = deque()
+        self._dirty: list[tuple[Piece, int, int]] = []
+        self._turn = 0
         self._loaded = [torch.cuda.Event() for _ in range(2)]
         self._free = [torch.cuda.Event() for _ in range(2)]
 
     def take(self, pieces: Sequence[Piece], taken: list[Delta]) -> None:
-        runs = [(piece, at, at + n) for piece in pieces for at, n in self._cut(piece)]
-        parts: dict[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
-        dirty: list[tuple[Piece, int, int]] = []
-        batch: list[Change] = []
-        ready = [self._load(*runs[0], 0)] if runs else []
-        for i, (piece, start, stop) in enumerate(runs):
-            if i + 1 < len(runs):
-                ready.append(self._load(*runs[i + 1], (i + 1) % 2))
-            old = ready.pop(0)
-            torch.cuda.current_stream().wait_event(self._loaded[i % 2])
+        """The changes of all pieces; ``taken`` has each before the snapshot is written."""
+        order = sorted(pieces, key=lambda piece: (piece.dtype.name, piece.storage, piece.name))
+        self._runs = deque((piece, at, at + n) for piece in order for at, n in self._cut(piece))
+        self._turn, self._dirty = 0, []
+        self._ready = deque([self._load(*self._runs[0], 0)] if self._runs else [])
+        for batch in batches(pieces, self._find):
+            self._settle(batch, taken)
+        self._down.synchronize()
+
+    def _find(self, piece: Piece) -> Change | None:
+        """`device.find` on the next runs, which are this piece's; while one is compared, the one after it comes up."""
+        narrow = torch.int32 if piece.elements < 1 << 31 else torch.int64
+        parts = []
+        while self._runs and self._runs[0][0] is piece:
+            _, start, stop = self._runs.popleft()
+            which, self._turn = self._turn, 1 - self._turn
+            if self._runs:
+                self._ready.append(self._load(*self._runs[0], self._turn))
+            old = self._ready.popleft()
+            torch.cuda.current_stream().wait_event(self._loaded[which])
             new = piece.words(start, stop)
             index = (old != new).nonzero().squeeze(1)
             if index.numel():
-                narrow = torch.int32 if piece.elements < 1 << 31 else torch.int64
-                parts.setdefault(piece.name, []).append(((index + start).to(narrow), old[index], new[index]))
-                dirty.append((piece, start, stop))
-            self._free[i % 2].record()
-            if stop == piece.elements and (found := parts.pop(piece.name, None)):
-                batch.append(Change(piece, *(torch.cat(column) for column in zip(*found, strict=True))))
-            if batch and (i + 1 == len(runs) or sum(c.count for c in batch) >= BATCH):
-                self._settle(batch, dirty, taken, open_=parts)
-                batch, dirty = [], [d for d in dirty if d[0].name in parts]
-        self._down.synchronize()
+                parts.append(((index + start).to(narrow), old[index], new[index]))
+                self._dirty.append((piece, start, stop))
+            self._free[which].record()
+        return Change(piece, *(torch.cat(column) for column in zip(*parts, strict=True))) if parts else None
 
     def _cut(self, piece: Piece) -> list[tuple[int, int]]:
         most = RUN * 2 // piece.dtype.width
@@ -66,15 +75,19 @@ class Stream:
             self._loaded[which].record(self._up)
         return into
 
-    def _settle(
-        self, batch: list[Change], dirty: list[tuple[Piece, int, int]], taken: list[Delta], open_: Mapping[str, object]
-    ) -> None:
-        base = lambda piece: on_host(self._snapshot.of(piece.name), piece.dtype)  # noqa: E731
-        taken += deltas_of(batch, base, limit=self._limit, code=self._code)
+    def _settle(self, batch: list[Change], taken: list[Delta]) -> None:
+        taken += deltas_of(
+            batch,
+            lambda piece: on_host(self._snapshot.of(piece.name), piece.dtype),
+            limit=self._limit,
+            code=self._code,
+        )
         self._down.wait_stream(torch.cuda.current_stream())
+        done = {change.piece.name for change in batch}
         with torch.cuda.stream(self._down):
-            for piece, start, stop in dirty:
-                if piece.name not in open_:
+            for piece, start, stop in self._dirty:
+                if piece.name in done:
                     new = piece.words(start, stop)
                     self._snapshot.of(piece.name)[start:stop].copy_(new, non_blocking=True)
                     new.record_stream(self._down)
+        self._dirty = [item for item in self._dirty if item[0].name not in done]

@@ -72,3 +72,19 @@ def test_words_go_both_ways(width):
     from deltackpt.bits import DTYPES
 
     assert on_host(flat, DTYPES[NAMES[width]]).tobytes() == words.tobytes()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_changes_of_several_tensors(device, width):
+    rng = np.random.default_rng(4)
+    at = [np.sort(rng.choice(60_000, count, replace=False)) for count in (3000, 1, 500)]
+    old, new = ([random_words(width, len(a), seed + i) for i, a in enumerate(at)] for seed in (10, 20))
+    found = device_digest.of_changes(
+        torch.tensor(np.concatenate(at), device=device),
+        from_host(np.concatenate(old), device),
+        from_host(np.concatenate(new), device),
+        [len(a) for a in at],
+        60_000,
+    )
+    assert found == [digest.of_change(*three) for three in zip(at, old, new, strict=True)]
