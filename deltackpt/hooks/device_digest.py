@@ -73,7 +73,9 @@ def of_run(words: torch.Tensor, first: int = 0) -> Sums:
     if words.device.type == "cuda" and has_triton():
         from deltackpt.hooks.triton_kernels import digest_columns
 
-        return _close(*digest_columns(words, first), words.device)
+        block, head = divmod(first, BLOCK)
+        _, high = _tables(words.device, _power(first + words.numel()))
+        return _close(*digest_columns(words, head, (high[0][block:], high[1][block:])), words.device)
     total = ZERO
     for at in range(0, words.numel(), RUN):
         total = add(total, _of_part(words[at : at + RUN], first + at))
@@ -93,12 +95,17 @@ def _of_part(words: torch.Tensor, first: int) -> Sums:
 
 
 def _close(first: torch.Tensor, second: torch.Tensor, device: Any) -> Sums:
-    low = low_keys(device)
+    low, _ = _tables(device, 1)
     both = torch.stack([(first * low[0]).sum(), (second * low[1]).sum()]).tolist()
     return both[0] % (1 << 64), both[1] % (1 << 64)
 
 
-@lru_cache(maxsize=8)
+def _power(elements: int) -> int:
+    """Blocks that hold so many elements, up to a power of two, so that few tables are made."""
+    return 1 << (-(-elements // BLOCK)).bit_length()
+
+
+@lru_cache(maxsize=32)
 def _tables(device: Any, blocks: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
     """A, and B of the first ``blocks`` blocks: some MB, made once."""
     return low_keys(device), high_keys(0, blocks, device)
@@ -108,7 +115,7 @@ def of_changes(
     positions: torch.Tensor, old: torch.Tensor, new: torch.Tensor, counts: list[int], elements: int
 ) -> list[Sums]:
     """`of_change` of several tensors whose changes follow each other, ``elements`` in the largest. One wait for all."""
-    low, high = _tables(positions.device, 1 << (-(-elements // BLOCK)).bit_length())
+    low, high = _tables(positions.device, _power(elements))
     delta = values(new) - values(old)
     inner, block = positions & (BLOCK - 1), positions >> 12
     edges = torch.tensor([0, *accumulate(counts)], device=positions.device)

@@ -40,9 +40,11 @@ class Stream:
         self._runs = deque((piece, at, at + n) for piece in order for at, n in self._cut(piece))
         self._turn, self._dirty = 0, []
         self._ready = deque([self._load(*self._runs[0], 0)] if self._runs else [])
-        for batch in batches(pieces, self._find):
-            self._settle(batch, taken)
-        self._down.synchronize()
+        try:
+            for batch in batches(pieces, self._find):
+                self._settle(batch, taken)
+        finally:
+            self._down.synchronize()
 
     def _find(self, piece: Piece) -> Change | None:
         """`device.find` on the next runs, which are this piece's; while one is compared, the one after it comes up."""

@@ -38,16 +38,12 @@ def _digest_kernel(
     tl.store(second_out + out, b)
 
 
-def digest_columns(words: Any, first: int) -> tuple[Any, Any]:
-    """Sum over the blocks h of B(h) * v(h, j), for both lanes: [BLOCK] int64 each. ``first`` is the index of the first
-    element in its tensor."""
-    from deltackpt.hooks.device_digest import high_keys
-
-    block, head = divmod(first, BLOCK)
+def digest_columns(words: Any, head: int, high: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Sum over the blocks h of B(h) * v(h, j), for both lanes: [BLOCK] int64 each. ``head`` is the place of the first
+    element in its block, and ``high`` are the keys of that block and on."""
     count = words.numel()
     rows = -(-(head + count) // BLOCK)
     strips = -(-rows // ROWS)
-    high = high_keys(block, rows, words.device)
     width = words.element_size()
     outs = [torch.empty((strips, BLOCK), dtype=torch.int64, device=words.device) for _ in range(2)]
     with torch.cuda.device(words.device):

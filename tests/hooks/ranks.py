@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from deltackpt.hooks import TrainerHook, anchors
+from deltackpt.hooks import device as on_device
 from deltackpt.repository import Repository
 
 SEEDED = 17
@@ -142,9 +143,13 @@ def change(state: dict[str, Any], seed: int) -> None:
 def publish_kind(rank: int, world: int, root: Path, kind: str, *, device: str) -> None:
     """Three steps of a state laid out in some way, compared with the whole one."""
     anchors.PIECE = 512
+    options: dict[str, Any] = {}
+    if kind.endswith("+device"):  # coded on the device, though the tensors are small
+        kind, options = kind.removesuffix("+device"), {"on_device": True, "scan_limit": 0}
+        on_device.SMALL = 64
     state, _, locate = state_for(kind, rank, world, device)
     sizes: list[int] = []
-    with TrainerHook(state, root / "repo", locate=locate, threads=1, timeout=60) as hook:
+    with TrainerHook(state, root / "repo", locate=locate, threads=1, timeout=60, **options) as hook:
         for step in range(3):
             if step:
                 change(state, step)

@@ -19,12 +19,12 @@ def run(world, work, tmp_path, *args, device="cpu"):
 
 
 @pytest.mark.parametrize("device", WHERE)
-@pytest.mark.parametrize("kind", ["shard0", "shard1", "shard-last", "replicated", "plain"])
+@pytest.mark.parametrize("kind", ["shard0", "shard1", "shard-last", "replicated", "plain", "shard1+device"])
 def test_two_ranks(tmp_path, kind, device):
     run(2, ranks.publish_kind, tmp_path, kind, device=device)
 
 
-@pytest.mark.parametrize("kind", ["shard0", "grid", "hybrid", "twice"])
+@pytest.mark.parametrize("kind", ["shard0", "grid", "hybrid", "twice", "grid+device"])
 def test_four_ranks(tmp_path, kind):
     run(4, ranks.publish_kind, tmp_path, kind)
 

@@ -38,6 +38,7 @@ class Net(torch.nn.Module):
 
 def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     tokens = torch.randint(0, 200, (8, 12), generator=torch.Generator().manual_seed(seed))
+    tokens = tokens.to(next(model.parameters()).device)
     logits = model(tokens)
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
