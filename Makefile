@@ -19,7 +19,7 @@ SECONDS ?= 600
 READERS := part table manifest edge layout digests checkpoint index
 LIBFUZZER := -max_len=8192 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
 
-.PHONY: help demo test test-stores test-heavy check format vectors bench fuzz sanitize clean
+.PHONY: help demo demo-train test test-stores test-heavy check format vectors bench fuzz sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -27,6 +27,9 @@ help: ## this list
 
 demo: $(TRAINING) ## train a real model for 20 steps, publish each as a patch, get each back, compare byte for byte
 	$(PY) bench/demo.py
+
+demo-train: $(TRAINING) ## train it with the hook in the loop: plain, with Transformers' Trainer, with FSDP over two ranks
+	$(PY) bench/demo_train.py
 
 # Tests that need torch skip themselves where it is missing, so the first of these asks for no torch.
 test: $(DEV) ## the tests

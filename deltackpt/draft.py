@@ -20,6 +20,7 @@ from deltackpt.codecs.table import REMOVED
 from deltackpt.diff import Difference, State, difference
 from deltackpt.digest import TensorDigest
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
+from deltackpt.format.digests import UNSTATED, proves
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Manifest
 from deltackpt.format.safetensors_header import RESERVED
@@ -144,7 +145,7 @@ def put_parts(
 
     def prepare(name: str) -> _Ready:
         found = difference(name, old, new)
-        if found.old_xxh3 is not None and (name not in before or before[name].xxh3 != found.old_xxh3):
+        if found.old_xxh3 is not None and (name not in before or not _same(found.old_xxh3, name, old, before[name])):
             wrong.append(name)
         entry, encoded, after = _encode(found, before.get(name), new, encoding, scan_limit, all_names)
         if name in old.tensors:
@@ -170,6 +171,13 @@ def put_parts(
         raise base_differs(base or draft.repo.store.url, sorted(wrong))
     if len(writer):
         _put_part(draft, writer)
+
+
+def _same(xxh3: bytes, name: str, old: State, before: TensorDigest) -> bool:
+    """Is an old tensor the parent step's? ``xxh3`` was taken in the pass that compared; without one, `sums` decide."""
+    if before.xxh3 == UNSTATED:
+        return proves(old.bytes_of(name), old.tensors[name].dtype, before)
+    return before.xxh3 == xxh3
 
 
 def _put_part(draft: Draft, writer: PartWriter) -> None:

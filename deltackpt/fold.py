@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt import __version__, chain, digest
+from deltackpt import __version__, chain
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import Encoded, Entry, encode
@@ -130,7 +130,7 @@ def write_anchor(
             yield shard.header.head
             for tensor in sorted(shard.header.tensors, key=lambda t: (t.start, t.end)):
                 data = state.bytes_of(tensor.name)
-                check_tensor(tensor.name, digest.xxh3(data), digests, layout)
+                check_tensor(tensor.name, data, digests, layout)
                 yield data.data
                 state.release(tensor.name)
                 progress.advance(len(data))
@@ -187,7 +187,7 @@ def _put_parts(job: _Folding, objects: _Objects, limit: int, threads: int, progr
         meta = job.old.tensors.get(name)
         data = job.old.bytes_of(name) if meta is not None else None
         if data is not None:
-            check_tensor(name, digest.xxh3(data), before, layouts[0])
+            check_tensor(name, data, before, layouts[0])
             data = data.view()
             data.flags.writeable = False  # else the patches would be applied to it in place
         old = _One({name: meta} if meta is not None else {}, data)
@@ -196,7 +196,7 @@ def _put_parts(job: _Folding, objects: _Objects, limit: int, threads: int, progr
         if known != ((want.dtype, want.shape) if want is not None else None):
             raise ChainError("tensor-shape", where=name[:80], have=describe(known), need="as the layout says")
         if new is not None:
-            check_tensor(name, digest.xxh3(new), after, layouts[1])
+            check_tensor(name, new, after, layouts[1])
         if meta is not None:
             job.old.release(name)
         if new is None and data is None:

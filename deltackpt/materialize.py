@@ -12,12 +12,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from deltackpt import digest
 from deltackpt.chain import Plan
 from deltackpt.diff import State
 from deltackpt.digest import TensorDigest
 from deltackpt.disk import ensure_space, fsync_dir, fsync_tree, space_errors
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
+from deltackpt.format.digests import proves
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
@@ -147,7 +151,7 @@ def build(
     threads: int,
     progress: Progress,
 ) -> None:
-    """Write every file of the layout into an empty folder, and prove every tensor by its xxh3."""
+    """Write every file of the layout into an empty folder, and prove every tensor by its digest."""
     ensure_space(folder, layout.size)
     progress.start("apply", layout.size)
     files = {shard.path: _new_shard(folder, shard) for shard in layout.shards}
@@ -155,7 +159,7 @@ def build(
     def place(item: tuple[Shard, Tensor]) -> int:
         shard, tensor = item
         data = state.bytes_of(tensor.name)
-        check_tensor(tensor.name, digest.xxh3(data), digests, layout)
+        check_tensor(tensor.name, data, digests, layout)
         with space_errors(folder / shard.path):
             _write_at(files[shard.path], data.data, shard.header.data_start + tensor.start)
         state.release(tensor.name)
@@ -182,14 +186,14 @@ def save(repo: Repository, file: File, path: Path) -> None:
             out.write(chunk)
 
 
-def check_tensor(name: str, found: bytes, digests: Mapping[str, TensorDigest], layout: Layout) -> None:
-    """Raise ChainError ``tensor-differs`` unless ``found`` is the xxh3 that the step's digests give."""
-    if found != digests[name].xxh3:
+def check_tensor(name: str, data: npt.NDArray[np.uint8], digests: Mapping[str, TensorDigest], layout: Layout) -> None:
+    """Raise ChainError ``tensor-differs`` unless ``data`` has the digest that the step gives."""
+    if not proves(data, layout.tensors[name].dtype, digests[name]):
         raise ChainError(
             "tensor-differs",
             where=name[:200],
-            have=f"xxh3 {found.hex()}",
-            need=f"xxh3 {digests[name].xxh3.hex()}",
+            have=f"xxh3 {digest.xxh3(data).hex()}",
+            need=f"the step's digest, {digests[name]}",
             hint="A base or an anchor was changed after it was published. `deltackpt verify` finds out which.",
         )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from deltackpt import __version__
 from deltackpt.bits import DTYPES
@@ -16,6 +16,7 @@ from deltackpt.errors import NotFoundError
 from deltackpt.format import digests as digests_format
 from deltackpt.format.layout import Layout, Shard, Side
 from deltackpt.format.manifest import Counts, File, Link, Manifest, decode
+from deltackpt.format.safetensors_header import Header
 from deltackpt.progress import Progress
 from deltackpt.repository import Repository
 from deltackpt.store import Buffer
@@ -41,6 +42,38 @@ class AnchorPolicy:
         return self.now or dense or (self.every is not None and steps >= self.every) or patches > self.ratio * whole
 
 
+class Whole(Protocol):
+    """A step as its record sees it: a checkpoint directory, or what a trainer has in memory."""
+
+    @property
+    def shards(self) -> Sequence[ShardLike]: ...
+    @property
+    def tensors(self) -> Mapping[str, TensorLike]: ...
+    @property
+    def side(self) -> Sequence[str]:
+        """Paths of the side files."""
+
+    def side_bytes(self, path: str) -> bytes: ...
+
+
+class ShardLike(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def header(self) -> Header: ...
+    @property
+    def size(self) -> int: ...
+
+
+class TensorLike(Protocol):
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
 def record(
     draft: Draft,
     new: Checkpoint,
@@ -52,15 +85,41 @@ def record(
 ) -> Manifest:
     """Store what else the step needs, and put its record together."""
     whole = sum(s.size for s in new.shards)
-    elements = sum((t.end - t.start) // DTYPES[t.dtype].width for t in new.tensors.values())
-    density = draft.changed_elements / max(1, elements)
-    anchored = parent is None or before is None or policy.wants(*_since_anchor(draft, before, policy), whole, density)
+    density = draft.changed_elements / max(1, elements_of(new))
+    new_bytes = sum(f.size for f in draft.parts)
     anchor = None
-    if anchored:
+    if (
+        parent is None
+        or before is None
+        or policy.wants(*since_anchor(draft.repo, before, policy, new_bytes), whole, density)
+    ):
         progress.start("anchor", whole)
         anchor = tuple(
             draft.store(draft.name("anchors", s.name), _file_chunks(new, s.name, progress)) for s in new.shards
         )
+    return compose(draft, new, before, parent, anchor, metadata)
+
+
+def elements_of(new: Whole) -> int:
+    """Storage elements of a state."""
+    return sum((t.end - t.start) // DTYPES[t.dtype].width for t in new.tensors.values())
+
+
+def compose(
+    draft: Draft,
+    new: Whole,
+    before: Link | None,
+    parent: Manifest | None,
+    anchor: tuple[File, ...] | None,
+    metadata: dict[str, Any],
+    *,
+    patched: bool = True,
+) -> Manifest:
+    """Store side files, layout and digests, and put the record together; parts and anchor are stored already.
+
+    Without ``patched`` the step follows its parent by name alone, and only its anchor leads to it.
+    """
+    anchored = anchor is not None
     known = {} if anchored or parent is None else {s.file.sha256: s.file for s in draft.repo.layout(parent).side}
     shards = tuple(Shard(s.name, s.header) for s in new.shards)
     layout = Layout(shards, tuple(Side(path, _side(draft, new, path, known, anchored)) for path in new.side))
@@ -76,10 +135,10 @@ def record(
         base=parent.state if parent else None,
         state=digests_format.state_of(layout, draft.digests),
         anchor=anchor,
-        patch=tuple(draft.parts) if parent else None,
+        patch=tuple(draft.parts) if parent and patched else None,
         layout=layout_file,
         digests=digests_file,
-        counts=Counts(draft.added, draft.removed, draft.changed, elements, draft.changed_elements),
+        counts=Counts(draft.added, draft.removed, draft.changed, elements_of(new), draft.changed_elements),
         time=int(time.time()),
         producer=f"deltackpt {__version__}",
         metadata=metadata,
@@ -88,10 +147,10 @@ def record(
     return made
 
 
-def _since_anchor(draft: Draft, before: Link, policy: AnchorPolicy) -> tuple[int, int]:
-    """Steps since the last anchor, this one included, and bytes of patches and folds that a cold start reads."""
-    repo = draft.repo
-    patches = sum(hop.bytes for hop in repo.resolve(before).patches) + sum(f.size for f in draft.parts)
+def since_anchor(repo: Repository, before: Link, policy: AnchorPolicy, new_bytes: int) -> tuple[int, int]:
+    """Steps since the last anchor, the one after ``before`` included, and bytes of patches and folds that a cold start
+    reads, ``new_bytes`` included."""
+    patches = sum(hop.bytes for hop in repo.resolve(before).patches) + new_bytes
     return (1 if policy.every is None else _steps_since_anchor(repo, before, policy.every)), patches
 
 
@@ -115,8 +174,8 @@ def _file_chunks(new: Checkpoint, name: str, progress: Progress) -> Iterator[Buf
             progress.advance(len(piece))
 
 
-def _side(draft: Draft, new: Checkpoint, path: str, known: dict[str, File], anchored: bool) -> File:
-    data = (new.root / path).read_bytes()
+def _side(draft: Draft, new: Whole, path: str, known: dict[str, File], anchored: bool) -> File:
+    data = new.side_bytes(path)
     if (file := known.get(hashlib.sha256(data).hexdigest())) is not None:
         return file
     return draft.store(draft.name("anchors", path) if anchored else draft.name("patches", f"side/{path}"), [data])

@@ -825,7 +825,7 @@ def prove(state, layout, digests):
         need(tensor and tensor.dtype is span.dtype and tensor.shape == span.shape, "tensor-shape", name)
         sums, xxh3 = digests[name]
         need(sums_of(tensor.elements) == sums, "tensor-differs", name)
-        if xxhash:
+        if xxhash and any(xxh3):
             need(xxhash.xxh3_128_digest(np.ascontiguousarray(tensor.elements).data) == xxh3, "tensor-differs", name)
         proven[name] = tensor
     return proven

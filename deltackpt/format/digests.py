@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from deltackpt import digest
+from deltackpt.bits import DTYPES, uint
 from deltackpt.digest import TensorDigest
 from deltackpt.errors import FormatError
 from deltackpt.format.layout import Layout
@@ -18,6 +20,7 @@ from deltackpt.format.safetensors_header import Tensor, build_header, head_size,
 
 VERSION = "1"
 MAX_DIGESTS = 256 << 20
+UNSTATED = bytes(16)  # in the place of an xxh3: the writer saw no more than pieces of the tensor
 
 
 def encode(layout: Layout, digests: Mapping[str, TensorDigest]) -> bytes:
@@ -46,6 +49,13 @@ def decode(data: bytes, layout: Layout, state: str, where: str) -> dict[str, Ten
     if state_of(layout, digests) != state:
         raise FormatError("state-differs", where=where, have=state_of(layout, digests), need=f"state digest {state}")
     return digests
+
+
+def proves(data: npt.NDArray[np.uint8], dtype: str, need: TensorDigest) -> bool:
+    """Are these bytes the tensor that the digest is of? By xxh3, or by ``sums`` where no xxh3 is stated."""
+    if need.xxh3 != UNSTATED:
+        return digest.xxh3(data) == need.xxh3
+    return digest.of_run(data.view(uint(DTYPES[dtype].width))) == need.sums
 
 
 def state_of(layout: Layout, digests: Mapping[str, TensorDigest]) -> str:

@@ -1,0 +1,284 @@
+"""The trainer hook on a card: what a step costs on an 8 B model's shapes at 1 % changed, as a table.
+
+Needs torch, numpy, zstandard, xxhash, safetensors and fsspec; without a GPU it runs small shapes on the CPU, which
+shows that it works and no more. The weights are normal noise, 90 % of the changes one ULP: speeds and not sizes.
+
+    python bench/gpu_hook.py [--density 0.01] [--size 8b|1b|small] [--repeat 3] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+
+from deltackpt import digest
+from deltackpt.codecs import Change as HostChange
+from deltackpt.codecs import encode as encode_on_host
+from deltackpt.hooks import TrainerHook, device, device_digest
+from deltackpt.hooks.device_packed import Found, encode
+from deltackpt.hooks.encode import entry_of
+from deltackpt.hooks.extract import Piece, pieces_of
+from deltackpt.hooks.snapshot import Snapshot
+from deltackpt.hooks.taking import Taker
+from deltackpt.hooks.team import Alone
+from deltackpt.hooks.words import on_host
+from deltackpt.patch import Origin, PartWriter
+from deltackpt.record import AnchorPolicy
+from deltackpt.store import LocalStore
+
+SIZES = {  # vocabulary, hidden, intermediate, key and value rows, layers
+    "8b": (128_256, 4096, 14_336, 1024, 32),
+    "1b": (128_256, 2048, 8192, 512, 16),
+    "small": (2048, 512, 1536, 256, 4),
+}
+TARGETS = {
+    "diff": ("GB/s", 400.0, True),
+    "diff + encode": ("GB/s", 200.0, True),
+    "step() blocks": ("ms", 120.0, False),
+    "diff + encode + part in memory-backed storage": ("GB/s", 60.0, True),
+    "state digest": ("GB/s", 300.0, True),
+    "pinned snapshot / PCIe copy": ("x", 1.3, False),
+    "peak memory beyond weights and snapshot": ("GB", 1.0, False),
+}
+
+
+def model(size: str, where: torch.device) -> dict[str, torch.Tensor]:
+    vocabulary, hidden, inner, kv, layers = SIZES[size]
+    torch.manual_seed(0)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device=where).mul_(0.02)
+
+    state = {"embed": weight(vocabulary, hidden), "head": weight(vocabulary, hidden), "norm": weight(hidden)}
+    for i in range(layers):
+        rows = {"q": hidden, "k": kv, "v": kv, "o": hidden, "gate": inner, "up": inner}
+        state |= {f"{i}.{name}": weight(n, hidden) for name, n in rows.items()}
+        state |= {f"{i}.down": weight(hidden, inner), f"{i}.norm1": weight(hidden), f"{i}.norm2": weight(hidden)}
+    return state
+
+
+def change(state: dict[str, torch.Tensor], density: float) -> None:
+    """Move a share of the weights: nine in ten by one ULP, the rest by up to eight."""
+    for tensor in state.values():
+        flat = tensor.view(torch.int16).view(-1)
+        for at in range(0, flat.numel(), 1 << 26):
+            part = flat[at : at + (1 << 26)]
+            count = max(1, int(part.numel() * density))
+            where = torch.randint(part.numel(), (count,), device=flat.device).unique()
+            size = torch.where(torch.rand(where.numel(), device=flat.device) < 0.9, 1, 5)
+            size = torch.where(torch.rand(where.numel(), device=flat.device) < 0.5, size, -size)
+            part[where] += size.to(torch.int16)
+
+
+class Clock:
+    def __init__(self, where: torch.device, repeat: int) -> None:
+        self.where, self.repeat = where, repeat
+
+    def wait(self) -> None:
+        if self.where.type == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(self, work: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> float:
+        """Median over the repeats, after one that warms up; ``before`` is not counted."""
+        taken = []
+        for _ in range(self.repeat + 1):
+            before()
+            gc.collect()
+            self.wait()
+            began = time.perf_counter()
+            work()
+            self.wait()
+            taken.append(time.perf_counter() - began)
+        return statistics.median(taken[1:])
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder in memory-backed storage, where there is some."""
+    root = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="deltackpt-", dir=root) as folder:
+        yield Path(folder)
+
+
+def check(pieces: list[Piece], snapshot: Snapshot) -> str:
+    """The device's bytes and digests are the host's, on tensors that the host can do in a moment."""
+    done = 0
+    for piece in sorted(pieces, key=lambda piece: piece.elements)[: len(pieces) // 3 + 3]:
+        if piece.elements > 1 << 25:
+            break
+        found = device.find(piece, snapshot.of(piece.name))
+        sums = device_digest.of_run(piece.words())
+        words = on_host(piece.words(), piece.dtype)
+        if sums != digest.of_run(words):
+            raise SystemExit(f"gpu_hook: another digest of {piece.name}")
+        if found is None or piece.elements < 1 << 16:
+            continue
+        old, new = (on_host(t, piece.dtype) for t in (found.old, found.new))
+        at = found.positions.cpu().numpy().astype(np.int64)
+        base = on_host(snapshot.of(piece.name), piece.dtype)
+        _, want = encode_on_host(HostChange(piece.dtype, piece.storage, at, old, new, base, words), piece.storage, "packed", scan_limit=0)  # noqa: E501 # fmt: skip
+        [made] = encode([Found(piece.storage, found.positions, found.old, found.new)], piece.dtype)
+        assert made is not None
+        if b"".join(made()[1].payload) != b"".join(want.payload):
+            raise SystemExit(f"gpu_hook: other bytes of {piece.name}")
+        done += 1
+    return f"{done} tensors coded to the same bytes as on the host, and their digests agree"
+
+
+def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
+    where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    clock = Clock(where, args.repeat)
+    state = model(args.size, where)
+    pieces = pieces_of(state)
+    size = sum(piece.nbytes for piece in pieces)
+    result: dict[str, float] = {"model bytes": float(size)}
+    limit = 1 << 20
+    taker = Taker(None, "main", "device", Alone(), pieces, None, scan_limit=limit, encoding="auto", threads=4, device=True)  # type: ignore[arg-type] # noqa: E501 # fmt: skip
+    taker.take(pieces)
+    snapshot = taker._snapshot
+    assert snapshot is not None
+    change(state, args.density)
+    notes = [check(pieces, snapshot)]
+
+    def find() -> int:
+        return sum(found.count for piece in pieces if (found := device.find(piece, snapshot.of(piece.name))))
+
+    changed = find()
+    notes.append(f"{changed:,} of {sum(p.elements for p in pieces):,} elements changed")
+    if where.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated() if where.type == "cuda" else 0
+    result["diff"] = size / clock.seconds(find) / 1e9
+
+    def find_and_encode() -> int:
+        total = 0
+        for batch in device.batches(pieces, lambda piece: device.find(piece, snapshot.of(piece.name))):
+            large = [c for c in batch if device.fits(c, limit)]
+            coded = encode([Found(c.piece.storage, c.positions, c.old, c.new) for c in large], large[0].piece.dtype)
+            total += sum(len(c.payload) for c in coded if c is not None)
+        return total
+
+    payload = find_and_encode()
+    result["diff + encode"] = size / clock.seconds(find_and_encode) / 1e9
+    notes.append(f"{payload:,} bytes of tiles, {8 * payload / changed:.2f} bits a change")
+
+    deltas: dict[str, Any] = {}
+
+    def take() -> None:
+        deltas.clear()
+        deltas.update(taker.take(pieces))
+
+    again = lambda: change(state, args.density)  # noqa: E731
+    result["step() blocks"] = clock.seconds(take, again) * 1e3
+    names = {piece.name for piece in pieces}
+    with scratch() as folder:
+        store, count = LocalStore(folder / "store"), iter(range(1 << 30))
+
+        def part() -> None:
+            take()
+            writer = PartWriter(Origin("ab" * 16, 1, "cd" * 32, "ef" * 32))
+            for name in sorted(deltas, key=str.encode):
+                writer.add(*entry_of(deltas[name], names))
+            store.put(f"patches/{next(count)}", writer.chunks())
+
+        result["diff + encode + part in memory-backed storage"] = size / clock.seconds(part, again) / 1e9
+    if where.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() - held
+        result["peak memory beyond weights and snapshot"] = peak / 1e9
+    result["state digest"] = size / clock.seconds(lambda: [device_digest.of_run(p.words()) for p in pieces]) / 1e9
+    deltas.clear()
+    taker = snapshot = None  # type: ignore[assignment]
+    gc.collect()
+    if where.type == "cuda":
+        torch.cuda.empty_cache()
+        result |= pinned(state, pieces, clock, args.density, size)
+    with scratch() as folder:
+        result |= whole(state, pieces, clock, args.density, folder)
+    return result, notes
+
+
+def pinned(
+    state: dict[str, torch.Tensor], pieces: list[Piece], clock: Clock, density: float, size: int
+) -> dict[str, float]:
+    """The snapshot in pinned host memory, against the time that its bytes take over the bus."""
+    taker = Taker(None, "main", "host", Alone(), pieces, None, scan_limit=1 << 20, encoding="auto", threads=4)  # type: ignore[arg-type] # fmt: skip
+    taker.take(pieces)
+    snapshot = taker._snapshot
+    assert snapshot is not None
+    buffer = torch.empty(max(p.elements for p in pieces), dtype=torch.int16, device=clock.where)
+
+    def copy() -> None:
+        for piece in pieces:
+            buffer[: piece.elements].copy_(snapshot.of(piece.name), non_blocking=True)
+
+    bus = clock.seconds(copy)
+    took = clock.seconds(lambda: taker.take(pieces), lambda: change(state, density))
+    return {"PCIe copy": size / bus / 1e9, "pinned snapshot / PCIe copy": took / bus}
+
+
+def whole(
+    state: dict[str, torch.Tensor], pieces: list[Piece], clock: Clock, density: float, folder: Path
+) -> dict[str, float]:
+    """The hook itself, on a subset that has room for an anchor: what step() holds up, and what goes on behind."""
+    some: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        if sum(t.nbytes for t in some.values()) + tensor.nbytes <= 2 << 30:
+            some[name] = tensor
+    size = sum(t.nbytes for t in some.values())
+    blocked, behind = [], []
+    with TrainerHook(some, folder / "repo", anchor=AnchorPolicy(ratio=1e9), on_device=True, threads=4) as hook:
+        hook.step(0)
+        hook.flush()
+        for _ in range(clock.repeat + 1):
+            change(some, density)
+            clock.wait()
+            began = time.perf_counter()
+            hook.step()
+            blocked.append(time.perf_counter() - began)
+            hook.flush()
+            behind.append(time.perf_counter() - began)
+    return {
+        "TrainerHook, GB": size / 1e9,
+        "TrainerHook.step() blocks, ms": statistics.median(blocked[1:]) * 1e3,
+        "TrainerHook, step to durable manifest, ms": statistics.median(behind[1:]) * 1e3,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--size", choices=SIZES, default="8b" if torch.cuda.is_available() else "small")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result, notes = measure(args)
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, small shapes: no figures"
+    print(f"{card}; torch {torch.__version__}; {args.size}, density {args.density:.2%}\n")
+    print("| figure | measured | aim | |\n| --- | ---: | ---: | --- |")
+    for name, value in result.items():
+        unit, aim, more = TARGETS.get(name, ("", None, True))
+        aim = aim if torch.cuda.is_available() else None
+        met = "" if aim is None else "met" if (value >= aim) == more else "MISSED"
+        shown = "" if aim is None else f"{'>=' if more else '<='} {aim:g} {unit}"
+        print(f"| {name} | {value:,.3f} {unit} | {shown} | {met} |")
+    print("\n" + "\n".join(notes))
+    if args.json:
+        args.json.write_text(json.dumps({"card": card, "result": result, "notes": notes}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

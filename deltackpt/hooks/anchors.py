@@ -1,0 +1,114 @@
+"""An anchor, written by all ranks and gathered by none.
+
+Every file has one rank that writes it, from its first byte to its last, so that its sha256 is known when it is stored
+and any store will do. What another rank owns comes in pieces of at most PIECE bytes, each a run of the tensor, and goes
+on as soon as it is there: nobody holds more of another's tensor than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from deltackpt.bits import DTYPES, storage_shape, uint
+from deltackpt.format.manifest import File
+from deltackpt.hooks.boxes import Box, runs
+from deltackpt.hooks.plan import Files, Global, NewShard
+from deltackpt.hooks.team import Team
+
+PIECE = 8 << 20
+
+Read = Callable[[str], torch.Tensor]  # the words of the box that this rank owns, flat integers on any device
+Put = Callable[[str, Iterator[Any]], File]  # path and chunks -> the stored file
+
+
+class AnchorWriter:
+    """``sent`` and ``received`` count bytes that went between ranks."""
+
+    def __init__(self, team: Team, files: Files, plan: Mapping[str, Global], read: Read) -> None:
+        self._team, self._files, self._plan, self._read = team, files, plan, read
+        self.sent = self.received = 0
+        self._last: tuple[str, Any] = ("", None)
+        self.xxh3: dict[str, bytes] = {}  # of the tensors whose files this rank wrote
+
+    def write(self, put: Put) -> dict[str, File]:
+        """Store all files; -> those of this rank by path. An error of ``put`` is raised once the others are served."""
+        done: dict[str, File] = {}
+        failed: BaseException | None = None
+        for i, shard in enumerate(self._files.shards):
+            if i % self._team.size != self._team.rank:
+                self._serve(shard, i % self._team.size)
+                continue
+            chunks = self._chunks(shard)
+            try:
+                if failed is None:
+                    done[shard.name] = put(shard.name, chunks)
+            except BaseException as error:
+                if self._team.size == 1:
+                    raise
+                failed = error
+            for _ in chunks:  # the others are sending, whatever became of the file
+                pass
+        if failed is not None:
+            raise failed
+        return done
+
+    def _chunks(self, shard: NewShard) -> Iterator[Any]:
+        yield shard.header.head
+        for tensor in shard.header.tensors:
+            known = self._plan[tensor.name]
+            hashed = xxhash.xxh3_128()
+            for run, shares in self._runs(known):
+                block = self._block(tensor.name, known, run, shares)
+                hashed.update(block.view(np.uint8).data)
+                yield block.view(np.uint8).data
+            self.xxh3[tensor.name] = hashed.digest()
+
+    def _block(self, name: str, known: Global, run: Box, shares: list[tuple[int, Box, Box]]) -> npt.NDArray[Any]:
+        """One run of a tensor, put together from those who own it."""
+        width = DTYPES[known.dtype].width
+        if len(shares) == 1 and shares[0][0] == self._team.rank:
+            return self._own(name, shares[0][1], run).reshape(-1)
+        block = np.empty(run.shape, uint(width))
+        for rank, owned, part in shares:
+            if rank == self._team.rank:
+                block[part.inside(run)] = self._own(name, owned, part)
+            else:
+                piece = np.empty(part.shape, uint(width))
+                self._team.receive(torch.from_numpy(piece.reshape(-1).view(np.uint8)), rank)
+                self.received += piece.nbytes
+                block[part.inside(run)] = piece
+        return block.reshape(-1)
+
+    def _serve(self, shard: NewShard, writer: int) -> None:
+        """Send what the writer of a file needs, in the order in which it asks."""
+        for tensor in shard.header.tensors:
+            for _, shares in self._runs(self._plan[tensor.name]):
+                for rank, owned, part in shares:
+                    if rank == self._team.rank:
+                        piece = np.ascontiguousarray(self._own(tensor.name, owned, part)).reshape(-1)
+                        self._team.send(torch.from_numpy(piece.view(np.uint8).copy()), writer)
+                        self.sent += piece.nbytes
+
+    def _own(self, name: str, owned: Box, part: Box) -> npt.NDArray[Any]:
+        if self._last[0] != name:
+            self._last = (name, self._read(name))
+        words = self._last[1].reshape(owned.shape)[part.inside(owned)]
+        array: npt.NDArray[Any] = words.contiguous().cpu().numpy()
+        return array.view(uint(words.element_size()))
+
+    def _runs(self, known: Global) -> Iterator[tuple[Box, list[tuple[int, Box, Box]]]]:
+        """The runs of a tensor, each with (rank, box it owns, what of the run is in that)."""
+        dtype = DTYPES[known.dtype]
+        whole = storage_shape(dtype, known.shape)
+        owners = known.owners
+        if whole != known.shape:  # packed dtypes are never cut: count their storage elements
+            owners = tuple((rank, Box.all_of(whole)) for rank, _ in owners)
+        for run in runs(whole, max(1, PIECE // dtype.width)):
+            met = [(rank, box, part) for rank, box in owners if (part := run.meets(box)) is not None]
+            yield run, met

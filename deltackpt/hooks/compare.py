@@ -1,0 +1,55 @@
+"""A piece in host memory against the snapshot: changed words, bit by bit, in one pass that hashes as it goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deltackpt.bits import uint
+from deltackpt.codecs import SCAN_LIMIT
+from deltackpt.hooks.delta import Delta, wants_base
+from deltackpt.hooks.extract import Piece
+from deltackpt.hooks.words import on_host
+
+CHUNK = 1 << 20  # bytes: both sides stay in the cache while they are compared and hashed
+
+
+def compare(piece: Piece, kept: npt.NDArray[Any], *, limit: int = SCAN_LIMIT, always: bool = False) -> Delta | None:
+    """The change from ``kept``, the piece's old words, to the piece; None if there is none, unless ``always``.
+
+    ``limit``: elements below which all old words are kept with it.
+    """
+    width, whole = piece.dtype.width, not piece.box.proper
+    step = CHUNK // width
+    positions, before, after = [], [], []
+    hashed = xxhash.xxh3_128()
+    for at in range(0, len(kept), step):
+        old = kept[at : at + step]
+        new = on_host(piece.words(at, at + step), piece.dtype)
+        found = np.flatnonzero(old != new)
+        if len(found):
+            before.append(old[found])
+            after.append(new[found])
+            found += at
+            positions.append(found)
+        if whole:
+            hashed.update(new.data)
+    if not positions and not always:
+        return None
+    narrow = np.dtype(np.uint32) if len(kept) < 1 << 32 else np.dtype(np.int64)
+    none = np.zeros(0, uint(width))
+    rising: npt.NDArray[np.integer] = np.concatenate([none, *positions], dtype=narrow, casting="unsafe")
+    return Delta(
+        piece.name,
+        piece.dtype,
+        piece.box,
+        rising,
+        np.concatenate([none, *before]),
+        np.concatenate([none, *after]),
+        kept.copy() if wants_base(piece.dtype, len(kept), len(rising), limit) else None,
+        hashed.digest() if whole else None,
+        len(kept),
+    )

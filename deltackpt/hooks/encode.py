@@ -1,0 +1,54 @@
+"""A delta as an entry of a part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from deltackpt import digest
+from deltackpt.bits import storage_shape, uint
+from deltackpt.codecs import SCAN_LIMIT, Change, Encoded, Entry, encode
+from deltackpt.codecs.packed import WIDTHS
+from deltackpt.digest import Sums
+from deltackpt.hooks.delta import Delta
+from deltackpt.patch import collides
+
+
+def entry_of(
+    delta: Delta, names: set[str], *, encoding: str = "auto", scan_limit: int = SCAN_LIMIT
+) -> tuple[Entry, Encoded]:
+    """Encode what changed; the bytes are those that `deltackpt write` makes of the same change."""
+    box = delta.box
+    if delta.coded is not None:
+        chosen, encoded = delta.coded()
+    else:
+        chosen, encoded = _encode(delta, encoding, scan_limit)
+    entry = Entry(delta.name, chosen, delta.dtype, box.shape, box.whole, box.offset, encoded.detail)
+    if collides(entry, names):
+        chosen, encoded = _encode(delta, "full", scan_limit)
+        entry = replace(entry, encoding=chosen, detail=encoded.detail)
+    return entry, encoded
+
+
+def _encode(delta: Delta, encoding: str, scan_limit: int) -> tuple[str, Encoded]:
+    box, width = delta.box, uint(delta.dtype.width)
+    base, target = delta.base, delta.target()
+    if base is None or target is None:
+        # `packed` of a large tensor looks at changed elements only; the others are never read.
+        assert delta.dtype.width in WIDTHS
+        assert not (delta.dtype.sign_magnitude and delta.elements < scan_limit)
+        assert encoding in ("auto", "packed")
+        encoding, base = "packed", np.broadcast_to(np.zeros(1, width), (delta.elements,))
+        target = base
+    shape = storage_shape(delta.dtype, box.shape)
+    positions = delta.positions.astype(np.int64)
+    change = Change(delta.dtype, shape, positions, delta.old, delta.new, base, target)
+    return encode(change, box.shape, encoding, scan_limit=scan_limit, boxed=box.proper)
+
+
+def sums_of(delta: Delta) -> Sums:
+    """What the tensor's sums gain by the change."""
+    if delta.sums is not None:
+        return delta.sums
+    return digest.of_change(delta.box.to_whole(delta.positions), delta.old, delta.new)

@@ -1,0 +1,78 @@
+"""A snapshot that costs no memory and survives the process: the current slot of a managed cache, mapped.
+
+The slot is a published step. What was taken since then and is still pending is an overlay on it, so that a change is
+always the one from the last step that was taken.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt.bits import DTYPES, uint
+from deltackpt.cache import apply_to_cache
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.format.manifest import Link
+from deltackpt.hooks.compare import compare
+from deltackpt.hooks.delta import Delta, merge, since
+from deltackpt.hooks.extract import Piece
+from deltackpt.repository import Repository
+
+
+class MappedSnapshot:
+    """The caller sees to it that no change is taken while the cache moves: a slot that is read is never patched."""
+
+    def __init__(self, repo: Repository, cache: str | os.PathLike[str], ref: str, at: Link, threads: int) -> None:
+        self._repo, self._cache, self._ref, self._threads = repo, cache, ref, threads
+        self._overlay: Mapping[str, Delta] = {}
+        self._slot = self._open(at)
+
+    def _open(self, at: Link) -> Checkpoint:
+        step = f"{at.step}-{at.id}"
+        return Checkpoint.open(apply_to_cache(self._repo, self._cache, step, ref=self._ref, threads=self._threads).path)
+
+    def mark(self) -> Mapping[str, Delta]:
+        """What `go_back` takes to undo everything since."""
+        return self._overlay
+
+    def go_back(self, mark: Mapping[str, Delta]) -> None:
+        self._overlay = mark
+
+    def compare(self, piece: Piece, limit: int) -> Delta | None:
+        """The change from the last step that was taken to the piece."""
+        kept = self._slot.bytes_of(piece.name).view(uint(piece.dtype.width))
+        first = self._overlay.get(piece.name)
+        found = compare(piece, kept, limit=limit, always=first is not None)
+        self._slot.release(piece.name)
+        if first is None or found is None:
+            return found
+        left = since(found, first)
+        return left if len(left.positions) else None
+
+    def advance(self, delta: Delta) -> None:
+        first = self._overlay.get(delta.name)
+        self._overlay = {**self._overlay, delta.name: merge(first, delta) if first else delta}
+
+    def published(self, link: Link, pending: Iterable[Mapping[str, Delta]]) -> None:
+        """Bring the cache to a step; what was taken after it stays on top."""
+        slot = self._open(link)
+        self._slot.close()
+        self._slot, self._overlay = slot, {}
+        for deltas in pending:
+            for delta in deltas.values():
+                self.advance(delta)
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """The words of a tensor as they were when the last change was taken; a copy."""
+        delta, dtype = self._overlay.get(name), DTYPES[self._slot.tensors[name].dtype]
+        words = np.array(self._slot.bytes_of(name)).view(uint(dtype.width))
+        if delta is not None:
+            words[delta.positions] = delta.new
+        return words
+
+    def close(self) -> None:
+        self._slot.close()

@@ -1,0 +1,42 @@
+"""What a published step cost."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One published step. ``steps`` is how many were merged into it; bytes are of its parts, over all ranks.
+
+    ``seconds`` by stage: ``diff`` held the training up, and so did ``wait`` (for room in the queue, or for an anchor);
+    ``encode``, ``put``, ``anchor`` and ``commit`` went on behind, and are those of this rank.
+    """
+
+    step: int
+    steps: int
+    anchor: bool
+    elements: int
+    changed: int
+    bytes: int
+    queue: int  # steps that were waiting when this one was done
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def density(self) -> float:
+        return self.changed / self.elements if self.elements else 0.0
+
+    @property
+    def bits_per_change(self) -> float | None:
+        return 8 * self.bytes / self.changed if self.changed else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "density": self.density, "bits_per_change": self.bits_per_change}
+
+    def to_log(self) -> dict[str, float]:
+        """Flat numbers for a logger."""
+        log = {f"deltackpt/{k}": float(getattr(self, k)) for k in ("step", "density", "changed", "bytes", "queue")}
+        if self.bits_per_change is not None:
+            log["deltackpt/bits_per_change"] = self.bits_per_change
+        return log | {f"deltackpt/seconds_{k}": v for k, v in self.seconds.items()}

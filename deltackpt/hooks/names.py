@@ -1,0 +1,58 @@
+"""Names of tensors as a checkpoint has them: without what wrappers add, and each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from deltackpt.errors import CheckpointError, UsageError
+from deltackpt.format.safetensors_header import RESERVED
+
+# DDP and DataParallel, torch.compile, FSDP 1, activation checkpointing: in any order, and at any depth.
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+Rename = Mapping[str, str] | Callable[[str], "str | None"]
+
+
+def strip(name: str, keep: frozenset[str] = frozenset()) -> str:
+    """The name without the segments that wrappers add. ``keep``: segments that are the model's own all the same."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS or part in keep)
+
+
+def published_names(names: Iterable[str], rename: Rename | None = None) -> dict[str, str]:
+    """{name in the model: name in the checkpoint}. What ``rename`` maps to None is left out.
+
+    ``rename`` is asked with stripped names; as a mapping it has to know all of them. Raises CheckpointError
+    ``names-collide`` and UsageError ``names-unmapped``, with all names that are concerned.
+    """
+    found: dict[str, str] = {}
+    nowhere: list[str] = []
+    for name in names:
+        stripped = strip(name)
+        new: str | None = stripped
+        if callable(rename):
+            new = rename(stripped)
+        elif rename is not None:
+            new = rename.get(stripped, "")
+        if new is None:
+            continue
+        if not new or new.startswith(RESERVED):
+            nowhere.append(name)
+        found[name] = new
+    if nowhere:
+        need = f"a name for each that is not empty and does not start with {RESERVED!r}"
+        hint = "Map them with `rename=`; None leaves a tensor out."
+        raise UsageError("names-unmapped", where="the model", have=listed(nowhere), need=need, hint=hint)
+    origins: dict[str, list[str]] = {}
+    for name, new in found.items():
+        origins.setdefault(new, []).append(name)
+    if twice := {new: names for new, names in origins.items() if len(names) > 1}:
+        have = "; ".join(f"{new!r} from {listed(names)}" for new, names in list(twice.items())[:20])
+        hint = "Give each a name of its own with `rename=`, or None to leave it out."
+        raise CheckpointError("names-collide", where="the model", have=have, need="each name once", hint=hint)
+    return found
+
+
+def listed(names: Iterable[str], most: int = 50) -> str:
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name[:120]) for name in names[:most]) + more

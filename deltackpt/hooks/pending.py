@@ -1,0 +1,178 @@
+"""Steps that were taken and are not published yet: in order, bounded, and none lost when a publish fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from deltackpt.errors import StoreError
+from deltackpt.hooks.delta import Delta, merge
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step, or several that were merged: what changed since the one before it.
+
+    ``whole``: the step is to be stored as an anchor too, read from the snapshot, which stands still until that is done.
+    """
+
+    step: int
+    deltas: Mapping[str, Delta]
+    whole: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    merged: int = 1
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def then(self, later: Taken) -> Taken:
+        """Both as one: exact, as the old words are those of the last published state."""
+        deltas = dict(self.deltas)
+        for name, delta in later.deltas.items():
+            deltas[name] = merge(deltas[name], delta) if name in deltas else delta
+        return replace(
+            later,
+            deltas={name: d for name, d in deltas.items() if len(d.positions)},
+            whole=self.whole or later.whole,
+            merged=self.merged + later.merged,
+            seconds=self.seconds + later.seconds,
+            waited=self.waited + later.waited,
+        )
+
+
+class Pending:
+    """The queue between the thread that trains and the one that publishes. The head is being published or has failed;
+    a step that follows a failed one is merged into it.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._items: deque[Taken] = deque()
+        self._begun = False  # the head is being published
+        self._failed: BaseException | None = None  # the head was not published
+        self._unseen: BaseException | None = None  # an error that nobody was told of yet
+        self._merging = False
+        self._closing = False
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def held(self) -> bool:
+        """Does an anchor still need the snapshot as it is? One that failed is taken from a later moment."""
+        return self._failed is None and any(item.whole for item in self._items)
+
+    @property
+    def full(self) -> bool:
+        return self._failed is None and len(self._items) >= self._depth
+
+    def claim(self) -> bool:
+        """If the queue is full: keep its last step from being begun, so that the next can be merged into it."""
+        with self._changed:
+            self._merging = self.full and len(self._items) > int(self._begun)
+            return self._merging
+
+    def after_head(self) -> list[Taken]:
+        with self._changed:
+            return list(self._items)[1:]
+
+    def note(self, error: BaseException) -> None:
+        """An error that `step` is to tell of, though nothing has to be published again."""
+        with self._changed:
+            self._unseen = error
+
+    def put(self, item: Taken, *, into_last: bool = False) -> None:
+        with self._changed:
+            if self._items and (into_last or (self._failed and len(self._items) == 1)):
+                self._items[-1] = self._items[-1].then(item)
+            else:
+                self._items.append(item)
+            self._failed, self._merging = None, False
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """No merge after all."""
+        with self._changed:
+            self._merging = False
+            self._changed.notify_all()
+
+    def retry(self) -> None:
+        """Let a failed head be tried again."""
+        with self._changed:
+            self._failed = None
+            self._changed.notify_all()
+
+    def error(self) -> BaseException | None:
+        """The newest error that nobody was told of; it counts as told from now on."""
+        with self._changed:
+            error, self._unseen = self._unseen, None
+            return error
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
+        """Until ``ready``, or an error that nobody was told of.
+
+        Raises StoreError ``publish-stalled`` after ``timeout`` seconds.
+        """
+        with self._changed:
+            end = None if timeout is None else time.monotonic() + timeout
+            while not ready() and self._unseen is None:
+                # In short waits, so that an interrupt is never held up.
+                left = 0.5 if end is None else min(0.5, end - time.monotonic())
+                if left <= 0:
+                    need = f"progress within {timeout:g} seconds"
+                    raise StoreError("publish-stalled", where="the hook", have="steps that wait", need=need)
+                self._changed.wait(left)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    # The publishing thread
+
+    def head(self, step: int | None = None, timeout: float | None = None) -> Taken | None:
+        """Wait for a step to publish, or for exactly ``step``; None when there will be none. Nothing is begun yet."""
+        with self._changed:
+            end = None if timeout is None else time.monotonic() + timeout
+            while True:
+                if self._items and not self._failed and (step is None or self._items[0].step == step):
+                    return self._items[0]
+                if self._closing and (not self._items or self._failed):
+                    return None
+                if end is not None and time.monotonic() > end:
+                    raise StoreError("publish-stalled", where="the hook", have="no such step", need=f"step {step}")
+                self._changed.wait(0.5)
+
+    def begin(self) -> Taken:
+        """Take the head to be published; from here on nothing is merged into it."""
+        with self._changed:
+            while self._merging and len(self._items) == 1:
+                self._changed.wait(0.5)
+            self._begun = True
+            return self._items[0]
+
+    def done(self, error: BaseException | None) -> None:
+        """The head is published, or is not: then it waits for the next one, or is merged into it at once."""
+        with self._changed:
+            self._begun = False
+            if error is None:
+                self._items.popleft()
+            else:
+                self._unseen = error
+                if len(self._items) > 1:
+                    first = self._items.popleft()
+                    self._items[0] = first.then(self._items[0])
+                else:
+                    self._failed = error
+            self._changed.notify_all()
+
+    def lost(self, error: BaseException) -> None:
+        """Nothing will be published any more."""
+        with self._changed:
+            self._begun = False
+            self._unseen = self._failed = error
+            self._changed.notify_all()

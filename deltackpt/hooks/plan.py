@@ -1,0 +1,174 @@
+"""Who publishes what: every tensor of the state, where each part of it lies, and the files of an anchor."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deltackpt.bits import DTYPES, nbytes
+from deltackpt.errors import ChainError, CheckpointError, UsageError
+from deltackpt.format.layout import Layout
+from deltackpt.format.safetensors_header import Header, Tensor, build_header, parse_header
+from deltackpt.hooks.boxes import Box, cover_once
+from deltackpt.hooks.extract import Piece
+from deltackpt.hooks.names import listed
+
+SHARD_BYTES = 5 << 30  # of an anchor's file, as Hugging Face's tools cut them
+LEAST = 256 << 20  # bytes below which no file is cut for the ranks' sake
+INDEX = "model.safetensors.index.json"
+
+Held = list[tuple[str, str, Box]]  # what a rank holds: name, dtype, box
+
+
+@dataclass(frozen=True)
+class Global:
+    """One tensor of the state: its published dtype, its shape, and who answers for each box of it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    owners: tuple[tuple[int, Box], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(DTYPES[self.dtype], self.shape)
+
+
+@dataclass(frozen=True)
+class NewShard:
+    """A safetensors file of the anchor."""
+
+    name: str
+    header: Header
+
+    @property
+    def size(self) -> int:
+        return self.header.file_size
+
+
+@dataclass(frozen=True)
+class Files:
+    """The checkpoint that a step is, but for the values: what its record needs to know."""
+
+    shards: tuple[NewShard, ...]
+    contents: Mapping[str, bytes]  # side files by path
+    tensors: Mapping[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = {t.name: t for shard in self.shards for t in shard.header.tensors}
+        object.__setattr__(self, "tensors", {name: found[name] for name in sorted(found, key=str.encode)})
+
+    @property
+    def side(self) -> tuple[str, ...]:
+        return tuple(sorted(self.contents))
+
+    def side_bytes(self, path: str) -> bytes:
+        return self.contents[path]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the weights' files."""
+        return sum(shard.size for shard in self.shards)
+
+
+def held_by(pieces: Sequence[Piece]) -> Held:
+    return [(piece.name, piece.dtype.name, piece.box) for piece in pieces]
+
+
+def plan_state(held: Sequence[Held]) -> dict[str, Global]:
+    """All tensors, given what every rank holds. Of equal boxes one rank answers for each, and their bytes are spread
+    evenly. Raises UsageError ``placement-unknown`` where boxes overlap or leave something out.
+    """
+    boxes: dict[str, dict[Box, list[int]]] = {}
+    dtypes: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
+    for rank, items in enumerate(held):
+        for name, dtype, box in items:
+            dtypes.setdefault(name, set()).add((dtype, box.whole))
+            known = boxes.setdefault(name, {})
+            if box.size or not box.proper:
+                known.setdefault(box, []).append(rank)
+    if not boxes:
+        need = "tensors to publish"
+        raise CheckpointError("checkpoint-empty", where="the model", have="no tensor", need=need)
+    bad = [
+        name for name, kinds in dtypes.items() if len(kinds) > 1 or not cover_once(list(boxes[name]) or [_none(kinds)])
+    ]
+    if bad:
+        raise UsageError(
+            "placement-unknown",
+            where=listed(sorted(bad)),
+            have="shards that overlap, disagree or leave something out",
+            need="every element of a tensor once, or whole tensors",
+            hint="Say where plain tensors lie with `locate=`.",
+        )
+    load = [0] * len(held)
+    plan = {}
+    by_size = sorted(boxes, key=lambda name: (-math.prod(next(iter(dtypes[name]))[1]), name))
+    for name in by_size:
+        dtype, whole = next(iter(dtypes[name]))
+        owners = []
+        for box, ranks in sorted(boxes[name].items(), key=lambda item: item[0].offset):
+            owner = min(ranks, key=lambda rank: (load[rank], rank))
+            load[owner] += box.size * DTYPES[dtype].bits
+            owners.append((owner, box))
+        plan[name] = Global(dtype, whole, tuple(owners))
+    return {name: plan[name] for name in sorted(plan, key=str.encode)}
+
+
+def shard_size(plan: Mapping[str, Global], ranks: int) -> int:
+    """Bytes of an anchor's file: such that every rank has one to write, unless that would make them small."""
+    total = sum(tensor.nbytes for tensor in plan.values())
+    return min(SHARD_BYTES, max(LEAST, -(-total // ranks)))
+
+
+def _none(kinds: set[tuple[str, tuple[int, ...]]]) -> Box:
+    """No rank said that it holds anything of a tensor: right only if it has no elements."""
+    whole = next(iter(kinds))[1]
+    return Box(whole, (0,) * len(whole), (0,) * max(1, len(whole)))
+
+
+def files_of(plan: Mapping[str, Global], parent: Layout | None, side: Mapping[str, bytes], shard_bytes: int) -> Files:
+    """The checkpoint's files: those of the parent step, if the tensors are the same, else new ones.
+
+    ``side`` replaces the parent's side files of the same path.
+    """
+    known = {name: (t.dtype, t.shape) for name, t in parent.tensors.items()} if parent else None
+    if parent is not None and known == {name: (g.dtype, g.shape) for name, g in plan.items()}:
+        return Files(tuple(NewShard(s.path, s.header) for s in parent.shards), side)
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, tensor in plan.items():
+        if groups[-1] and filled + tensor.nbytes > shard_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += tensor.nbytes
+    if len(groups) == 1:
+        return Files((_shard("model.safetensors", groups[0], plan),), side)
+    paths = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
+    total = sum(tensor.nbytes for tensor in plan.values())
+    weight_map = {name: path for path, group in zip(paths, groups, strict=True) for name in group}
+    index = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2, sort_keys=True)
+    shards = tuple(_shard(path, group, plan) for path, group in zip(paths, groups, strict=True))
+    return Files(shards, {**side, INDEX: f"{index}\n".encode()})
+
+
+def _shard(path: str, names: Sequence[str], plan: Mapping[str, Global]) -> NewShard:
+    """Tensors by falling width, so that all are aligned, then by name."""
+    order = sorted(names, key=lambda name: (-DTYPES[plan[name].dtype].width, name.encode()))
+    tensors, at = [], 0
+    for name in order:
+        tensors.append(Tensor(name, plan[name].dtype, plan[name].shape, at, at + plan[name].nbytes))
+        at += plan[name].nbytes
+    head = build_header(tensors, {"format": "pt"})
+    return NewShard(path, parse_header(head, None, path))
+
+
+def check_plan(now: Mapping[str, object], first: Mapping[str, object]) -> None:
+    """Raise ChainError ``state-changed`` if the model has other tensors than when the hook was made."""
+    odd = sorted(name for name in {*now, *first} if now.get(name) != first.get(name))
+    if odd:
+        hint = "Close the hook and make a new one with resume='anchor'."
+        have = f"other names, dtypes, shapes or shards: {listed(odd)}"
+        raise ChainError("state-changed", where="the model", have=have, need="the tensors it had at first", hint=hint)

@@ -1,0 +1,55 @@
+"""The files that go with the weights: config, generation config, tokenizer."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from deltackpt.checkpoint_files import MAX_SIDE
+from deltackpt.errors import UsageError
+from deltackpt.format.manifest import check_path
+
+Side = Mapping[str, bytes] | Iterable[Any] | None
+
+
+def side_files(model: Any, side: Side, dtype: Any = None) -> dict[str, bytes]:
+    """{path: bytes} of the model's own configs, and of ``side``: a mapping of the same form, or things that have
+    ``save_pretrained``, such as a tokenizer.
+    """
+    found: dict[str, bytes] = {}
+    with tempfile.TemporaryDirectory(prefix="deltackpt-") as folder:
+        root = Path(folder)
+        parts: list[Any] = [_config_of(model, dtype), getattr(model, "generation_config", None)]
+        parts = [part for part in parts if part is not None]
+        if not isinstance(side, Mapping):
+            parts += side or ()
+        for part in parts:
+            if not hasattr(part, "save_pretrained"):
+                have = type(part).__name__
+                raise UsageError("side-unknown", where="side", have=have, need="bytes by path, or save_pretrained")
+            part.save_pretrained(root)
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and path.suffix != ".safetensors" and path.stat().st_size <= MAX_SIDE:
+                found[path.relative_to(root).as_posix()] = path.read_bytes()
+    if isinstance(side, Mapping):
+        found.update(side)
+    for name in found:
+        check_path(name, "side")
+    return found
+
+
+def _config_of(model: Any, dtype: Any) -> Any:
+    """The model's config with what `save_pretrained` of the model would add: its class, and the published dtype."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "save_pretrained"):
+        return None
+    config = copy.deepcopy(config)
+    with suppress(AttributeError):
+        config.architectures = config.architectures or [type(model).__name__]
+        if dtype is not None:
+            config.dtype = str(dtype).removeprefix("torch.")
+    return config

@@ -1,0 +1,56 @@
+"""The digest of the state that all ranks hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from deltackpt import digest
+from deltackpt.digest import Sums
+from deltackpt.hooks.extract import Piece
+from deltackpt.hooks.plan import Global
+from deltackpt.hooks.words import on_host
+from deltackpt.parallel import ordered_map
+
+RUN = 1 << 22  # elements that are cast and hashed at once
+
+
+def owned(pieces: Sequence[Piece], plan: Mapping[str, Global], rank: int) -> list[Piece]:
+    """The pieces that this rank answers for."""
+    return [piece for piece in pieces if (rank, piece.box) in plan[piece.name].owners]
+
+
+def piece_sums(piece: Piece) -> Sums:
+    """A piece's share of its tensor's sums, on the piece's device where that pays."""
+    if piece.tensor.device.type != "cpu":
+        from deltackpt.hooks.device_digest import sums_of_piece
+
+        found: Sums = sums_of_piece(piece)
+        return found
+    box = piece.box
+    if not box.contiguous:
+        return digest.of_box(on_host(piece.words(), piece.dtype).reshape(box.shape), box.offset, box.whole)
+    start = box.start if box.proper else 0
+    total = digest.ZERO
+    for at in range(0, piece.elements, RUN):
+        total = digest.add(total, digest.of_run(on_host(piece.words(at, at + RUN), piece.dtype), start + at))
+    return total
+
+
+def all_sums(pieces: Sequence[Piece], threads: int) -> dict[str, Sums]:
+    """Every piece's share by name."""
+    work: Callable[[Piece], Sums] = piece_sums
+    return {p.name: s for p, s in zip(pieces, ordered_map(work, pieces, threads), strict=True)}
+
+
+def added(shares: Sequence[Mapping[str, Sums]]) -> dict[str, Sums]:
+    """The shares of all ranks, added up by name."""
+    total: dict[str, Sums] = {}
+    for share in shares:
+        for name, sums in share.items():
+            total[name] = digest.add(total.get(name, digest.ZERO), sums)
+    return total
+
+
+def state_of(plan: Mapping[str, Global], sums: Mapping[str, Sums]) -> str:
+    """The state digest, hex."""
+    return digest.state((name, t.dtype, t.shape, sums.get(name, digest.ZERO)) for name, t in plan.items())

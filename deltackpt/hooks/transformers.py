@@ -1,0 +1,83 @@
+"""A callback for the Trainer of Transformers, and for those of TRL, which are built on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from transformers import TrainerCallback
+
+from deltackpt.hooks.metrics import StepMetrics
+from deltackpt.hooks.trainer import TrainerHook
+from deltackpt.repository import Repository
+
+
+class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
+    """Publishes the model after every optimizer step, or every ``every``-th, and the last one in any case.
+
+        callback = DeltaCheckpointCallback("runs/repo", dtype=torch.bfloat16)
+        trainer = Trainer(..., callbacks=[callback])
+        callback.log_to(trainer)    # optional: metrics in the trainer's own logs
+
+    Config, generation config and tokenizer go with every anchor. All other arguments are `TrainerHook`'s. A training
+    that ends by an exception leaves the hook open: call `close`, or `abandon` to drop what is pending.
+    """
+
+    def __init__(self, repository: str | os.PathLike[str] | Repository, *, every: int = 1, **options: Any) -> None:
+        self.hook: TrainerHook | None = None
+        self._repository, self._every, self._options = repository, every, options
+        self._log: Callable[[dict[str, float]], None] | None = None
+        self._logged: StepMetrics | None = None
+
+    def log_to(self, trainer: Any) -> None:
+        """Report metrics through ``trainer.log``: to W&B, TensorBoard and whatever else it reports to."""
+        self._log = trainer.log
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.hook is not None:  # a second call of train(): the weights may be others
+            self.close()
+        options = {"side": _tokenizers(kwargs), **self._options}
+        self.hook = TrainerHook(kwargs["model"], self._repository, **options)
+        if self.hook.last_step is None or self.hook.last_step < state.global_step:
+            self.hook.step(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        hook = self.hook
+        if hook is not None and state.global_step % self._every == 0 and state.global_step != hook.last_step:
+            hook.step(state.global_step)
+        if hook is not None and control.should_log:
+            self._log_new(hook.metrics)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.hook is not None and self.hook.last_step != state.global_step:
+            self.hook.step(state.global_step)
+        hook = self.hook
+        self.close()
+        if hook is not None:
+            self._log_new(hook.metrics)
+
+    def close(self) -> None:
+        """Publish what is pending. Raises if a step is left out."""
+        if self.hook is not None:
+            hook, self.hook = self.hook, None
+            hook.close()
+
+    def abandon(self) -> None:
+        """Stop without publishing what is pending."""
+        if self.hook is not None:
+            hook, self.hook = self.hook, None
+            hook.abandon()
+
+    def _log_new(self, metrics: StepMetrics | None) -> None:
+        if self._log is not None and metrics is not None and metrics is not self._logged:
+            self._logged = metrics
+            self._log(metrics.to_log())
+
+
+def _tokenizers(kwargs: dict[str, Any]) -> list[Any]:
+    """What the trainer processes its data with, as far as it can be saved."""
+    for name in ("processing_class", "tokenizer"):
+        if hasattr(kwargs.get(name), "save_pretrained"):
+            return [kwargs[name]]
+    return []

@@ -1,0 +1,62 @@
+"""The thread that publishes what was taken, one step after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from deltackpt.hooks.metrics import StepMetrics
+from deltackpt.hooks.pending import Pending, Taken
+from deltackpt.hooks.team import Team
+
+
+class Worker:
+    """Runs until the queue is closed. An error of a step goes to the queue, and the thread goes on; one that leaves the
+    ranks without each other ends it, and stays in ``fatal``.
+    """
+
+    def __init__(
+        self, pending: Pending, team: Team, publish: Callable[[Taken], StepMetrics], timeout: float | None
+    ) -> None:
+        self.fatal: BaseException | None = None
+        self._pending, self._team, self._publish, self._timeout = pending, team, publish, timeout
+        # A daemon: an interpreter that ends without `close` is not held up; what it leaves lapses, or is gc's.
+        self._thread = threading.Thread(target=self._run, name="deltackpt-publish", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                error: BaseException | None = None
+                try:
+                    self._publish(item)
+                except BaseException as failed:
+                    error = failed
+                self._pending.done(error)
+                if getattr(error, "code", "") == "rank-lost":
+                    self.fatal = error
+                    return
+        except BaseException as lost:
+            self.fatal = lost
+            self._pending.lost(lost)
+
+    def _next(self) -> Taken | None:
+        """The step to publish now: which one that is, the leader says, since it may have merged one more."""
+        item = self._pending.head()
+        if item is None:
+            return None
+        if self._team.rank == 0:
+            item = self._pending.begin()
+            self._team.broadcast(item.step)
+            return item
+        step = self._team.broadcast(None)
+        if self._pending.head(step, self._timeout) is None:
+            return None
+        return self._pending.begin()

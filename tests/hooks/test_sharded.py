@@ -1,0 +1,63 @@
+"""Ranks that publish together: each what it owns, nobody all of it, and a step only if all were there."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch.distributed")
+
+from hooks import ranks  # noqa: E402
+from hooks.training import Ledger  # noqa: E402
+
+GPUS = torch.cuda.device_count()
+WHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(GPUS < 2, reason="needs two GPUs"))]
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]
+
+
+def run(world, work, tmp_path, *args, device="cpu"):
+    failed = ranks.spawn(world, work, tmp_path, *args, device=device)
+    assert not any(failed), "\n".join(failed)
+
+
+@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("kind", ["shard0", "shard1", "shard-last", "replicated", "plain", "shard1+device"])
+def test_two_ranks(tmp_path, kind, device):
+    run(2, ranks.publish_kind, tmp_path, kind, device=device)
+
+
+@pytest.mark.parametrize("kind", ["shard0", "grid", "hybrid", "twice", "grid+device"])
+def test_four_ranks(tmp_path, kind):
+    run(4, ranks.publish_kind, tmp_path, kind)
+
+
+def test_every_rank_reads_sends_and_stores_its_share(tmp_path):
+    run(4, ranks.shares, tmp_path)
+
+
+@pytest.mark.parametrize("device", WHERE)
+def test_fsdp_two_ranks(tmp_path, device):
+    run(2, ranks.fsdp, tmp_path, device=device)
+
+
+def test_fsdp_four_ranks(tmp_path):
+    run(4, ranks.fsdp, tmp_path)
+
+
+@pytest.mark.parametrize("device", WHERE)
+def test_ddp(tmp_path, device):
+    run(2, ranks.ddp, tmp_path, device=device)
+
+
+def test_merged_steps(tmp_path):
+    run(2, ranks.merged, tmp_path)
+
+
+def test_a_rank_that_fails_once(tmp_path):
+    run(2, ranks.one_fails, tmp_path)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_rank_that_dies_leaves_no_step(tmp_path, where):
+    failed = ranks.spawn(2, ranks.one_dies, tmp_path, where)
+    assert failed[1] == "killed"
+    assert failed[0].startswith(("rank-lost", "rank-failed", "store-io")), failed[0]
+    Ledger(tmp_path, tmp_path / "repo").check([0])
