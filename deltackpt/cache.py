@@ -362,10 +362,10 @@ def _locked(repo: Repository, root: Path) -> Iterator[Cache]:
     """The cache's directory, made if there is none, checked to be this repository's, and locked by this process."""
     marker = root / "cache.json"
     if not marker.exists():
-        if root.is_symlink() or (root.exists() and (not root.is_dir() or any(root.iterdir()))):
+        draft = root / ".cache.json"  # may be there, of a process that was killed
+        if root.is_symlink() or (root.exists() and (not root.is_dir() or any(p != draft for p in root.iterdir()))):
             raise _not_a_cache(root, "something else there")
         root.mkdir(parents=True, exist_ok=True)
-        draft = root / ".cache.json"
         with draft.open("w") as file:
             file.write(json.dumps({"format": FORMAT, "version": VERSION, "repository": repo.id}) + "\n")
             file.flush()

@@ -19,7 +19,7 @@ from deltackpt.retention import Policy
 from deltackpt.verify import verify_repository
 from deltackpt.write import write
 
-FLOWS = ["publish", "gc", "compact", "anchor", "apply", "cache"]
+FLOWS = ["publish", "gc", "compact", "anchor", "apply", "cache", "new cache"]
 KEEP_TWO = Policy(last=2, grace=0)
 
 # Arguments: a flow, a repository, and the folder with `next` (a checkpoint) and `cache` (a managed cache).
@@ -46,7 +46,7 @@ elif what == "apply":
     apply(Repository.open(repo), root + "/out", sync=True, threads=1)
 else:
     from deltackpt.cache import apply_to_cache
-    apply_to_cache(Repository.open(repo), root + "/cache", threads=1)
+    apply_to_cache(Repository.open(repo), root + ("/new" if what == "new cache" else "/cache"), threads=1)
 """
 
 
@@ -97,6 +97,10 @@ def check_after(copy: Path, made: World, links: list[Link], flow: str) -> None:
         if not (copy / "out").exists():
             apply(repo, copy / "out", threads=1)
         assert tree(copy / "out") == made.trees[links[-1].id]
+    elif flow == "new cache":
+        done = apply_to_cache(repo, copy / "new", threads=1)
+        assert done.id == links[-1].id
+        assert tree(copy / "new" / "current") == made.trees[links[-1].id]
     elif flow == "cache":
         done = apply_to_cache(repo, copy / "cache", threads=1)
         assert done.id == links[-1].id

@@ -24,6 +24,7 @@ from deltackpt.report.log import log
 from deltackpt.report.status import status
 from deltackpt.repository import Repository
 from deltackpt.retention import Policy
+from deltackpt.write import AnchorPolicy
 
 
 def loaded(steps: int, **options: int) -> tuple[dict[str, Manifest], list[Link]]:
@@ -160,6 +161,24 @@ def test_a_fold_that_saves_nothing_is_not_written(tmp_path: Path) -> None:
     assert caught.value.code == "fold-larger"
     assert not list(world.repo.store.list("folds/"))
     assert not world.repo.edges().names
+
+
+def test_when_a_step_is_stored_whole(tmp_path: Path) -> None:
+    """By interval, by density, and by the bytes of the patches since."""
+    every = World(tmp_path / "every")
+    every.run(8, anchor=AnchorPolicy(every=3, ratio=float("inf")))
+    assert [m.step for m in every.repo.log() if m.anchor] == [6, 3, 0]
+    dense = World(tmp_path / "dense")
+    dense.run(3, anchor=AnchorPolicy(density=0.2, ratio=float("inf")))
+    state = dense.states[dense.repo.find().id]
+    dense.publish(next_state(state, 1, 0.5), anchor=AnchorPolicy(density=0.2, ratio=float("inf")))
+    assert [m.step for m in dense.repo.log() if m.anchor] == [3, 0]
+    bytes_ = World(tmp_path / "bytes")
+    bytes_.run(12, anchor=AnchorPolicy(ratio=0.4))
+    whole = sum(f.size for f in bytes_.repo.log()[-1].anchor or ())
+    assert sum(m.anchor is not None for m in bytes_.repo.log()) > 1
+    for m in bytes_.repo.log():
+        assert bytes_.repo.resolve(m.link).bytes <= (1 + 0.4) * 1.2 * whole  # an anchor's own size changes a little
 
 
 def test_an_anchor_can_be_written_later(tmp_path: Path) -> None:
