@@ -22,12 +22,13 @@ from deltackpt_cli.options import command
 from deltackpt_cli.status import status
 from deltackpt_cli.tag import tag
 from deltackpt_cli.verify import verify
+from deltackpt_cli.watch import watch
 from deltackpt_cli.write import write
 
 INTERRUPTED = 130
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-for function in (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor):
+for function in (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor, watch):
     app.command()(command(function))
 
 
