@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from deltackpt.errors import FormatError, UsageError
 from deltackpt.interop import prime, prime_sparse, slime, slime_v1, slime_write, trl, trl_write, vllm
 from deltackpt.interop.protocol import Reader, Writer
+
+T = TypeVar("T")
 
 # The more particular first: a version directory of slime's second layout has an index, of the first one has not.
 READERS: Final[dict[str, tuple[Callable[[Path], bool], Callable[..., Reader]]]] = {
@@ -46,7 +49,7 @@ def reader(name: str, root: Path, **options: Any) -> tuple[str, Reader]:
         have = f"what looks like {' and '.join(found)}" if found else "nothing of a known format"
         need = "one format" if name == "auto" else name
         raise FormatError("foreign-unknown", where=root, have=have, need=need)
-    return name, READERS[name][1](root, **options)
+    return name, _made(READERS[name][1], name, root, options)
 
 
 def writer(name: str, out: Path, **options: Any) -> tuple[str, Writer]:
@@ -55,8 +58,11 @@ def writer(name: str, out: Path, **options: Any) -> tuple[str, Writer]:
     if name not in WRITERS:
         need = ", ".join([*WRITERS, *ALIASES])
         raise UsageError("foreign-format", where="export", have=repr(name)[:80], need=need)
-    try:
-        return name, WRITERS[name](out, **options)
-    except TypeError as error:
-        have = f"options that {name} does not have ({', '.join(options)})"
-        raise UsageError("usage", where="export", have=have, need=f"those of {name}") from error
+    return name, _made(WRITERS[name], name, out, options)
+
+
+def _made(make: Callable[..., T], name: str, root: Path, options: dict[str, Any]) -> T:
+    if unknown := options.keys() - signature(make).parameters.keys():
+        have = f"an option that {name} does not have ({', '.join(sorted(unknown))})"
+        raise UsageError("usage", where=name, have=have, need=f"those of {name}")
+    return make(root, **options)

@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.diff import State, differences
-from deltackpt.errors import ChainError, UsageError
+from deltackpt.errors import ChainError
 from deltackpt.interop.changes import changes
 from deltackpt.interop.files import Tensors, placed, write_tensors
 from deltackpt.interop.protocol import Bytes
 
-SPARSE: Final = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+SPARSE: Final = ("BF16", "F16", "F32", "F64")
 NAN: Final = {"BF16": (0x7F80, 0x7FFF), "F16": (0x7C00, 0x7FFF), "F32": (0x7F800000, 0x7FFFFFFF)}
 INDICES, VALUES = ".indices", ".values"
 
@@ -78,29 +78,6 @@ def _has_nan(words: npt.NDArray[Any], dtype: str) -> bool:
         return bool(np.isnan(words.view("<f8")).any())
     infinity, mask = NAN[dtype]
     return bool(((words & words.dtype.type(mask)) > infinity).any())
-
-
-def to_vllm(call: Call) -> list[Any]:
-    """The patches as vLLM's own class, on the CPU. Raises UsageError ``extra-missing``."""
-    try:
-        import torch
-        from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
-    except ImportError as error:
-        need, hint = "a vllm that has CheckpointWeightPatch", "pip install vllm"
-        raise UsageError("extra-missing", where="vllm", have=str(error)[:120], need=need, hint=hint) from error
-    found = []
-    for patch in call.patches:
-        dtype = getattr(torch, _torch_name(patch.dtype))
-        signed = patch.values.view(f"<i{patch.values.itemsize}").copy()
-        values = torch.from_numpy(signed).view(dtype)
-        positions = None if patch.positions is None else torch.from_numpy(patch.positions.copy())
-        found.append(CheckpointWeightPatch(patch.name, patch.shape, dtype, values, positions))
-    return found
-
-
-def _torch_name(dtype: str) -> str:
-    more = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "BOOL": "bool", "C64": "complex64"}
-    return SPARSE.get(dtype) or more.get(dtype) or dtype.lower().replace("u", "uint", 1).replace("i", "int", 1)
 
 
 class Writer:
