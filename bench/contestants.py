@@ -127,7 +127,7 @@ class Slime:
         def one(item: tuple[str, Any]) -> None:
             name, tensor = item
             blob = np.frombuffer(tensor["data"], np.uint8)
-            update = slime._decode(self.encoding, name, blob, pair.old.tensors[name], lambda data: None, name)
+            update = slime.decode(self.encoding, name, blob, pair.old.tensors[name], None, name)
             data = state[name].view(np.uint8)
             if update.positions is None:
                 np.bitwise_xor(data, update.values, out=data)

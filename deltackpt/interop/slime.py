@@ -83,7 +83,7 @@ class Reader:
                 where = f"{tensors.where}, {name[:80]!r}"
                 blob, tensor = tensors.words(name, {"U8": "u1"}), tensor_of(base, name, where)
                 check = proves(function, _digest(tensors, name, where), where)
-                yield _decode(delta.encoding, name, blob, tensor, check, where)
+                yield decode(delta.encoding, name, blob, tensor, check, where)
 
 
 def _index(path: Path) -> _Delta | None:
@@ -155,7 +155,8 @@ def _digest(tensors: Tensors, name: str, where: str) -> str:
     raise field_error(where, "no digest in the metadata", "the digest of the new bytes")
 
 
-def _decode(encoding: str, name: str, blob: Any, tensor: Located, check: Check, where: str) -> Update:
+def decode(encoding: str, name: str, blob: Bytes, tensor: Located, check: Check | None, where: str) -> Update:
+    """The change that one frame makes to a tensor. Raises FormatError ``frame-*``, ``foreign-*``, ChainError."""
     size = size_of(tensor)
     if encoding == "xor":
         return Update(name, 1, None, inflate(blob, where, at_most=size, exactly=size), xor=True, check=check)

@@ -30,7 +30,9 @@ EXACT: Final = {("F32", "BF16"), ("F32", "F16"), ("F64", "F32")}  # promoted, an
 
 
 def detect(root: Path) -> bool:
-    return any(FILE.fullmatch(p.name) for path in numbered(root, DIRECTORY).values() for p in path.iterdir())
+    return any(
+        FILE.fullmatch(p.name) for path in numbered(root, DIRECTORY).values() for p in path.glob("*.safetensors")
+    )
 
 
 def dtype_name(value: object, where: object) -> str:

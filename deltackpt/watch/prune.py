@@ -59,10 +59,10 @@ def _prove(repo: Repository, link: Link, base: tuple[Link, State] | None, thread
 def remove(sight: Sight) -> bool:
     """Take the directory away at once, then its files: no half of it is ever seen under its name.
 
-    -> False, and it stays, where it is not what was seen.
+    -> False, and it stays, where it is not what was seen, or only a link.
     """
     trash = sight.path.with_name(f"{_TRASH}{sight.path.name}-{secrets.token_hex(4)}")
-    if look(sight.path, sight.step) != sight:
+    if sight.path.is_symlink() or look(sight.path, sight.step) != sight:
         return False
     try:
         os.rename(sight.path, trash)

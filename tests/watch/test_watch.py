@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from states import State, changed, make_checkpoint, random_bytes, tree
 
-from deltackpt.errors import ConflictError, NotFoundError, UsageError
+from deltackpt.errors import ConflictError, NotFoundError, StoreError, UsageError
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
 from deltackpt.watch import Watch
@@ -245,6 +245,23 @@ def test_two_watches_share_the_work(trainer):
     found = [done.step for _ in range(12) for watch in (one, two) if (done := watch.turn()) is not None]
     assert found == [1, 2, 3, 4]
     assert trainer.steps == found
+
+
+def test_a_store_that_does_not_answer_is_tried_again(trainer, monkeypatch):
+    trainer.save(1)
+    watch, turn, failures = trainer.watch(), Watch.turn, [StoreError("store-io", where="s", have="x", need="y")] * 2
+
+    def flaky(self):
+        if failures:
+            raise failures.pop()
+        return turn(self)
+
+    monkeypatch.setattr(Watch, "turn", flaky)
+    assert next(watch.run(poll=0.001)).step == 1
+    assert trainer.said[0] == "the store does not answer, trying again: x"
+    failures.append(StoreError("store-io", where="s", have="x", need="y"))
+    with pytest.raises(StoreError):
+        next(watch.run(poll=0.001, once=True))
 
 
 def test_names(trainer, tmp_path):

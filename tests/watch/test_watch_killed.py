@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from lives import weights
 from states import tree
 
+from deltackpt.checkpoint import Checkpoint
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
 from deltackpt.verify import verify_checkpoint, verify_repository
@@ -18,8 +20,9 @@ from deltackpt.verify import verify_checkpoint, verify_repository
 ROOT = Path(__file__).parents[2]
 
 
-def run(kind: str, root: Path, steps: int, seed: int) -> list[int]:
-    command = [sys.executable, str(Path(__file__).with_name("run.py")), kind, str(root), str(steps), str(seed)]
+def run(kind: str, root: Path, steps: int, seed: int, keep: int = 0) -> list[int]:
+    command = [sys.executable, str(Path(__file__).with_name("lives.py")), kind]
+    command += map(str, (root, steps, seed, keep))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -47,6 +50,18 @@ def test_plain_safetensors(tmp_path, seed):
     check(tmp_path, 24)
 
 
+def test_directories_that_are_removed_meanwhile(tmp_path):
+    assert all(run("plain", tmp_path, 16, 5, keep=3))
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [f"step_{i:04d}" for i in (13, 14, 15)]
+    repo = Repository.open(tmp_path / "repo")
+    assert [m.step for m in repo.log()] == list(range(16))[::-1]
+    for step in range(16):
+        apply(repo, tmp_path / "out" / str(step), step, threads=1)
+        with Checkpoint.open(tmp_path / "out" / str(step)) as found:
+            for name, array in weights(step).items():
+                assert found.bytes_of(name).tobytes() == array.tobytes()
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("seed", [2, 3], ids=["by stability", "by marker"])
 def test_save_pretrained(tmp_path, seed):
@@ -58,10 +73,5 @@ def test_save_pretrained(tmp_path, seed):
 
 def test_the_states_of_the_run_differ():
     """Or else the chain would equal any directories."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    try:
-        from run import weights
-    finally:
-        sys.path.pop(0)
     for a, b in itertools.pairwise(range(8)):
         assert any((weights(a)[name] != weights(b)[name]).any() for name in ("a", "b"))

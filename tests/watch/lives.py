@@ -1,6 +1,6 @@
 """A trainer and a watch, each killed at random and started again, until all steps are there. A process of its own.
 
-    run.py plain|transformers ROOT STEPS SEED
+    lives.py plain|transformers ROOT STEPS SEED KEEP
 
 Imports once, and forks for every life, so that a life is the work alone. The trainer saves in place, piece by piece,
 and notes a step only after it is whole: one that was killed saves its last step again, as trainers do.
@@ -85,8 +85,9 @@ def _done(note: Path, step: int) -> None:
     draft.replace(note)
 
 
-def follow(folder: Path, repo: Path, marker: str | None, once: bool = False) -> None:
-    watch = Watch(folder, repo, marker=marker, settle=SETTLE, threads=1, anchor=AnchorPolicy(every=20))
+def follow(folder: Path, repo: Path, marker: str | None, keep: int | None, once: bool = False) -> None:
+    policy = AnchorPolicy(every=20)
+    watch = Watch(folder, repo, marker=marker, settle=SETTLE, threads=1, anchor=policy, prune_dense=keep)
     for _ in watch.run(poll=0.01, once=once):
         pass
 
@@ -114,13 +115,14 @@ def head(repo: Path) -> int:
 
 def main() -> None:
     kind, root, steps, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    keep = int(sys.argv[5]) or None
     chance, marker = random.Random(seed), "STABLE" if seed % 2 else None
     folder, repo, note = root / "run", root / "repo", root / "note.json"
     folder.mkdir()
     if kind == "transformers":  # before the forks: its import is longer than any life
         importlib.import_module("transformers.models.llama.modeling_llama")
     trainer = {"plain": plain, "transformers": transformers}[kind]
-    jobs = [(trainer, folder, steps, note, marker), (follow, folder, repo, marker)]
+    jobs = [(trainer, folder, steps, note, marker), (follow, folder, repo, marker, keep)]
     pids, kills = [spawn(*job) for job in jobs], [0, 0]
     life = 0.2 if kind == "plain" else 1.0
     while pids[0] or head(repo) < steps - 1:
@@ -134,7 +136,7 @@ def main() -> None:
             kills[who] += 1
             pids[who] = spawn(*jobs[who])
     kill(pids[1])
-    follow(folder, repo, marker, once=True)
+    follow(folder, repo, marker, keep, once=True)
     print(json.dumps(kills))
 
 
