@@ -22,7 +22,7 @@ LAYOUTS = {
     "prime update": lambda *a: prime_update(*a, compressed=True),
     "prime ranks": prime_ranks,
 }
-TIMES = 60
+TIMES = 30
 
 
 def damage(chance: random.Random, data: bytes) -> bytes:

@@ -42,8 +42,18 @@ def test_blake3_is_an_extra(world):
         import blake3  # noqa: F401
     except ImportError:
         assert "deltackpt[interop]" in world.refused("extra-missing").hint
-    else:
-        world.refused("foreign-digest")
+        return
+    world.refused("foreign-digest")
+    for path in world.src.iterdir():
+        shutil.rmtree(path)
+    shutil.rmtree(world.repo)
+    versions(world)
+    world.bring()
+    out = world.root / "out-slime"
+    give(Repository.open(world.repo), "slime", writer("slime", out, checksum="blake3")[1], out, threads=1)
+    shutil.rmtree(world.repo)
+    world.src = out
+    assert world.bring(base=None).proofs["blake3 of every changed tensor; unverifiable: no run, no base digest"] == 4
 
 
 def test_a_whole_version_resets_the_chain(world):

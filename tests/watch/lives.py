@@ -125,12 +125,12 @@ def main() -> None:
     jobs = [(trainer, folder, steps, note, marker), (follow, folder, repo, marker, keep)]
     pids, kills = [spawn(*job) for job in jobs], [0, 0]
     life = 0.2 if kind == "plain" else 1.0
-    while pids[0] or head(repo) < steps - 1:
+    while not all(kills) or pids[0] or head(repo) < steps - 1:
         time.sleep(chance.uniform(0.01, life))
-        if pids[0] and os.waitpid(pids[0], os.WNOHANG)[0]:
+        who = chance.randrange(2) if all(kills) else sum(kills)  # each once at first, however fast they are
+        if kills[0] and pids[0] and os.waitpid(pids[0], os.WNOHANG)[0]:
             pids[0] = 0
             assert json.loads(note.read_text()) == steps, "the trainer failed"
-        who = chance.randrange(2)
         if pids[who]:
             assert kill(pids[who]) in (signal.SIGKILL, 0), f"{jobs[who][0].__name__} failed"
             kills[who] += 1
