@@ -5,7 +5,7 @@
 Two pairs of states: the last two of a real chain (bench/chain.py), and the synthetic model's (bench/synth.py).
 Layouts are raced in memory, in turns, and the median counts; each result is compared with the new state. General tools
 run as their own processes on whole files, once. A tool that is missing, or takes too long, is a line that says so.
-Prints a table for bench/RESULTS.md.
+The tools are the Debian packages zstd, xdelta3 and bsdiff. Prints a table for bench/RESULTS.md.
 """
 
 from __future__ import annotations
