@@ -86,7 +86,7 @@ class Watch:
         self._url = repository
         self._options: dict[str, Any] = {"anchor": anchor, "encoding": encoding, "ref": ref, "threads": threads}
         self._threads = threads_or_default(threads)
-        self._judge = Judge(marker, settle, self._threads)
+        self._judge, self._settle = Judge(marker, settle, self._threads), max(settle, 0.01)
         self._rewind, self._keep, self._abandon = rewind, prune_dense, abandon
         self._say, self._said = say, set[str]()
         self._branch: Branch | None = None
@@ -115,7 +115,7 @@ class Watch:
             elif once and not self._waiting:
                 return
             else:
-                time.sleep(pause)
+                time.sleep(min(pause, self._settle) if self._waiting else pause)
 
     def turn(self) -> Published | None:
         """Publish the next finished step, if there is one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runs import World, run_of
+from foreign_runs import World, run_of
 
 
 @pytest.fixture

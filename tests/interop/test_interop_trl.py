@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from layouts import safetensors, trl, trl_anchor, trl_checksum
-from runs import World, run_of
+from foreign_layouts import safetensors, trl, trl_anchor, trl_checksum
+from foreign_runs import World, run_of
 from safetensors import safe_open
 
 from deltackpt.interop import give, writer

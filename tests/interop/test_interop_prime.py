@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from layouts import prime_files, prime_ranks, prime_update
+from foreign_layouts import prime_files, prime_ranks, prime_update
 from states import make_checkpoint, tree
 
 from deltackpt.errors import FormatError

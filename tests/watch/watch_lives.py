@@ -1,6 +1,6 @@
 """A trainer and a watch, each killed at random and started again, until all steps are there. A process of its own.
 
-    lives.py plain|transformers ROOT STEPS SEED KEEP
+    watch_lives.py plain|transformers ROOT STEPS SEED KEEP
 
 Imports once, and forks for every life, so that a life is the work alone. The trainer saves in place, piece by piece,
 and notes a step only after it is whole: one that was killed saves its last step again, as trainers do.

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from runs import World, run_of
+from foreign_runs import World, run_of
 from states import Memory, State, make_checkpoint
 
 from deltackpt.checkpoint import Checkpoint

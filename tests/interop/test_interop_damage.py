@@ -4,7 +4,7 @@ import random
 import shutil
 
 import pytest
-from layouts import prime_files, prime_ranks, prime_update, slime, slime_v1, trl
+from foreign_layouts import prime_files, prime_ranks, prime_update, slime, slime_v1, trl
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError

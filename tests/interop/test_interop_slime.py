@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import zstandard
-from layouts import receive_slime, safetensors, slime, slime_v1
+from foreign_layouts import receive_slime, safetensors, slime, slime_v1
 from states import make_checkpoint
 
 from deltackpt.checkpoint import Checkpoint
