@@ -19,7 +19,7 @@ SECONDS ?= 600
 READERS := part table manifest edge layout digests checkpoint index
 LIBFUZZER := -max_len=8192 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
 
-.PHONY: help demo demo-train test test-stores test-heavy check format vectors bench fuzz sanitize clean
+.PHONY: help demo demo-train test test-stores test-heavy check format vectors bench bench-peers fuzz sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -57,6 +57,9 @@ vectors: $(DEV) ## make the conformance vectors again; git shows what changed
 bench: $(TRAINING) ## measure every figure, in one table; takes some 20 GB of disk while it runs
 	$(PY) bench/run.py $(BENCH)
 	$(PY) bench/chain_manager.py
+
+bench-peers: $(TRAINING) ## the sizes and times of other layouts and tools, beside ours
+	$(PY) bench/peers.py $(BENCH)
 
 # A finding is left in .fuzz, and ends the run.
 fuzz: $(DEV) ## the property tests on new examples, then every reader by coverage, for SECONDS in all

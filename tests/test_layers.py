@@ -46,6 +46,8 @@ ORDER = [
     "fold",
     "compact",
     "verify",
+    "watch",
+    "interop",
     "reach",
     "retention",
     "survey",

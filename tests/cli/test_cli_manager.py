@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 from running import World, deltackpt
@@ -104,3 +106,21 @@ def test_wrong_calls(world: World, tmp_path: Path) -> None:
     assert deltackpt("tag", world.repo, "--delete").status == 2
     assert deltackpt("tag", world.repo, "none", "--delete").status == 6
     assert deltackpt("compact", world.repo, "--from", 2, "--to", 1).status == 2
+
+
+def test_watch_publishes_and_says_so(world: World, tmp_path: Path) -> None:
+    run, repo = tmp_path / "run", tmp_path / "repo"
+    for i, step in enumerate(world.steps):
+        shutil.copytree(step, run / f"step_{i}")
+    done = deltackpt("watch", run, repo, "--once", "--settle", "10ms", "--prune-dense", 3, "--json")
+    assert (done.err, done.status) == ("", 0)
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert [(line["step"], line["pruned"]) for line in lines] == [(0, []), (1, []), (2, []), (3, ["step_0"])]
+    shutil.copytree(world.steps[0], run / "step_4")
+    done = deltackpt("watch", run, repo, "--once", "--settle", "10ms")
+    assert done.out.startswith("step 4: 127 changes, ")
+    (run / "step_5").mkdir()
+    done = deltackpt("watch", run, repo, "--once", "--settle", "0s")
+    assert (done.out, done.status) == ("", 0)
+    assert done.err.startswith("note: step_5 and what follows wait: it is not whole: ")
+    assert deltackpt("watch", tmp_path / "none", repo, "--once").status == 6

@@ -1,0 +1,49 @@
+"""`deltackpt convert`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deltackpt_cli.console import Voice
+from deltackpt_cli.export import Checksum, Encoding, Out, lines
+from deltackpt_cli.import_ import Base, Format, Source, Trust
+from deltackpt_cli.options import Threads
+
+Target = Annotated[
+    str, typer.Argument(metavar="TO", show_default=False, help="slime (miles, sglang, stitch), trl, prime-rl or vllm.")
+]
+
+
+def convert(
+    voice: Voice,
+    format: Format,
+    src: Source,
+    to: Target,
+    out: Out,
+    base: Base = None,
+    trust_numbers: Trust = False,
+    encoding: Encoding = None,
+    checksum: Checksum = None,
+    threads: Threads = None,
+) -> None:
+    """Turn the steps of one system into those of another.
+
+    An import into a repository that is gone afterwards, and an export of all of it.
+    """
+    from deltackpt.interop import bring, give, reader, writer
+    from deltackpt.repository import Repository
+
+    name, source = reader(format, src, **({"trust_numbers": True} if trust_numbers else {}))
+    options = {"encoding": encoding, "checksum": checksum}
+    target_name, target = writer(to, out, **{key: value for key, value in options.items() if value is not None})
+    with tempfile.TemporaryDirectory(prefix="deltackpt-convert-") as work, voice.progress() as progress:
+        brought = bring(name, source, Path(work) / "repo", base=base, threads=threads, progress=progress)
+        repo = Repository.open(Path(work) / "repo")
+        done = give(repo, target_name, target, out, threads=threads, progress=progress)
+    for proof, count in brought.proofs.items():
+        voice.note(f"note: {count} x {proof}")
+    voice.result(done, lambda: lines(done))

@@ -1,0 +1,101 @@
+"""`deltackpt export`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deltackpt_cli import text
+from deltackpt_cli.console import Voice
+from deltackpt_cli.options import Ref, Repo, Threads
+
+if TYPE_CHECKING:
+    from deltackpt.interop import ExportResult
+
+Format = Annotated[
+    str,
+    typer.Argument(metavar="FORMAT", show_default=False, help="slime (miles, sglang, stitch), trl, prime-rl or vllm."),
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT", show_default=False, help="The directory to put the steps into.")]
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="N|TAG", show_default=False, help="The first step; the oldest if not given."),
+]
+To = Annotated[str, typer.Option("--to", metavar="N|latest|TAG", help="The last step.")]
+Deltas = Annotated[
+    bool, typer.Option("--deltas-only", help="Leave the first step out: the receivers are at it. Else it goes whole.")
+]
+Renumber = Annotated[
+    bool,
+    typer.Option("--renumber", help="Count on from the first step: FORMAT takes no gaps."),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", show_default=False, help="slime: xor, overwrite, xor_sparse; trl: gap_delta, raw."),
+]
+Checksum = Annotated[
+    str | None, typer.Option(metavar="NAME", show_default=False, help="slime: xxh3-128, blake3 or adler32.")
+]
+Marker = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", show_default=False, help="prime-rl: the marker's name; STABLE by default."),
+]
+
+
+def export(
+    voice: Voice,
+    repo: Repo,
+    format: Format,
+    out: Out,
+    start: From = None,
+    end: To = "latest",
+    ref: Ref = "main",
+    deltas_only: Deltas = False,
+    renumber: Renumber = False,
+    encoding: Encoding = None,
+    checksum: Checksum = None,
+    marker: Marker = None,
+    threads: Threads = None,
+) -> None:
+    """Write steps in the layout of another system.
+
+    Every state is proven before it is written. A step that the layout cannot carry as a change goes whole, and why is
+    said.
+    """
+    from deltackpt.interop import give, writer
+    from deltackpt.repository import Repository
+
+    options = {"encoding": encoding, "checksum": checksum, "marker": marker}
+    name, target = writer(format, out, **{key: value for key, value in options.items() if value is not None})
+    with voice.progress() as progress:
+        done = give(
+            Repository.open(repo),
+            name,
+            target,
+            out,
+            start=start,
+            end=end,
+            ref=ref,
+            deltas_only=deltas_only,
+            renumber=renumber,
+            threads=threads,
+            progress=progress,
+        )
+    voice.result(done, lambda: lines(done))
+
+
+def lines(done: ExportResult) -> Iterator[str]:
+    named = [] if done.steps == done.numbers else [("numbered", f"{done.numbers[0]} to {done.numbers[-1]}")]
+    yield from text.fields(
+        [
+            ("format", done.format),
+            ("path", done.out),
+            ("steps", f"{done.steps[0]} to {done.steps[-1]}" if done.steps else "none"),
+            *named,
+            *(("whole", f"{number}: {reason}") for number, reason in done.whole),
+            ("written", f"{text.count(done.bytes)} bytes in {done.seconds:.3f} s"),
+        ]
+    )

@@ -1,0 +1,120 @@
+"""`deltackpt watch`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deltackpt.errors import UsageError
+from deltackpt_cli import text
+from deltackpt_cli.console import Voice
+from deltackpt_cli.options import Encoding, Ref, Repo, Threads
+
+if TYPE_CHECKING:
+    from deltackpt.watch import Published
+
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", show_default=False, help="Where the trainer saves its checkpoint directories.")
+]
+Pattern = Annotated[str, typer.Option(metavar="NAME", help="What they are called; {step} stands for the number.")]
+Marker = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", show_default=False, help="A file that the trainer writes last into each, such as STABLE."
+    ),
+]
+Settle = Annotated[
+    str, typer.Option(metavar="TIME", help="For how long nothing may change where no marker says that all is written.")
+]
+Poll = Annotated[str, typer.Option(metavar="TIME", help="How often to look: 0.5s, 1s, 1m.")]
+Prune = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K",
+        min=1,
+        show_default=False,
+        help="Keep the newest K published directories; remove older ones once the repository proved to hold them.",
+    ),
+]
+Rewind = Annotated[
+    bool, typer.Option("--rewind", help="Follow a trainer that went back and saves published steps anew.")
+]
+Abandon = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        show_default=False,
+        help="Pass over a directory that stays unfinished, and the same, for TIME. It holds up later ones otherwise.",
+    ),
+]
+Once = Annotated[bool, typer.Option("--once", help="Publish what is finished, and end.")]
+Every = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, show_default=False, help="Also store a step whole if the last anchor is N ago."),
+]
+Choice = Annotated[Encoding, typer.Option(help="How tensors are encoded; `auto` takes the smallest for each.")]
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
+
+
+def watch(
+    voice: Voice,
+    directory: Directory,
+    repo: Repo,
+    pattern: Pattern = "step_{step}",
+    done_marker: Marker = None,
+    settle: Settle = "5s",
+    poll: Poll = "1s",
+    prune_dense: Prune = None,
+    rewind: Rewind = False,
+    abandon: Abandon = None,
+    once: Once = False,
+    anchor_every: Every = None,
+    encoding: Choice = Encoding.auto,
+    ref: Ref = "main",
+    threads: Threads = None,
+) -> None:
+    """Publish every checkpoint that a trainer saves.
+
+    In order, each once, whatever restarts; none that is still being written: its marker is there, or it did not change
+    for a while, is complete by its index, and hashes to the same twice. One line a step; --json makes it an object.
+    """
+    from deltackpt.record import AnchorPolicy
+    from deltackpt.watch import Watch
+
+    following = Watch(
+        directory,
+        repo,
+        pattern=pattern,
+        marker=done_marker,
+        settle=duration(settle, "--settle"),
+        rewind=rewind,
+        prune_dense=prune_dense,
+        abandon=None if abandon is None else duration(abandon, "--abandon"),
+        anchor=AnchorPolicy(every=anchor_every),
+        encoding=encoding.value,
+        ref=ref,
+        threads=threads,
+        say=lambda line: voice.note(f"note: {line}"),
+    )
+    for done in following.run(poll=duration(poll, "--poll"), once=once):
+        voice.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
+
+
+def duration(value: str, where: str) -> float:
+    """``500ms``, ``1s``, ``1.5m``, ``2h`` as seconds."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m|h)", value)
+    if found is None:
+        raise UsageError("usage", where=where, have=repr(value)[:40], need="a time such as 500ms, 1s or 10m")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _lines(done: Published) -> Iterator[str]:
+    what = "anchor" if done.anchor else f"{text.count(done.changed)} changes, {text.count(done.patch_bytes)} bytes"
+    back = "" if done.rewound is None else f", back from step {done.rewound}"
+    pruned = f"; removed {', '.join(done.pruned)}" if done.pruned else ""
+    yield f"step {done.step}: {what} in {done.seconds:.3f} s, from {done.directory}{back}{pruned}"

@@ -1,0 +1,150 @@
+"""Changes of others, held against the state that they apply to, and applied to a copy of it."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt.bits import DTYPES, nbytes
+from deltackpt.checkpoint import Checkpoint, Located
+from deltackpt.disk import ensure_space, space_errors
+from deltackpt.errors import ChainError, FormatError
+from deltackpt.interop.protocol import Bytes, Update
+
+INDICES = {"I32": "<i4", "I64": "<i8", "U32": "<u4"}
+
+
+def tensor_of(base: Checkpoint, name: str, where: str) -> Located:
+    """The tensor that a change is for. Raises ChainError ``foreign-tensor``."""
+    found = base.tensors.get(name)
+    if found is None:
+        raise ChainError(
+            "foreign-tensor",
+            where=where,
+            have=f"a change of {name[:80]!r}",
+            need="tensors that the base has",
+            hint="Is --base the checkpoint that the run began with?",
+        )
+    return found
+
+
+def size_of(tensor: Located) -> int:
+    return tensor.end - tensor.start
+
+
+def elements_of(tensor: Located) -> int:
+    return math.prod(tensor.shape)
+
+
+def width_of(tensor: Located, where: str) -> int:
+    """Bytes of an element. Raises ChainError ``foreign-dtype`` where elements are smaller."""
+    dtype = DTYPES[tensor.dtype]
+    if dtype.bits != 8 * dtype.width:
+        have = f"{dtype.name}, whose elements are no whole bytes"
+        raise ChainError("foreign-dtype", where=where, have=have, need="elements of whole bytes")
+    return dtype.width
+
+
+def check_positions(positions: npt.NDArray[Any], count: int, where: str) -> npt.NDArray[np.int64]:
+    """Flat positions below ``count``, each once, in any order. Raises FormatError ``foreign-position``."""
+    if len(positions) == 0:
+        return np.zeros(0, np.int64)
+    low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high >= count:
+        have = f"position {low if low < 0 else high:,}"
+        raise FormatError("foreign-position", where=where, have=have, need=f"0 to {count - 1:,}")
+    rising = bool((positions[1:] > positions[:-1]).all())
+    if not rising and len(np.unique(positions)) != len(positions):
+        raise FormatError("foreign-position", where=where, have="a position twice, or wrapped", need="each once")
+    return positions.astype(np.int64)
+
+
+def from_gaps(gaps: npt.NDArray[Any], count: int, where: str) -> npt.NDArray[np.int64]:
+    """Rising positions from what is between them: gap = position - position before - 1, the first from -1."""
+    if len(gaps) > count:
+        raise FormatError("foreign-position", where=where, have=f"{len(gaps):,} gaps", need=f"at most {count:,}")
+    positions = np.cumsum(gaps.astype(np.int64) + 1) - 1  # fewer than 2^31 gaps of 32 bits: no sum wraps
+    return check_positions(positions, count, where)
+
+
+def to_gaps(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The inverse of `from_gaps`, for rising positions."""
+    return np.diff(positions, prepend=-1) - 1
+
+
+def same_length(have: int, need: int, where: str, what: str = "values") -> None:
+    if have != need:
+        raise FormatError("foreign-length", where=where, have=f"{have:,} {what}", need=f"{need:,}")
+
+
+def dense(name: str, tensor: Located, dtype: str, shape: tuple[int, ...], data: Bytes, where: str) -> Update:
+    """A tensor given whole. Raises ChainError ``foreign-shape`` unless it is like the base's."""
+    if (dtype, shape) != (tensor.dtype, tensor.shape):
+        have, need = f"{dtype} {list(shape)}", f"{tensor.dtype} {list(tensor.shape)} as in the base"
+        raise ChainError("foreign-shape", where=f"{where}, {name[:80]!r}", have=have, need=need)
+    assert len(data) == nbytes(DTYPES[dtype], shape)
+    return Update(name, 1, None, data)
+
+
+def advance(base: Checkpoint, updates: Iterable[Update], into: Path, where: str) -> list[str]:
+    """A copy of ``base`` at ``into`` with the updates applied, each proven as far as it can be. -> names changed.
+
+    Raises FormatError ``foreign-twice`` for a tensor that comes twice, and what the updates' checks raise.
+    """
+    ensure_space(into, sum(shard.size for shard in base.shards))
+    with space_errors(into):
+        into.mkdir()
+        for path in (*(shard.name for shard in base.shards), *base.side):
+            (into / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(base.root / path, into / path)
+    maps: dict[str, mmap.mmap] = {}
+    changed: dict[str, None] = {}
+    for update in updates:
+        if update.name in changed:
+            have = f"{update.name[:80]!r} twice"
+            raise FormatError("foreign-twice", where=where, have=have, need="each tensor once")
+        changed[update.name] = None
+        tensor = tensor_of(base, update.name, where)
+        if size_of(tensor):
+            _write(update, _bytes(maps, into, tensor), where)
+    return list(changed)
+
+
+def _bytes(maps: dict[str, mmap.mmap], root: Path, tensor: Located) -> Bytes:
+    if tensor.shard not in maps:
+        with (root / tensor.shard).open("r+b") as file:
+            maps[tensor.shard] = mmap.mmap(file.fileno(), 0)
+    return np.frombuffer(maps[tensor.shard], np.uint8)[tensor.start : tensor.end]
+
+
+def _write(update: Update, data: Bytes, where: str) -> None:
+    words = data.view(f"<u{update.unit}")
+    values = update.values.view(words.dtype)
+    if update.positions is None:
+        same_length(len(values), len(words), f"{where}, {update.name[:80]!r}")
+        if update.xor:
+            np.bitwise_xor(words, values, out=words)
+        else:
+            words[:] = values
+    else:
+        same_length(len(values), len(update.positions), f"{where}, {update.name[:80]!r}")
+        words[update.positions] = words[update.positions] ^ values if update.xor else values
+    if update.check is not None:
+        update.check(data)
+
+
+def changes(old: Checkpoint, new: Checkpoint) -> Iterator[str]:
+    """What no layout of changes can carry: tensors that come, go, or get another dtype or shape; a reason each."""
+    for name in sorted({*old.tensors, *new.tensors}):
+        a, b = old.tensors.get(name), new.tensors.get(name)
+        if a is None or b is None:
+            yield f"{name[:80]!r} is {'new' if a is None else 'gone'}"
+        elif (a.dtype, a.shape) != (b.dtype, b.shape):
+            yield f"{name[:80]!r} has another dtype or shape"

@@ -1,0 +1,84 @@
+"""What every other system's layout is read and written through. A reader never guesses: it proves, says, or refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt.checkpoint import Checkpoint
+
+Bytes = npt.NDArray[np.uint8]
+Check = Callable[[Bytes], None]
+
+UNVERIFIABLE = "unverifiable: no parent, no digest"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of another system. ``parent`` is the number of the step that it applies to, None where it is whole.
+
+    ``proof`` says what its layout can prove, and what it cannot.
+    """
+
+    number: int
+    parent: int | None
+    path: Path
+    proof: str
+
+
+@dataclass(frozen=True)
+class Update:
+    """New values of one tensor: words of ``unit`` bytes at flat ``positions``, counted in such words; None: all words.
+
+    ``xor``: to be combined with what is there. ``check`` is given all new bytes, and raises if they are not the right
+    ones.
+    """
+
+    name: str
+    unit: int
+    positions: npt.NDArray[np.int64] | None
+    values: npt.NDArray[Any]
+    xor: bool = False
+    check: Check | None = None
+
+
+class Reader(Protocol):
+    """A run of another system in a directory."""
+
+    def steps(self) -> Sequence[Step]:
+        """In order of number, gaps and restarts refused. Raises FormatError, ChainError ``foreign-*``."""
+
+    def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
+        """A checkpoint directory of a whole step: one that is there, or made at ``into``. ``base`` is the state before,
+        if there is any: its layout and side files may be taken over."""
+
+    def read(self, step: Step, base: Checkpoint) -> Iterator[Update]:
+        """The changes that a step makes to ``base``. Sizes are checked against the base before anything is unpacked."""
+
+    def prove(self, step: Step, new: Checkpoint) -> None:
+        """What a layout can say of the whole new state. Raises ChainError ``foreign-digest``."""
+
+
+class Writer(Protocol):
+    """Puts steps into the layout of another system, each visible only when it is whole.
+
+    ``consecutive``: its readers take only numbers without a gap. ``anchored``: it has whole steps, so `whole` may be
+    called.
+    """
+
+    consecutive: bool
+    anchored: bool
+
+    def whole(self, number: int, new: Checkpoint) -> None:
+        """Write a step that needs no other."""
+
+    def delta(self, number: int, old: Checkpoint, new: Checkpoint, threads: int) -> str | None:
+        """Write a step that applies to the one before, or, where the layout cannot carry the change, a whole one.
+
+        -> why it is whole, None if it is not.
+        """

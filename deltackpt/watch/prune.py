@@ -1,0 +1,81 @@
+"""Remove dense directories that the repository has proven to hold."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.diff import State
+from deltackpt.errors import CheckpointError, FormatError
+from deltackpt.format.manifest import Link
+from deltackpt.materialize import check_tensor
+from deltackpt.parallel import ordered_map
+from deltackpt.replay import Replay
+from deltackpt.repository import Repository
+from deltackpt.watch.sight import Sight, look
+
+_TRASH = ".pruned-"
+
+
+def prove(repo: Repository, link: Link, threads: int) -> None:
+    """Rebuild a step from the repository's objects alone, and compare every tensor with the step's digests.
+
+    Raises ChainError, FormatError, NotFoundError where it cannot be had.
+    """
+    _prove(repo, link, None, threads)
+
+
+def prove_patch(repo: Repository, parent: Link, link: Link, before: Sight, threads: int) -> bool:
+    """The same for a step whose parent is proven, by its patch alone: the parent's directory stands in for it.
+
+    -> False where the directory does not serve.
+    """
+    try:
+        with Checkpoint.open(before.path) as base:
+            _prove(repo, link, (parent, base), threads)
+    except (CheckpointError, FormatError):
+        return False
+    return True
+
+
+def _prove(repo: Repository, link: Link, base: tuple[Link, State] | None, threads: int) -> None:
+    plan = repo.resolve(link, have=base[0] if base else None)
+    layout, digests = repo.layout(plan.target), repo.digests(plan.target)
+    start = base[1] if base is not None and plan.anchor is None else None
+    with Replay.open(repo, plan, base=start) as state:
+
+        def one(name: str) -> None:
+            check_tensor(name, state.bytes_of(name), digests, layout)
+            state.release(name)
+
+        for _ in ordered_map(one, layout.tensors, threads):
+            pass
+
+
+def remove(sight: Sight) -> bool:
+    """Take the directory away at once, then its files: no half of it is ever seen under its name.
+
+    -> False, and it stays, where it is not what was seen, or only a link.
+    """
+    trash = sight.path.with_name(f"{_TRASH}{sight.path.name}-{secrets.token_hex(4)}")
+    if sight.path.is_symlink() or look(sight.path, sight.step) != sight:
+        return False
+    try:
+        os.rename(sight.path, trash)
+    except FileNotFoundError:  # the trainer removed it meanwhile
+        return False
+    taken = look(trash, sight.step)
+    if taken is None or taken.files != sight.files:
+        os.rename(trash, sight.path)
+        return False
+    shutil.rmtree(trash, ignore_errors=True)
+    return True
+
+
+def clear_trash(root: Path) -> None:
+    """What a killed `remove` left."""
+    for path in root.glob(f"{_TRASH}*"):
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,288 @@
+"""The layouts of other systems, made from what is known of them; nothing here is the library's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import xxhash
+import zstandard
+
+Value = tuple[str, tuple[int, ...], bytes]
+State = dict[str, Value]
+
+WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "U8": 1, "I64": 8, "BOOL": 1, "F64": 8, "U16": 2, "U32": 4}
+
+
+def safetensors(
+    path: Path, rows: list[tuple[str, str, tuple[int, ...], bytes]], metadata: dict[str, str] | None = None
+):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header: dict = {"__metadata__": metadata} if metadata is not None else {}
+    at = 0
+    for name, dtype, shape, data in rows:
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data for *_, data in rows))
+    return path
+
+
+def words(value: Value) -> np.ndarray:
+    return np.frombuffer(value[2], f"<u{WIDTH[value[0]]}")
+
+
+def changed(old: State, new: State):
+    """(name, flat positions, new words) of every tensor that differs."""
+    for name, value in new.items():
+        a, b = words(old[name]), words(value)
+        at = np.flatnonzero(a != b)
+        if len(at):
+            yield name, at, b[at]
+
+
+def gaps(positions: np.ndarray) -> np.ndarray:
+    return np.array([p - q - 1 for p, q in zip(positions, [-1, *positions[:-1]], strict=True)], np.int64)
+
+
+# slime, second layout
+
+
+def _differ(old: bytes, new: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    a, b = np.frombuffer(old, "u1"), np.frombuffer(new, "u1")
+    return np.flatnonzero(a != b), a, b
+
+
+def _xor(old: bytes, new: bytes) -> bytes:
+    _, a, b = _differ(old, new)
+    return (a ^ b).tobytes()
+
+
+def _overwrite(old: bytes, new: bytes) -> bytes:
+    at, _, b = _differ(old, new)
+    return np.array([len(at), *at], "<u4").tobytes() + b[at].tobytes()
+
+
+def _xor_sparse(old: bytes, new: bytes) -> bytes:
+    at, a, b = _differ(old, new)
+    return np.array([len(at), *at], "<u8").tobytes() + (a ^ b)[at].tobytes()
+
+
+SLIME = {"xor": _xor, "overwrite": _overwrite, "xor_sparse": _xor_sparse}
+SUMS: dict[str, Callable[[bytes], str]] = {
+    "xxh3-128": lambda data: xxhash.xxh3_128_hexdigest(data),
+    "adler32": lambda data: f"{zlib.adler32(data):08x}",
+}
+
+
+def slime(root: Path, number: int, old: State, new: State, *, encoding="xor", checksum="xxh3-128", ranks=2, prefix=""):
+    """One version; tensors are dealt to the ranks, and a rank without changes has no file."""
+    folder = root / f"weight_v{number:06d}"
+    folder.mkdir(parents=True)
+    names = [name for name in new if old[name] != new[name]]
+    weight_map = {}
+    for rank in range(ranks):
+        rows, metadata = [], {}
+        for name in names[rank::ranks]:
+            blob = zstandard.ZstdCompressor(level=1).compress(SLIME[encoding](old[name][2], new[name][2]))
+            rows.append((name, "U8", (len(blob),), blob))
+            metadata[prefix + name] = SUMS[checksum](new[name][2])
+        if rows:
+            file = f"model-{rank:05d}-of-{ranks:05d}.safetensors"
+            safetensors(folder / file, rows, metadata)
+            weight_map |= dict.fromkeys(names[rank::ranks], file)
+    index = {
+        "metadata": {
+            "version": f"{number:06d}",
+            "base_version": f"{number - 1:06d}",
+            "delta_encoding": encoding,
+            "compression_format": "zstd",
+            "checksum_format": checksum,
+        },
+        "weight_map": weight_map,
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def receive_slime(folder: Path, state: State) -> State:
+    """What a receiver does: every file of the folder, every tensor in it, onto its own bytes; then the digest."""
+    metadata = json.loads((folder / "model.safetensors.index.json").read_text())["metadata"]
+    assert {"version", "base_version", "delta_encoding", "compression_format", "checksum_format"} <= metadata.keys()
+    new = dict(state)
+    for path in sorted(folder.glob("*.safetensors")):
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        digests = header.pop("__metadata__")
+        for name, entry in header.items():
+            assert entry["dtype"] == "U8"
+            start, end = entry["data_offsets"]
+            raw = zstandard.ZstdDecompressor().decompress(data[8 + size + start : 8 + size + end])
+            dtype, shape, old = new[name]
+            out = bytearray(old)
+            if metadata["delta_encoding"] == "xor":
+                assert len(raw) == len(old)
+                out = bytearray(_xor(old, raw))
+            else:
+                wide = 4 if metadata["delta_encoding"] == "overwrite" else 8
+                count = int.from_bytes(raw[:wide], "little")
+                at = np.frombuffer(raw, f"<u{wide}", count, wide)
+                for i, p in enumerate(at.tolist()):
+                    value = raw[wide + wide * count + i]
+                    out[p] = value if wide == 4 else out[p] ^ value
+            assert SUMS[metadata["checksum_format"]](bytes(out)) == digests[name]
+            new[name] = (dtype, shape, bytes(out))
+    return new
+
+
+# slime, first layout
+
+
+def slime_v1(root: Path, number: int, old: State, new: State, *, encoding="deltas", rank=0, flush=0, promote=False):
+    positions, values, params = b"", [], []
+    wide = "<f4" if promote else None
+    count = 0
+    for name, at, found in changed(old, new):
+        dtype, shape, _ = new[name]
+        if encoding == "indices":
+            raw, width = at.astype("<i4").tobytes(), 4
+        else:
+            width = 4 if gaps(at).max() > 65535 else 2
+            raw = gaps(at).astype(f"<u{width}").tobytes()
+        params.append(
+            {
+                "name": name,
+                "dtype": {"BF16": "torch.bfloat16", "F16": "torch.float16", "F32": "torch.float32"}[dtype],
+                "shape": list(shape),
+                "pos_start": len(positions),
+                "pos_end": len(positions) + len(raw),
+                "pos_width": width,
+                "val_start": count,
+                "val_end": count + len(found),
+            }
+        )
+        positions += raw
+        count += len(found)
+        if wide and dtype == "BF16":
+            found = found.astype("<u4") << 16
+        values.append(found)
+    data = b"".join(v.tobytes() for v in values)
+    dtype = "F32" if promote else next((new[p["name"]][0] for p in params), "BF16")
+    rows = [("__positions__", "U8", (len(positions),), positions), ("__values__", dtype, (count,), data)]
+
+    def fold(raw: bytes) -> int:
+        raw += bytes(-len(raw) % 8)
+        total = 0
+        for i in range(0, len(raw), 8):
+            total ^= int.from_bytes(raw[i : i + 8], "little")
+        return total
+
+    checksum = fold(positions) ^ (fold(data) << 1 & (1 << 64) - 1)
+    metadata = {
+        "encoding": encoding,
+        "params": json.dumps(params),
+        "current_version": str(number),
+        "checksum": str(checksum),
+    }
+    path = root / f"weight_v{number:06d}" / f"rank{rank:04d}_flush{flush:06d}.safetensors"
+    safetensors(path, rows, metadata)
+    if encoding == "deltas_zstd":
+        path.write_bytes(zstandard.ZstdCompressor(level=1).compress(path.read_bytes()))
+    return path
+
+
+# TRL
+
+
+def trl(root: Path, number: int, old: State, new: State, *, form="gap_delta", **more: str):
+    metadata = {"format": "sparse_weight_patch", "version": "1", "model_version": str(number), **more}
+    rows = []
+    for name, at, values in changed(old, new):
+        if form == "first":
+            rows += [(f"{name}.indices", "I32", (len(at),), at.astype("<i4").tobytes())]
+            rows += [(f"{name}.values", new[name][0], (len(at),), values.tobytes())]
+            continue
+        if form == "raw":
+            kind, raw = "I32", at.astype("<i4")
+        elif form == "nvcomp_cascaded":
+            kind, raw = "U8", np.zeros(40, "u1")
+        else:
+            big = gaps(at).max() > 65535
+            kind, raw = ("U32", gaps(at).astype("<u4")) if big else ("U16", gaps(at).astype("<u2"))
+        rows += [(f"{name}.idx", kind, (len(raw),), raw.tobytes())]
+        rows += [(f"{name}.val", new[name][0], (len(at),), values.tobytes())]
+    if form == "first":
+        metadata["changed_params"] = json.dumps([name for name, *_ in changed(old, new)])
+    else:
+        metadata["encoding"] = form
+    return safetensors(root / "deltas" / f"step_{number:06d}.safetensors", rows, metadata)
+
+
+def trl_anchor(root: Path, number: int, state: State, folder="anchors", **more: str):
+    rows = [(name, *value) for name, value in state.items()]
+    return safetensors(root / folder / f"step_{number:06d}.safetensors", rows, {"model_version": str(number), **more})
+
+
+def trl_checksum(state: State) -> str:
+    return hashlib.sha256(b"".join(state[name][2] for name in sorted(state))).hexdigest()
+
+
+# prime-rl's drafts
+
+
+def prime_files(root: Path, number: int, old: State, new: State):
+    folder, tensors, rows = root / "broadcasts" / f"step_{number}", [], []
+    for name, at, values in changed(old, new):
+        rows.append((f"{name}.indices", "I64", (len(at),), at.astype("<i8").tobytes()))
+        rows.append((f"{name}.values", new[name][0], (len(at),), values.tobytes()))
+        entry = {"name": name, "indices_key": f"{name}.indices", "values_key": f"{name}.values"}
+        entry |= {"shape": list(new[name][1]), "dtype": "torch.bfloat16" if new[name][0] == "BF16" else "float32"}
+        tensors.append(entry | {"numel": len(words(new[name])), "num_changed": len(at)})
+    file = "delta-00001-of-00001.safetensors"
+    safetensors(folder / file, rows)
+    manifest: dict = {
+        "format": "prime_rl_sparse_filesystem_v1",
+        "type": "delta",
+        "step": number,
+        "base_step": number - 1,
+    }
+    (folder / "sparse_manifest.json").write_text(
+        json.dumps(manifest | {"patch_files": [{"file": file, "tensors": tensors}]})
+    )
+    return folder
+
+
+def prime_update(root: Path, number: int, old: State, new: State, *, compressed=False):
+    folder, tensors, rows = root / f"step_{number}", [], []
+    for i, (name, at, values) in enumerate(changed(old, new)):
+        rows.append((f"tensor_{i}.indices", "I32", (len(at),), at.astype("<i4").tobytes()))
+        rows.append((f"tensor_{i}.values", new[name][0], (len(at),), values.tobytes()))
+        tensors.append({"name": name, "shape": list(new[name][1]), "checksum": 1})
+    path = safetensors(folder / "sparse_update_patch.safetensors", rows)
+    if compressed:
+        path.write_bytes(zstandard.ZstdCompressor().compress(path.read_bytes()))
+    manifest = {"format": "prime-rl-sparse-update", "version": 1, "step": number, "base_step": number - 1}
+    manifest |= {"compressed": compressed, "tensors": tensors}
+    (folder / "sparse_update_manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def prime_ranks(root: Path, number: int, old: State, new: State, *, ranks=2):
+    folder, found, hashes = root / f"step_{number}", list(changed(old, new)), {}
+    for r in range(ranks):
+        rows, tensors = [], []
+        for i, (name, at, values) in enumerate(found[r::ranks]):
+            rows.append((f"t{i}_indices", "I64", (len(at),), at.astype("<i8").tobytes()))
+            rows.append((f"t{i}_values", new[name][0], (len(at),), values.tobytes()))
+            tensors.append({"name": name, "shape": list(new[name][1])})
+        path = safetensors(folder / f"rank_{r}.safetensors", rows)
+        (folder / f"rank_{r}.json").write_text(json.dumps({"tensors": tensors}))
+        hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest = {"format": "prime-rl-sparse-hf-v1", "base_step": number - 1, "target_step": number, "ranks": ranks}
+    (folder / "sparse_manifest.json").write_text(json.dumps(manifest | {"sha256": hashes}))
+    return folder
