@@ -34,7 +34,7 @@ def part(data: bytes) -> None:
     found: list[object] = []
     for read in PARTS.values():
         try:
-            found.append(_applied(read(data)))
+            found.append(applied(read(data)))
         except DeltackptError as error:
             found.append(error)
     refused = [isinstance(one, DeltackptError) for one in found]
@@ -44,13 +44,13 @@ def part(data: bytes) -> None:
     assert all(one == found[0] for one in found), "other bytes"
 
 
-def _applied(reader: PartReader) -> dict[str, bytes]:
+def applied(reader: PartReader) -> dict[str, bytes]:
     """What a part makes of tensors of every exponent."""
     patch, result = PatchReader(None, [reader]), {}  # type: ignore[arg-type]
     for name in patch.names:
         found = patch.entries_of(name)
         entry = found[0][0].entries[found[0][1]]
-        base = _base(entry)
+        base = base_of(entry)
         decoded = None if base is None else decode_step(base, (entry.dtype.name, entry.whole), found)
         if decoded is None:
             base, _ = replace_whole(found)
@@ -60,7 +60,7 @@ def _applied(reader: PartReader) -> dict[str, bytes]:
     return result
 
 
-def _base(entry: Entry) -> np.ndarray | None:
+def base_of(entry: Entry) -> np.ndarray | None:
     """Old bytes of every exponent, or None where the tensor is too large to be there."""
     count = int(np.prod(entry.whole, dtype=object)) * entry.dtype.bits // 8
     if entry.encoding == "removed" or count > MOST:
