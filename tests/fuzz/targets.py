@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -169,3 +170,11 @@ def seeds() -> Iterator[tuple[str, bytes]]:
             for file in sorted(path.rglob("*")):
                 if file.name.endswith(("safetensors", "index.json")) and file.is_file():
                     yield "index" if file.name.endswith("json") else "checkpoint", file.read_bytes()
+
+
+def corpus() -> Iterator[tuple[str, bytes]]:
+    """(target, bytes) of what coverage-guided runs found worth keeping: each unit takes a reader somewhere new."""
+    with tarfile.open(Path(__file__).with_name("corpus.tar.xz")) as units:
+        for unit in units:
+            if (held := units.extractfile(unit)) is not None:
+                yield unit.name.partition("/")[0], held.read()
