@@ -10,7 +10,7 @@ import numpy as np
 from deltackpt.codecs import Entry
 from deltackpt.codecs.table import read_table
 from deltackpt.errors import FormatError
-from deltackpt.format.safetensors_header import MAX_NAME, RESERVED, Header, Tensor
+from deltackpt.format.safetensors_header import MAX_NAME, METADATA, RESERVED, Header, Tensor
 
 VERSION = "1"
 TABLE = "deltackpt:table"
@@ -105,10 +105,12 @@ class Contents:
         at, expected = 0, {TABLE, PAYLOAD}
         payload = self._tensors[PAYLOAD].end - self._tensors[PAYLOAD].start
         for e in self.entries:
-            if e.name.startswith(RESERVED):
-                raise self._refuse(
-                    "name-refused", f"a tensor named {e.name[:80]!r}", f"names that do not start with {RESERVED}"
+            if e.name.startswith(RESERVED) or e.name == METADATA:
+                have, need = (
+                    f"a tensor named {e.name[:80]!r}",
+                    f"no {METADATA}, and nothing that starts with {RESERVED}",
                 )
+                raise self._refuse("name-refused", have, need)
             self._offset[e.name, e.offset] = at
             at += e.payload
             # In floats too: the sum of a tile's lengths could come back to where it should be, modulo 2^64.

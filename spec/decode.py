@@ -300,7 +300,7 @@ def parse_entry(r, before):
     except UnicodeDecodeError:
         raise Refused("name-refused", "not UTF-8") from None
     check_name(name)
-    need(not name.startswith(RESERVED), "name-refused", name)  # [F-TAB-3]
+    need(not name.startswith(RESERVED) and name != "__metadata__", "name-refused", name)  # [F-TAB-3], [F-PART-9]
     code = r.byte()
     encoding, boxed = code & 127, code >= 128
     need(encoding < len(ENCODINGS), "encoding-unknown", name)

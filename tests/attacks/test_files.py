@@ -17,7 +17,7 @@ ATTACKS = {
     4: "header_with_a_tensor_twice metadata_with_a_key_twice json_with_a_key_twice index_with_a_key_twice",
     5: "header_a_hundred_thousand_levels_deep json_of_a_hundred_thousand_brackets index_a_hundred_thousand_levels_deep",
     6: "tensor_name_empty tensor_name_of_10000_characters metadata_is_a_list "
-    "table_name_is_empty table_name_of_10000_bytes",
+    "table_name_is_empty table_name_of_10000_bytes table_name_is_that_of_the_metadata",
     7: "name_that_looks_like_a_path",
     8: "manifest_with_a_name_that_goes_up manifest_with_a_name_that_is_absolute manifest_with_a_name_that_has_a_drive "
     "manifest_with_a_name_that_has_a_nul layout_with_a_side_path_that_goes_up index_with_a_shard_that_goes_up "

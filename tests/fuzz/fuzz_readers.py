@@ -2,7 +2,7 @@
 
     python tests/fuzz/fuzz_readers.py TARGET CORPUS [libFuzzer options]
 
-CORPUS is a folder; the vectors are put there first.
+CORPUS is a folder; the vectors, and what earlier runs found, are put there first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ with atheris.instrument_imports(include=["deltackpt", "targets"]):
 def main() -> None:
     target, corpus = sys.argv[1], Path(sys.argv[2])
     corpus.mkdir(parents=True, exist_ok=True)
-    for kind, data in targets.seeds():
+    for kind, data in (*targets.seeds(), *targets.corpus()):
         if kind == target and len(data) <= 4096:
             (corpus / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
 

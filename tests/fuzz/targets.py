@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ def part(data: bytes) -> None:
     found: list[object] = []
     for read in PARTS.values():
         try:
-            found.append(_applied(read(data)))
+            found.append(applied(read(data)))
         except DeltackptError as error:
             found.append(error)
     refused = [isinstance(one, DeltackptError) for one in found]
@@ -44,13 +45,13 @@ def part(data: bytes) -> None:
     assert all(one == found[0] for one in found), "other bytes"
 
 
-def _applied(reader: PartReader) -> dict[str, bytes]:
+def applied(reader: PartReader) -> dict[str, bytes]:
     """What a part makes of tensors of every exponent."""
     patch, result = PatchReader(None, [reader]), {}  # type: ignore[arg-type]
     for name in patch.names:
         found = patch.entries_of(name)
         entry = found[0][0].entries[found[0][1]]
-        base = _base(entry)
+        base = base_of(entry)
         decoded = None if base is None else decode_step(base, (entry.dtype.name, entry.whole), found)
         if decoded is None:
             base, _ = replace_whole(found)
@@ -60,7 +61,7 @@ def _applied(reader: PartReader) -> dict[str, bytes]:
     return result
 
 
-def _base(entry: Entry) -> np.ndarray | None:
+def base_of(entry: Entry) -> np.ndarray | None:
     """Old bytes of every exponent, or None where the tensor is too large to be there."""
     count = int(np.prod(entry.whole, dtype=object)) * entry.dtype.bits // 8
     if entry.encoding == "removed" or count > MOST:
@@ -169,3 +170,11 @@ def seeds() -> Iterator[tuple[str, bytes]]:
             for file in sorted(path.rglob("*")):
                 if file.name.endswith(("safetensors", "index.json")) and file.is_file():
                     yield "index" if file.name.endswith("json") else "checkpoint", file.read_bytes()
+
+
+def corpus() -> Iterator[tuple[str, bytes]]:
+    """(target, bytes) of what coverage-guided runs found worth keeping: each unit takes a reader somewhere new."""
+    with tarfile.open(Path(__file__).with_name("corpus.tar.xz")) as units:
+        for unit in units:
+            if (held := units.extractfile(unit)) is not None:
+                yield unit.name.partition("/")[0], held.read()

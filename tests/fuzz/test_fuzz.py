@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from targets import TARGETS, run, seeds, unchecked
+from targets import TARGETS, corpus, run, seeds, unchecked
 
 pytestmark = pytest.mark.hypothesis
 
@@ -59,6 +59,16 @@ def test_only_our_errors_leave_a_reader(kind):
         run(kind, data)
 
     one()
+
+
+@pytest.mark.parametrize("kind", sorted(TARGETS))
+def test_the_corpus_of_earlier_runs(kind):
+    units = [data for target, data in corpus() if target == kind]
+    assert len(units) > 40
+    for data in units:
+        with unchecked():
+            run(kind, data)
+        run(kind, data)
 
 
 JSON = st.recursive(
