@@ -65,8 +65,8 @@ INLINE uint32_t mask_of(int width) { return width == 4 ? 0xFFFFFFFFu : (1u << 8 
 
 /* The ordered-integer map, its own inverse, on words of up to 4 bytes; the sign of the result is its highest bit. */
 INLINE uint32_t in_order(uint32_t bits, int width, int sign_magnitude) {
-    uint32_t last = 8 * width - 1;
-    return sign_magnitude && (bits >> last) ? bits ^ (mask_of(width) >> 1) : bits;
+    uint32_t sign = bits >> (8 * width - 1);
+    return sign_magnitude ? bits ^ (-sign & (mask_of(width) >> 1)) : bits; /* no branch: every other sign is set */
 }
 
 INLINE int list_of(int exponent, near_t near) {

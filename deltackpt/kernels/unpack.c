@@ -31,13 +31,6 @@ EXPORT void dk_population(const void *base, const type_t *type, const grid_t *gr
     }
 }
 
-/* Reads the zeros before each one of a section, one number after the other. The caller knows how many there are. */
-typedef struct {
-    const uint8_t *next, *end;
-    uint64_t word;
-    int64_t base, last; /* bit of the word's lowest bit; bit of the last one */
-} unary_t;
-
 INLINE uint64_t load_up_to_8(const uint8_t *from, const uint8_t *end) {
     uint64_t word = 0;
     if (end - from >= 8) {
@@ -48,20 +41,21 @@ INLINE uint64_t load_up_to_8(const uint8_t *from, const uint8_t *end) {
     return word;
 }
 
-INLINE void unary_start(unary_t *u, const uint8_t *from, int64_t bytes) {
-    *u = (unary_t){from, from + bytes, 0, -64, -1};
-}
+/* Reads the zeros before each one of a section, one number after the other. The caller knows how many there are. */
+typedef struct {
+    const uint8_t *bits, *end;
+    int64_t at; /* bits read */
+} unary_t;
 
 INLINE int64_t unary_next(unary_t *u) {
-    while (!u->word) {
-        u->word = load_up_to_8(u->next, u->end);
-        u->next += 8;
-        u->base += 64;
+    const int64_t first = u->at;
+    for (;; u->at = (u->at & ~7ll) + 64) { /* zeros in all of the eight bytes: on to the next */
+        uint64_t word = load_up_to_8(u->bits + (u->at >> 3), u->end) >> (u->at & 7);
+        if (word) {
+            u->at += __builtin_ctzll(word) + 1;
+            return u->at - 1 - first;
+        }
     }
-    int64_t bit = u->base + __builtin_ctzll(u->word), zeros = bit - u->last - 1;
-    u->word &= u->word - 1;
-    u->last = bit;
-    return zeros;
 }
 
 /* -> ones in a section; ``used`` is the bits up to the last one. */
@@ -115,37 +109,39 @@ INLINE int read_positions(const stream_t *s, const lists_t *p, int64_t tile, con
     int64_t origin = (slice * g->height + top) * g->width + left;
     int64_t height = g->height - top < g->tile_height ? g->height - top : g->tile_height;
     int64_t width = g->width - left < g->tile_width ? g->width - left : g->tile_width;
+    /* Copies, as a store to ``positions`` might change what a pointer leads to, for all that the compiler knows. */
+    const uint32_t tile_width = (uint32_t)g->tile_width;
+    const int64_t full_width = g->width;
     int64_t code = 0;
     uint32_t low[8];
-    const uint32_t tile_width = (uint32_t)g->tile_width;
+    unary_t ones = *u;
     for (int l = 0; l < s->near->classes + 1; l++) {
         const uint32_t *local = l ? s->local + s->population[tile * s->near->classes + l - 1] : NULL;
+        const int64_t listed = p->listed[l], span = spans[l], flipped = p->flipped[l];
+        const int k = p->k[l];
         int64_t next = 0; /* the rank after the last one read */
-        for (int64_t i = 0; i < p->listed[l] + p->flipped[l]; i++) {
-            int64_t from, to; /* ranks to emit */
-            if (i == p->listed[l]) {
-                from = next;
-                to = spans[l];
-            } else {
+        for (int64_t i = 0; i < listed + flipped; i++) {
+            int64_t from = next, to = span; /* ranks to emit; of a flipped list those between the ones read */
+            if (i < listed) {
                 if (!(code & 7)) read_planes(low, plane, p, code);
-                int64_t quotient = unary_next(u);
-                if (quotient > spans[l] >> p->k[l]) return GAP_OUTSIDE;
-                int64_t rank = next + (quotient << p->k[l] | (low[code & 7] & ((1u << p->k[l]) - 1)));
+                int64_t quotient = unary_next(&ones);
+                if (quotient > span >> k) return GAP_OUTSIDE;
+                int64_t rank = next + (quotient << k | (low[code & 7] & ((1u << k) - 1)));
                 /* Those that follow rise, so they need room too; else a flipped list could emit more than it counts. */
-                if (rank + (p->listed[l] - 1 - i) >= spans[l]) return GAP_OUTSIDE;
+                if (rank + (listed - 1 - i) >= span) return GAP_OUTSIDE;
                 code++;
-                from = p->flipped[l] ? next : rank;
-                to = rank + !p->flipped[l];
+                from = flipped ? next : rank;
+                to = rank + !flipped;
                 next = rank + 1;
             }
             for (int64_t rank = from; rank < to; rank++) {
-                uint32_t at = local ? local[rank] : (uint32_t)rank;
-                int64_t row = at / tile_width, column = at % tile_width;
+                uint32_t at = local ? local[rank] : (uint32_t)rank, row = at / tile_width, column = at - row * tile_width;
                 if (row >= height || column >= width) return POSITION_OUTSIDE;
-                *positions++ = origin + row * g->width + column;
+                *positions++ = origin + row * full_width + column;
             }
         }
     }
+    *u = ones;
     return OK;
 }
 
@@ -153,22 +149,27 @@ INLINE int read_values(const stream_t *s, const lists_t *p, const int64_t *count
                        int64_t exceptions, const uint8_t *low, const uint8_t *fields, const uint8_t *end,
                        const int64_t *positions, void *values, const int width) {
     const type_t t = *s->type;
-    const int64_t stride = octets(exceptions), room = 8 * (end - fields);
+    const int64_t stride = octets(exceptions), room = 8 * (end - fields), changes = p->changes;
+    const int ceiling = s->ceiling, exception_k = s->exception_k;
+    const int threshold = s->near->classes ? s->near->threshold : -1; /* far elements lie above it */
+    const uint8_t *raw = s->raw;
+    const void *base = s->base;
     int64_t field = 0, ordinal = 0, next = -1, found = 0, far = counts[0];
-    unary_t excess = *gaps; /* the exceptions' gaps come first, then by how much their sizes exceed the raw bits */
+    unary_t gap_codes = *gaps, excess = *gaps; /* first the exceptions' gaps, then what their sizes exceed raw bits by */
     for (int64_t i = 0; i < exceptions; i++) unary_next(&excess);
-    for (int64_t i = 0; i < p->changes; i++) {
+    for (int64_t i = 0; i < changes; i++) {
         if (found < exceptions && next < ordinal) {
-            int64_t gap = unary_next(gaps) << s->exception_k;
-            for (int j = 0; j < s->exception_k; j++)
+            int64_t gap = unary_next(&gap_codes) << exception_k;
+            for (int j = 0; j < exception_k; j++)
                 gap |= (int64_t)(low[j * stride + (found >> 3)] >> (found & 7) & 1) << j;
             next = ordinal + gap;
             found++;
         }
-        uint32_t old = (uint32_t)load(s->base, positions[i], width), size = 0;
-        int e = exponent_of(old, t), bits = s->raw[e];
-        if (s->near->classes && i < far && e <= s->near->threshold) return LIST_WRONG;
-        if (e < s->ceiling) {
+        uint32_t old = (uint32_t)load(base, positions[i], width), size = 0;
+        int e = exponent_of(old, t);
+        if (i < far && e <= threshold) return LIST_WRONG;
+        if (e < ceiling) {
+            int bits = raw[e];
             uint32_t top = 0;
             if (next == ordinal) {
                 int64_t length = bits + unary_next(&excess) + 1;
@@ -186,8 +187,8 @@ INLINE int read_values(const stream_t *s, const lists_t *p, const int64_t *count
             ordinal++;
         }
         uint32_t step = size + 1, a = in_order(old, width, t.exponent_bits);
-        a = (signs[i >> 3] >> (i & 7) & 1 ? a - step : a + step) & mask_of(width);
-        store(values, i, in_order(a, width, t.exponent_bits), width);
+        uint32_t flip = -(uint32_t)(signs[i >> 3] >> (i & 7) & 1); /* two's complement, as every other sign is set */
+        store(values, i, in_order((a + ((step ^ flip) - flip)) & mask_of(width), width, t.exponent_bits), width);
     }
     if (found < exceptions || (exceptions && next >= ordinal)) return GAP_OUTSIDE;
     if (octets(field) != end - fields) return TILE_LENGTH;
@@ -228,8 +229,7 @@ EXPORT int dk_unpack(const stream_t *stream, int64_t first, int64_t tiles, const
         if (fields > end) return TILE_SHORT;
         for (int j = 0; j < s.exception_k; j++)
             if (padded(low + j * octets(exceptions), exceptions)) return PADDING;
-        unary_t u;
-        unary_start(&u, codes, unary[i]);
+        unary_t u = {codes, codes + unary[i], 0};
         int code = read_positions(&s, &p, first + i, spans, plane, &u, positions);
 #define CALL(w) code = code ? code : read_values(&s, &p, counts, signs, &u, exceptions, low, fields, end, positions, values, w)
         switch (width) {
