@@ -28,7 +28,7 @@ def listed(counts: Ints, spans: Ints) -> tuple[Ints, Flags]:
 def rice_parameter(counts: Ints, spans: Ints) -> Ints:
     """The largest k with count << k <= span - span // 32, at least 0: the best one for ranks that are random."""
     quotient = (spans - (spans >> 5)) // np.maximum(counts, 1)
-    return np.clip(np.searchsorted(_POWERS, quotient, side="right") - 1, 0, MAX_K)
+    return np.minimum(np.maximum(np.searchsorted(_POWERS, quotient, side="right") - 1, 0), MAX_K)
 
 
 def list_parameters(counts: Ints, spans: Ints) -> Ints:

@@ -110,16 +110,17 @@ def choose_scale(cells: Ints, width: int) -> tuple[Scale, int]:
     """The ceiling above every size > 0, the anchor that costs the fewest bits, and the Rice parameter of the gaps
     between exceptions (FORMAT, writer requirements), from :func:`lengths_by_exponent`.
     """
-    e, length = np.nonzero(cells)
-    if not length.any():
+    held = cells[:, 1:].any(axis=1).nonzero()[0]
+    if not len(held):
         return Scale(0, 0), 0
-    top = int(e[length > 0].max())
-    e, length = e[e <= top], length[e <= top]
+    top = int(held[-1])
+    e, length = cells[: top + 1].nonzero()
     count = cells[e, length]
     anchors = np.arange(max(0, top - 15), min(255, top + 15) + 1)
-    raw = np.clip(anchors[:, None] - e, 0, 8 * width - 1)
-    cost = (raw + np.where(length > raw, 3 + 2 * (length - raw), 0)) * count
-    best = int(np.argmin(cost.sum(axis=1)))
-    exceptions, eligible = int(count[length > raw[best]].sum()), int(count.sum())
+    raw = np.minimum(np.maximum(anchors[:, None] - e, 0), 8 * width - 1)
+    excess = length - raw
+    cost = raw + (excess > 0) * (3 + 2 * excess)
+    best = int((cost @ count).argmin())
+    exceptions, eligible = int(count[excess[best] > 0].sum()), int(count.sum())
     k = int(rice_parameter(np.array([exceptions]), np.array([eligible]))[0])
     return Scale(top + 1, int(anchors[best])), min(MAX_EXCEPTION_K, k)
