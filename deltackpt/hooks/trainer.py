@@ -67,7 +67,7 @@ class TrainerHook:
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
     ``on_device``   compare and code on the weights' device; None: on all but CPUs
     ``sharded``     None: if torch.distributed runs, every rank makes a hook, and publishes what it owns
-    ``timeout``     seconds that ranks wait for each other
+    ``timeout``     seconds that ranks wait for each other: more than the slowest of them takes to store its share
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
 
     A step is lost by no error: what was not published goes out with the next one. `step`, `close` and the constructor
@@ -96,14 +96,16 @@ class TrainerHook:
         threads: int | None = None,
         on_device: bool | None = None,
         sharded: bool | None = None,
-        timeout: float = 600.0,
+        timeout: float = 1800.0,
         metadata: Mapping[str, Any] | None = None,
         report: Callable[[StepMetrics], None] | None = None,
     ) -> None:
         self._extract: Callable[[], list[Piece]] = lambda: pieces_of(source, dtype=dtype, rename=rename, locate=locate)
         self._front, back = _teams(sharded, timeout)
         self._merging, self._carry = full == "merge", errors == "carry"
-        self._threads, self._timeout, self._report = threads_or_default(threads), timeout, report
+        self._threads, self._report = threads_or_default(threads), report
+        # In a team the leader gives up before the others take it for dead.
+        self._stall = STALL if self._front.size == 1 else 0.9 * timeout
         self.metrics: StepMetrics | None = None  # of the last published step
         self._closed = False
         self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
@@ -188,8 +190,8 @@ class TrainerHook:
             self._pending.release()
             raise
         self._whole, self._skipped, self._last = False, None, number
-        if decision.whole and self._taker.live:
-            self._pending.wait(lambda: not self._pending.held, None)  # it is read from the weights themselves
+        if self._taker.live:  # an anchor is read from the weights themselves: they may not move on yet
+            self._pending.wait(lambda: not self._pending.held, self._stall, heed=False)
 
     def _decide(self) -> _Decision:
         """By the leader: what to do with this step, once there is room for it."""
@@ -215,7 +217,7 @@ class TrainerHook:
             self._surface(carry)
             if ready():
                 return
-            self._pending.wait(ready, STALL)
+            self._pending.wait(ready, self._stall)
 
     def _surface(self, carry: bool) -> None:
         """Raise what went wrong behind; ``carry``: only if nothing can be published any more."""
@@ -246,7 +248,7 @@ class TrainerHook:
 
     def flush(self) -> None:
         """Wait until every step that was taken is published. Raises what went wrong."""
-        self._pending.wait(lambda: len(self._pending) == 0, STALL)
+        self._pending.wait(lambda: len(self._pending) == 0, self._stall)
         self._surface(carry=False)
 
     def close(self) -> None:
@@ -256,7 +258,7 @@ class TrainerHook:
         try:
             if self._skipped is not None:
                 number, metadata = self._skipped
-                self._pending.wait(lambda: not self._pending.held and not self._pending.full, STALL)
+                self._room(carry=True)
                 self._last = number - 1
                 self._take(number, _Decision(whole=self._whole), metadata, time.monotonic())
             self._pending.error()
