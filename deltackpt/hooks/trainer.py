@@ -114,11 +114,11 @@ class TrainerHook:
         plan = plan_state(everyone(self._front, held_by(pieces)))
         self.repo = _open(self._front, repository)
         mine = owned(pieces, plan, self._front.rank)
-        sums = all_sums(mine, self._threads)
-        shares = self._front.gather(sums)
+        sums = all_sums(pieces, self._threads)
+        held = self._front.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
 
         def first() -> tuple[Any, ...]:
-            base, seek, fresh = attach(self.repo, ref, state_of(plan, added(shares or [])), resume)
+            base, seek, fresh = attach(self.repo, ref, state_of(plan, added(held or [])), resume)
             given = side_files(source, side, dtype if isinstance(dtype, torch.dtype) else None)
             layout = self.repo.layout(base.manifest) if base else None
             known = {s.path: self.repo.read(s.file, s.file.size) for s in layout.side} if layout else {}

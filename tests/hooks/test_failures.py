@@ -271,6 +271,7 @@ for step in range(1000):
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_trainer_is_resumed(tmp_path, how):
     tests = Path(__file__).parent.parent
