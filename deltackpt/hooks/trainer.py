@@ -33,6 +33,7 @@ from deltackpt.record import AnchorPolicy
 from deltackpt.repository import Repository
 
 QUEUE = 2  # steps that may wait
+PATIENCE = 20.0  # seconds that `abandon` waits at most
 STALL = 3600.0  # seconds that `step` waits for room before it gives up
 
 
@@ -117,6 +118,8 @@ class TrainerHook:
         sums = all_sums(pieces, self._threads)
         held = self._front.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
 
+        cut = shard_bytes or shard_size(plan, self._front.size)
+
         def first() -> tuple[Any, ...]:
             base, seek, fresh = attach(self.repo, ref, state_of(plan, added(held or [])), resume)
             given = side_files(source, side, dtype if isinstance(dtype, torch.dtype) else None)
@@ -124,11 +127,7 @@ class TrainerHook:
             known = {s.path: self.repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
             leaders.update(base=base, seek=seek)
             link = base.link if base else None
-            return (
-                link,
-                fresh,
-                files_of(plan, layout, {**known, **given}, shard_bytes or shard_size(plan, self._front.size)),
-            )
+            return link, fresh, files_of(plan, layout, {**known, **given}, cut)
 
         leaders: dict[str, Any] = {"base": None, "seek": None}
         link, fresh, files = share(self._front, first)
@@ -195,16 +194,15 @@ class TrainerHook:
 
     def _decide(self) -> _Decision:
         """By the leader: what to do with this step, once there is room for it."""
-        whole = self._whole or self.publisher.due
+        merge = False
         if self._merging:
             self._surface(self._carry)
             if self._pending.held:
                 return _Decision(skip=True)
             merge = self._pending.claim()
         else:
-            merge = False
             self._room(carry=self._carry)
-        self.publisher.due = False
+        whole, self.publisher.due = self._whole or self.publisher.due, False
         return _Decision(merge=merge, whole=whole)
 
     def _room(self, carry: bool) -> None:
@@ -272,15 +270,19 @@ class TrainerHook:
             raise error
 
     def abandon(self) -> None:
-        """Stop without publishing what is pending; what is half done is taken back. Never raises."""
-        self.publisher.cancelled = True
-        self._finish()
+        """Stop without publishing what is pending; what is half done is taken back.
 
-    def _finish(self) -> None:
+        Waits for the publishing thread to notice, but not for ranks or stores that do not answer.
+        """
+        self.publisher.cancelled = True
+        self._finish(PATIENCE)
+
+    def _finish(self, patience: float | None = None) -> None:
         self._closed = True
         self._pending.close()
+        end = None if patience is None else time.monotonic() + patience
         try:
-            while self._worker.alive:
+            while self._worker.alive and (end is None or time.monotonic() < end):
                 self._worker.join(0.2)  # in short waits: an interrupt is never held up
         except BaseException:
             self.publisher.cancelled = True
