@@ -70,6 +70,8 @@ def loop(work: Path, steps: int) -> list[Any]:
 
 def compare_pass(hook: Any, model: Any) -> float:
     """Seconds to cast the weights, and to compare them with the snapshot, and nothing else."""
+    from deltackpt.bits import uint
+    from deltackpt.diff import comparison
     from deltackpt.hooks.words import on_host
     from deltackpt.parallel import ordered_map
 
@@ -78,8 +80,9 @@ def compare_pass(hook: Any, model: Any) -> float:
 
     def one(piece: Any) -> int:
         kept, count = snapshot.array(piece.name), 0
+        differing = comparison(min(chunk, piece.elements), uint(piece.dtype.width))
         for at in range(0, piece.elements, chunk):
-            count += int((kept[at : at + chunk] != on_host(piece.words(at, at + chunk), piece.dtype)).sum())
+            count += len(differing(kept[at : at + chunk], on_host(piece.words(at, at + chunk), piece.dtype), at)[0])
         return count
 
     list(ordered_map(one, hook._extract(), hook._threads))

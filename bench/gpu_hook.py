@@ -3,7 +3,7 @@
 Needs torch, numpy, zstandard, xxhash, safetensors and fsspec; without a GPU it runs small shapes on the CPU, which
 shows that it works and no more. The weights are normal noise, 90 % of the changes one ULP: speeds and not sizes.
 
-    python bench/gpu_hook.py [--density 0.01] [--size 8b|1b|small] [--repeat 3] [--json FILE]
+    python bench/gpu_hook.py [--density 0.01] [--size 8b|1b|small] [--repeat 3] [--batch N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -263,8 +263,10 @@ def main() -> None:
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--size", choices=SIZES, default="8b" if torch.cuda.is_available() else "small")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=device.BATCH, help="changes that are coded together")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    device.BATCH = args.batch
     result, notes = measure(args)
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, small shapes: no figures"
     print(f"{card}; torch {torch.__version__}; {args.size}, density {args.density:.2%}\n")

@@ -21,7 +21,6 @@ ELSEWHERE = {
     "F-READ-1": "test_vectors.py::test_parts",
     "F-READ-4": "test_vectors.py::test_parts",
     "F-APPLY-6": "test_cache_readers.py::test_the_directory_that_readers_hold_is_left_alone",
-    "F-DOBJ-4": "test_unstated.py::test_every_reader_takes_a_step_without_xxh3",
     "F-DOBJ-3": "test_spec.py::test_limits_of_objects",
     "F-JSON-1": "test_spec.py::test_limits_of_objects",
     "F-LAY-5": "test_spec.py::test_limits_of_objects",

@@ -10,6 +10,7 @@ import xxhash
 
 from deltackpt.bits import uint
 from deltackpt.codecs import SCAN_LIMIT
+from deltackpt.diff import comparison
 from deltackpt.hooks.delta import Delta, wants_base
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.words import on_host
@@ -24,17 +25,17 @@ def compare(piece: Piece, kept: npt.NDArray[Any], *, limit: int = SCAN_LIMIT, al
     """
     width, whole = piece.dtype.width, not piece.box.proper
     step = CHUNK // width
+    differing = comparison(min(step, len(kept)), uint(width))
     positions, before, after = [], [], []
     hashed = xxhash.xxh3_128()
     for at in range(0, len(kept), step):
         old = kept[at : at + step]
         new = on_host(piece.words(at, at + step), piece.dtype)
-        found = np.flatnonzero(old != new)
+        found, a, b = differing(old, new, at)
         if len(found):
-            before.append(old[found])
-            after.append(new[found])
-            found += at
             positions.append(found)
+            before.append(a)
+            after.append(b)
         if whole:
             hashed.update(new.data)
     if not positions and not always:

@@ -64,11 +64,15 @@ def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, lim
             snapshot.of(change.piece.name)[change.positions.long()] = change.new
 
 
+def in_batch_order(pieces: Sequence[Piece]) -> list[Piece]:
+    return sorted(pieces, key=lambda piece: (piece.dtype.name, piece.storage, piece.name))
+
+
 def batches(pieces: Sequence[Piece], look: Callable[[Piece], Change | None]) -> Iterator[list[Change]]:
     """What changed, some BATCH changes at a time; each batch of one dtype, and pieces of one shape side by side."""
     batch: list[Change] = []
     held = 0
-    for piece in sorted(pieces, key=lambda piece: (piece.dtype.name, piece.storage, piece.name)):
+    for piece in in_batch_order(pieces):
         if batch and (held >= BATCH or batch[0].piece.dtype != piece.dtype):
             yield batch
             batch, held = [], 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.device import Change, batches, deltas_of
+from deltackpt.hooks.device import Change, batches, deltas_of, in_batch_order
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.words import INTS, on_host
@@ -36,7 +36,7 @@ class Stream:
 
     def take(self, pieces: Sequence[Piece], taken: list[Delta]) -> None:
         """The changes of all pieces; ``taken`` has each before the snapshot is written."""
-        order = sorted(pieces, key=lambda piece: (piece.dtype.name, piece.storage, piece.name))
+        order = in_batch_order(pieces)
         self._runs = deque((piece, at, at + n) for piece in order for at, n in self._cut(piece))
         self._turn, self._dirty = 0, []
         self._ready = deque([self._load(*self._runs[0], 0)] if self._runs else [])

@@ -112,14 +112,14 @@ class Pending:
             error, self._unseen = self._unseen, None
             return error
 
-    def wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
-        """Until ``ready``, or an error that nobody was told of.
+    def wait(self, ready: Callable[[], bool], timeout: float | None, *, heed: bool = True) -> None:
+        """Until ``ready``, or, where they are to be heeded, an error that nobody was told of.
 
         Raises StoreError ``publish-stalled`` after ``timeout`` seconds.
         """
         with self._changed:
             end = None if timeout is None else time.monotonic() + timeout
-            while not ready() and self._unseen is None:
+            while not ready() and not (heed and self._unseen is not None):
                 # In short waits, so that an interrupt is never held up.
                 left = 0.5 if end is None else min(0.5, end - time.monotonic())
                 if left <= 0:

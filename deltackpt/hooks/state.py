@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from deltackpt import digest
 from deltackpt.digest import Sums
+from deltackpt.errors import CheckpointError
+from deltackpt.hooks.boxes import Box
 from deltackpt.hooks.extract import Piece
+from deltackpt.hooks.names import listed
 from deltackpt.hooks.plan import Global
 from deltackpt.hooks.words import on_host
 from deltackpt.parallel import ordered_map
@@ -42,12 +45,30 @@ def all_sums(pieces: Sequence[Piece], threads: int) -> dict[str, Sums]:
     return {p.name: s for p, s in zip(pieces, ordered_map(work, pieces, threads), strict=True)}
 
 
-def added(shares: Sequence[Mapping[str, Sums]]) -> dict[str, Sums]:
-    """The shares of all ranks, added up by name."""
+Boxes = dict[tuple[str, Box], Sums]  # what a rank holds, replicas included, and its share of the sums
+
+
+def added(held: Sequence[Boxes]) -> dict[str, Sums]:
+    """The sums of every tensor, each box once. Raises CheckpointError ``replicas-differ`` where two ranks hold the same
+    box with other bits.
+    """
+    known: Boxes = {}
+    differ: set[str] = set()
+    for boxes in held:
+        for key, sums in boxes.items():
+            if known.setdefault(key, sums) != sums:
+                differ.add(key[0])
+    if differ:
+        raise CheckpointError(
+            "replicas-differ",
+            where="the model",
+            have=f"ranks with other bits in {listed(sorted(differ))}",
+            need="replicas that agree",
+            hint="Only one of them would be published. Find out why the ranks drifted apart.",
+        )
     total: dict[str, Sums] = {}
-    for share in shares:
-        for name, sums in share.items():
-            total[name] = digest.add(total.get(name, digest.ZERO), sums)
+    for (name, _), sums in known.items():
+        total[name] = digest.add(total.get(name, digest.ZERO), sums)
     return total
 
 

@@ -85,8 +85,8 @@ class Taker:
         there = [piece for piece in pieces if self._on_device(piece)]
         try:
             self._take_here(self._snapshot, [piece for piece in pieces if not self._on_device(piece)], taken)
-            if there:
-                self._take_there(self._snapshot, there, taken)
+            for where in {piece.tensor.device for piece in there}:
+                self._take_there(self._snapshot, [p for p in there if p.tensor.device == where], taken)
         except BaseException:
             self._snapshot.restore(taken)
             raise

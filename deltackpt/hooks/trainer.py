@@ -33,6 +33,7 @@ from deltackpt.record import AnchorPolicy
 from deltackpt.repository import Repository
 
 QUEUE = 2  # steps that may wait
+PATIENCE = 20.0  # seconds that `abandon` waits at most
 STALL = 3600.0  # seconds that `step` waits for room before it gives up
 
 
@@ -67,7 +68,7 @@ class TrainerHook:
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
     ``on_device``   compare and code on the weights' device; None: on all but CPUs
     ``sharded``     None: if torch.distributed runs, every rank makes a hook, and publishes what it owns
-    ``timeout``     seconds that ranks wait for each other
+    ``timeout``     seconds that ranks wait for each other: more than the slowest of them takes to store its share
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
 
     A step is lost by no error: what was not published goes out with the next one. `step`, `close` and the constructor
@@ -96,14 +97,16 @@ class TrainerHook:
         threads: int | None = None,
         on_device: bool | None = None,
         sharded: bool | None = None,
-        timeout: float = 600.0,
+        timeout: float = 1800.0,
         metadata: Mapping[str, Any] | None = None,
         report: Callable[[StepMetrics], None] | None = None,
     ) -> None:
         self._extract: Callable[[], list[Piece]] = lambda: pieces_of(source, dtype=dtype, rename=rename, locate=locate)
         self._front, back = _teams(sharded, timeout)
         self._merging, self._carry = full == "merge", errors == "carry"
-        self._threads, self._timeout, self._report = threads_or_default(threads), timeout, report
+        self._threads, self._report = threads_or_default(threads), report
+        # In a team the leader gives up before the others take it for dead.
+        self._stall = STALL if self._front.size == 1 else 0.9 * timeout
         self.metrics: StepMetrics | None = None  # of the last published step
         self._closed = False
         self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
@@ -112,21 +115,19 @@ class TrainerHook:
         plan = plan_state(everyone(self._front, held_by(pieces)))
         self.repo = _open(self._front, repository)
         mine = owned(pieces, plan, self._front.rank)
-        sums = all_sums(mine, self._threads)
-        shares = self._front.gather(sums)
+        sums = all_sums(pieces, self._threads)
+        held = self._front.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
+
+        cut = shard_bytes or shard_size(plan, self._front.size)
 
         def first() -> tuple[Any, ...]:
-            base, seek, fresh = attach(self.repo, ref, state_of(plan, added(shares or [])), resume)
+            base, seek, fresh = attach(self.repo, ref, state_of(plan, added(held or [])), resume)
             given = side_files(source, side, dtype if isinstance(dtype, torch.dtype) else None)
             layout = self.repo.layout(base.manifest) if base else None
             known = {s.path: self.repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
             leaders.update(base=base, seek=seek)
             link = base.link if base else None
-            return (
-                link,
-                fresh,
-                files_of(plan, layout, {**known, **given}, shard_bytes or shard_size(plan, self._front.size)),
-            )
+            return link, fresh, files_of(plan, layout, {**known, **given}, cut)
 
         leaders: dict[str, Any] = {"base": None, "seek": None}
         link, fresh, files = share(self._front, first)
@@ -188,21 +189,20 @@ class TrainerHook:
             self._pending.release()
             raise
         self._whole, self._skipped, self._last = False, None, number
-        if decision.whole and self._taker.live:
-            self._pending.wait(lambda: not self._pending.held, None)  # it is read from the weights themselves
+        if self._taker.live:  # an anchor is read from the weights themselves: they may not move on yet
+            self._pending.wait(lambda: not self._pending.held, self._stall, heed=False)
 
     def _decide(self) -> _Decision:
         """By the leader: what to do with this step, once there is room for it."""
-        whole = self._whole or self.publisher.due
+        merge = False
         if self._merging:
             self._surface(self._carry)
             if self._pending.held:
                 return _Decision(skip=True)
             merge = self._pending.claim()
         else:
-            merge = False
             self._room(carry=self._carry)
-        self.publisher.due = False
+        whole, self.publisher.due = self._whole or self.publisher.due, False
         return _Decision(merge=merge, whole=whole)
 
     def _room(self, carry: bool) -> None:
@@ -215,7 +215,7 @@ class TrainerHook:
             self._surface(carry)
             if ready():
                 return
-            self._pending.wait(ready, STALL)
+            self._pending.wait(ready, self._stall)
 
     def _surface(self, carry: bool) -> None:
         """Raise what went wrong behind; ``carry``: only if nothing can be published any more."""
@@ -246,7 +246,7 @@ class TrainerHook:
 
     def flush(self) -> None:
         """Wait until every step that was taken is published. Raises what went wrong."""
-        self._pending.wait(lambda: len(self._pending) == 0, STALL)
+        self._pending.wait(lambda: len(self._pending) == 0, self._stall)
         self._surface(carry=False)
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class TrainerHook:
         try:
             if self._skipped is not None:
                 number, metadata = self._skipped
-                self._pending.wait(lambda: not self._pending.held and not self._pending.full, STALL)
+                self._room(carry=True)
                 self._last = number - 1
                 self._take(number, _Decision(whole=self._whole), metadata, time.monotonic())
             self._pending.error()
@@ -270,15 +270,19 @@ class TrainerHook:
             raise error
 
     def abandon(self) -> None:
-        """Stop without publishing what is pending; what is half done is taken back. Never raises."""
-        self.publisher.cancelled = True
-        self._finish()
+        """Stop without publishing what is pending; what is half done is taken back.
 
-    def _finish(self) -> None:
+        Waits for the publishing thread to notice, but not for ranks or stores that do not answer.
+        """
+        self.publisher.cancelled = True
+        self._finish(PATIENCE)
+
+    def _finish(self, patience: float | None = None) -> None:
         self._closed = True
         self._pending.close()
+        end = None if patience is None else time.monotonic() + patience
         try:
-            while self._worker.alive:
+            while self._worker.alive and (end is None or time.monotonic() < end):
                 self._worker.join(0.2)  # in short waits: an interrupt is never held up
         except BaseException:
             self.publisher.cancelled = True

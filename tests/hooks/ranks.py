@@ -268,6 +268,20 @@ def ddp(rank: int, world: int, root: Path, *, device: str) -> None:
     dist.barrier()
 
 
+def drifted(rank: int, world: int, root: Path, *, device: str) -> None:
+    """Replicas that do not agree are told of, by all ranks, before anything is published."""
+    from deltackpt.errors import DeltackptError
+
+    try:
+        TrainerHook({"same": torch.ones(3), "w": torch.ones(3) + rank}, root / "repo", threads=1, timeout=60)
+    except DeltackptError as error:
+        assert error.code in ("replicas-differ", "rank-failed")
+        assert "'w'" in str(error)
+        assert "'same'" not in str(error)
+        return
+    raise AssertionError("no error")
+
+
 def merged(rank: int, world: int, root: Path, *, device: str) -> None:
     """Steps that are merged are merged by all ranks alike."""
     state, _, _ = state_for("shard0", rank, world, device)

@@ -94,8 +94,9 @@ def test_step_k_fails_and_k_plus_1_succeeds(tmp_path, what, after, snapshot):
     run.ledger.check([0, 1, *([2] if took_effect else []), 3, 4])
 
 
-def test_a_failed_anchor_is_taken_again_at_the_next_step(tmp_path):
-    run = Run(tmp_path)
+@pytest.mark.parametrize("snapshot", ["device", "cache"])
+def test_a_failed_anchor_is_taken_again_at_the_next_step(tmp_path, snapshot):
+    run = Run(tmp_path, snapshot=tmp_path / "cache" if snapshot == "cache" else snapshot)
     run.store.fails = lambda operation, name: name.startswith("anchors/")
     run.step(0)
     wait_for_error(run.hook)
@@ -270,6 +271,7 @@ for step in range(1000):
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_trainer_is_resumed(tmp_path, how):
     tests = Path(__file__).parent.parent

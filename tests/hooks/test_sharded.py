@@ -51,6 +51,10 @@ def test_merged_steps(tmp_path):
     run(2, ranks.merged, tmp_path)
 
 
+def test_replicas_that_differ(tmp_path):
+    run(2, ranks.drifted, tmp_path)
+
+
 def test_a_rank_that_fails_once(tmp_path):
     run(2, ranks.one_fails, tmp_path)
 

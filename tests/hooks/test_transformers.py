@@ -51,6 +51,7 @@ def trainer_of(tmp_path, model, callbacks, steps, **options):
     return transformers.Trainer(model, args, train_dataset=data, callbacks=callbacks)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_trainer_publishes_every_step(tmp_path, dtype):
     ledger = Ledger(tmp_path, tmp_path / "repo")
