@@ -32,7 +32,7 @@ def mapped(repo: Repository, file: File) -> Iterator[memoryview]:
     Small ones are read: a mapping holds a descriptor, and a chain can have thousands of parts.
     """
     with ExitStack() as stack:
-        local = repo.store.local_path(file.name)
+        local = repo.store.local_path(file.name) if repo.store.capabilities.local else None
         digest = hashlib.sha256()
         if local is None:
             spool: BinaryIO = stack.enter_context(tempfile.TemporaryFile(prefix="deltackpt-"))

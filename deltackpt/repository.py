@@ -55,7 +55,11 @@ class Repository:
     @classmethod
     def open(cls, url: str | os.PathLike[str]) -> Repository:
         """Open an existing repository. Raises NotFoundError ``repository-missing``, FormatError for a broken marker."""
-        store = open_store(url)
+        return cls.at(open_store(url))
+
+    @classmethod
+    def at(cls, store: Store) -> Repository:
+        """The same, in a store that is open."""
         try:
             raw = store.get(MARKER, MAX_SMALL)
         except NotFoundError as error:

@@ -14,10 +14,12 @@ from deltackpt.format.canonical import dumps
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import MAX_MANIFEST, File, Link
 from deltackpt.leases import Lease, read_leases
+from deltackpt.parallel import ordered_map
 from deltackpt.reach import Node
 from deltackpt.repository import Ref, Repository
 from deltackpt.store import ObjectInfo
 
+READERS = 16  # manifests that are asked for at a time where each takes a request
 PAYLOADS = ("patches/", "folds/", "states/", "anchors/")  # in the order in which a gc removes them
 FOLDERS = ("steps/", "edges/", *PAYLOADS)
 
@@ -42,7 +44,10 @@ class Survey:
         now = repo.store.now()
         refs, tags = tuple(repo.refs()), tuple(repo.refs("tags/"))
         objects = {info.name: info for folder in FOLDERS for info in repo.store.list(folder)}
-        nodes = {link.id: _node(repo, link) for link in repo.listed(objects)}
+        links = repo.listed(objects)
+        readers = 1 if repo.store.capabilities.local else READERS
+        found = ordered_map(lambda link: _node(repo, link), links, readers)
+        nodes = {link.id: node for link, node in zip(links, found, strict=True)}
         edges = tuple(_edges(repo))
         return cls(now, refs, tags, tuple(read_leases(repo)), objects, nodes, edges)
 

@@ -47,6 +47,15 @@ ORDER = [
     "survey",
     "reachable",
     "gc",
+    "rate",
+    "spool",
+    "transfer",
+    "selection",
+    "mirror_plan",
+    "mirror",
+    "outage",
+    "watch",
+    "follow",
     "report",
 ]
 PURE = ["errors", "bits", "digest", "format", "codecs", "chain"]  # no files, no network, no clock

@@ -18,7 +18,10 @@ from deltackpt_cli.doctor import doctor
 from deltackpt_cli.gc import gc
 from deltackpt_cli.inspect import inspect
 from deltackpt_cli.log import log
+from deltackpt_cli.mirror import mirror
 from deltackpt_cli.options import command
+from deltackpt_cli.pull import pull
+from deltackpt_cli.push import push
 from deltackpt_cli.status import status
 from deltackpt_cli.tag import tag
 from deltackpt_cli.verify import verify
@@ -27,7 +30,7 @@ from deltackpt_cli.write import write
 INTERRUPTED = 130
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-for function in (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor):
+for function in (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor, mirror, push, pull):
     app.command()(command(function))
 
 

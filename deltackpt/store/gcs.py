@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import PART, Fetched, Head, SpooledUpload, Upload
+from deltackpt.store.driver import PART, Fetched, Head, Plain, SpooledUpload, Upload
 from deltackpt.store.patience import Patience
 
 MARK = "deltackpt-put"
@@ -27,7 +27,7 @@ def options(patience: Patience) -> dict[str, Any]:
     return {"requests_timeout": timeout, "use_listings_cache": False}
 
 
-class GcsDriver:
+class GcsDriver(Plain):
     """``fs`` is a GCSFileSystem made with options()."""
 
     capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
