@@ -45,11 +45,16 @@ class Ref:
 
 
 class Repository:
-    """Reads and publishes. All that it returns was checked against the hash that names it."""
+    """Reads and publishes. All that it returns was checked against the hash that names it.
+
+    ``pins``: whether readers take a lease on what they read. One that follows a store where requests are counted does
+    without: what it reads is new, and should it be collected nevertheless, it looks for another way.
+    """
 
     def __init__(self, store: Store, identity: str) -> None:
         self.store = store
         self.id = identity
+        self.pins = True
         self.load = lru_cache(maxsize=CACHED)(self._load)
 
     @classmethod
@@ -128,6 +133,13 @@ class Repository:
             raw = self.store.get(object_name, MAX_SMALL)
         except NotFoundError:
             return None
+        return self._parse_ref(object_name, name, raw)
+
+    def parse_ref(self, name: str, raw: bytes) -> Ref:
+        """The branch whose object has these bytes. Raises FormatError."""
+        return self._parse_ref(f"refs/{_checked(name)}.json", name, raw)
+
+    def _parse_ref(self, object_name: str, name: str, raw: bytes) -> Ref:
         value = loads_strict(raw, limit=MAX_SMALL, where=f"{self.store.url}/{object_name}")
         fields = manifest.Fields({"link": value}, f"{self.store.url}/{object_name}")
         link = fields.link("link")
@@ -218,15 +230,19 @@ class Repository:
         return StoredEdges(self.store, self.id)
 
     def resolve(self, target: Link, *, have: Link | None = None) -> Plan:
-        """`chain.resolve` over manifests and edges."""
+        """`chain.resolve` over manifests and edges, which are not asked for where one patch is all that is missing."""
+        if have is not None and (plan := chain.next_step(target, self.load, have)) is not None:
+            return plan
         return chain.resolve(target, self.load, have=have, edges=self.edges())
 
-    def find(self, spec: str | int = "latest", ref: str = "main") -> Link:
+    def find(self, spec: str | int | Link = "latest", ref: str = "main") -> Link:
         """A step by number on the branch ``ref``, by ``number-id`` on any, by tag, or ``latest``.
 
         Beyond what was collected, a number that only one step has is that step. Raises NotFoundError ``step-missing``
-        with the nearest steps that are there, ConflictError ``step-ambiguous``.
+        with the nearest steps that are there, ConflictError ``step-ambiguous``. A link is what it says, there or not.
         """
+        if isinstance(spec, Link):
+            return spec
         head = self.ref(ref)
         if spec == "latest":
             if head is None:
@@ -303,10 +319,14 @@ class Repository:
         return layout.decode(self.read(file, layout.MAX_LAYOUT), f"{self.store.url}/{file.name}")
 
     def digests(self, of: Manifest) -> dict[str, TensorDigest]:
+        return dict(self._digests_of(of.digests, of.layout, of.state))
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def _digests_of(self, file: File, layout: File, state: str) -> dict[str, TensorDigest]:
         from deltackpt.format import digests
 
-        raw = self.read(of.digests, digests.MAX_DIGESTS)
-        return digests.decode(raw, self.layout(of), of.state, f"{self.store.url}/{of.digests.name}")
+        raw = self.read(file, digests.MAX_DIGESTS)
+        return digests.decode(raw, self.layout_of(layout), state, f"{self.store.url}/{file.name}")
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> File:
         written = self.store.put(name, chunks)

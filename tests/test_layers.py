@@ -34,6 +34,7 @@ ORDER = [
     "journal",
     "replay",
     "materialize",
+    "merge",
     "slot",
     "cache",
     "draft",
