@@ -10,7 +10,7 @@ from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.mirror import Mirror
 from deltackpt.mirror_plan import MirrorResult
 from deltackpt.outage import Outage
-from deltackpt.repository import MAX_SMALL, Repository
+from deltackpt.repository import MAX_SMALL, Ref, Repository
 
 RELIST = 60.0  # seconds after which a watcher of all branches lists them anew
 
@@ -24,18 +24,16 @@ class Glance:
     """Looks at one branch's object; remembers what it looked like."""
 
     def __init__(self, repo: Repository, ref: str) -> None:
-        self._store, self._name = repo.store, f"refs/{ref}.json"
+        self._repo, self._ref = repo, ref
         self._tag = ""
 
-    def changed(self) -> bool:
-        """Is it another than at the last look? One request, and the object's bytes are not asked for twice."""
+    def look(self) -> Ref | None:
+        """The branch if it is another than at the last look, and there. One request where it is not."""
         try:
-            data, tag = self._store.get_if_changed(self._name, MAX_SMALL, self._tag)
+            data, self._tag = self._repo.store.get_if_changed(f"refs/{self._ref}.json", MAX_SMALL, self._tag)
         except NotFoundError:
-            data, tag = None, ""
-        changed = data is not None or tag != self._tag
-        self._tag = tag
-        return changed
+            data, self._tag = None, ""
+        return None if data is None else self._repo.parse_ref(self._ref, data)
 
     def forget(self) -> None:
         """What was seen came to nothing: the next look shall see it again."""
@@ -63,7 +61,7 @@ def keep_mirrored(
                 for ref in source.refs():
                     glances.setdefault(ref.name, Glance(source, ref.name))
                 listed = time.monotonic()
-            seen = [glance for glance in glances.values() if glance.changed()]
+            seen = [glance for glance in glances.values() if glance.look() is not None]
             if seen:
                 try:
                     result = mirror.run()

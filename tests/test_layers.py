@@ -56,6 +56,7 @@ ORDER = [
     "mirror",
     "outage",
     "watch",
+    "prefetch",
     "follow",
     "report",
 ]

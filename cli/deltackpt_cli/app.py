@@ -15,6 +15,7 @@ from deltackpt_cli.compact import compact
 from deltackpt_cli.console import Voice
 from deltackpt_cli.diff import diff
 from deltackpt_cli.doctor import doctor
+from deltackpt_cli.follow import follow
 from deltackpt_cli.gc import gc
 from deltackpt_cli.inspect import inspect
 from deltackpt_cli.log import log
@@ -29,8 +30,9 @@ from deltackpt_cli.write import write
 
 INTERRUPTED = 130
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
+COPYING = (mirror, push, pull, follow)
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-for function in (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor, mirror, push, pull):
+for function in (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor, *COPYING):
     app.command()(command(function))
 
 
