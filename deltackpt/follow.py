@@ -106,7 +106,7 @@ class Follower:
                     done = self._move(ref.link)
                     outage.over()
                 except DeltackptError as error:
-                    glance.forget()
+                    ahead.again()
                     wait = outage.wait(error)
                     self._failed(error, wait)
                     self._repo.load.cache_clear()

@@ -77,6 +77,11 @@ class Ahead:
                 raise self._error
             return ready
 
+    def again(self) -> None:
+        """What was seen last came to nothing: see it again, and without a pause, since there was one."""
+        self._looked = False
+        self._glance.forget()
+
     def _something(self) -> bool:
         return self._ready is not None or self._error is not None or self._calm
 

@@ -1,6 +1,9 @@
 """The rules of spec/STORE.md are about conduct, which no vector can show: each with the test that shows it."""
 
 SHOWN_BY = {
+    "S-FOL-1": "store/test_counted_requests.py::test_a_bucket_follower_stays_inside_the_limits",
+    "S-FOL-2": "test_follow.py::test_damage_on_the_way_is_never_exposed",
+    "S-FOL-3": "test_follow.py::test_which_errors_pass",
     "S-MIR-1": "test_mirror.py::test_another_repository_is_no_target",
     "S-MIR-2": "test_mirror.py::test_the_target_is_whole_at_every_instant",
     "S-MIR-3": "test_mirror.py::test_an_object_of_the_right_size_and_other_bytes_is_no_match",
