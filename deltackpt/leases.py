@@ -94,9 +94,10 @@ def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl:
         yield None
         return
     name = f"leases/{secrets.token_hex(12)}.json"
-    held = Lease(name, link, have, holder(), int(repo.store.now()), 0)
+    now = repo.store.now()
+    held = Lease(name, link, have, holder(), int(now), 0)
     try:
-        renewal = Renewal(repo.store, name, lambda expires: replace(held, expires=expires).encode(), ttl)
+        renewal = Renewal(repo.store, name, lambda expires: replace(held, expires=expires).encode(), ttl, now=now)
     except (StoreError, NoSpaceError):
         if link is not None:
             _must_exist(repo, link)

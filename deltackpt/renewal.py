@@ -25,12 +25,20 @@ def holder() -> str:
 class Renewal:
     """``name`` holds ``record(expires)``, and is written again at a third of ``ttl`` seconds until `close`.
 
-    Takes over an object whose bytes are ``old``, or creates it. The thread is a daemon: a process that ends without
-    `close` leaves the object to lapse. Raises what `Store.put` and `Store.swap` raise.
+    Takes over an object whose bytes are ``old``, or creates it. ``now`` is the store's time if it was just asked for.
+    The thread is a daemon: a process that ends without `close` leaves the object to lapse. Raises what `Store.put` and
+    `Store.swap` raise.
     """
 
     def __init__(
-        self, store: Store, name: str, record: Callable[[int], bytes], ttl: float, *, old: bytes | None = None
+        self,
+        store: Store,
+        name: str,
+        record: Callable[[int], bytes],
+        ttl: float,
+        *,
+        old: bytes | None = None,
+        now: float | None = None,
     ) -> None:
         self.name = name
         self._store, self._record, self._ttl = store, record, ttl
@@ -38,7 +46,7 @@ class Renewal:
         self._lock = threading.Lock()
         self._raw = old
         self._renewed = 0.0
-        self._renew()
+        self._renew(now)
         self._thread = threading.Thread(target=self._run, name="deltackpt-renewal", daemon=True)
         self._thread.start()
 
@@ -56,10 +64,10 @@ class Renewal:
             with self._lock, suppress(DeltackptError):
                 self._store.delete(self.name)
 
-    def _renew(self) -> None:
+    def _renew(self, now: float | None = None) -> None:
         began = time.monotonic()
         # Rounded up: a lifetime below a second must not be over at once.
-        raw = self._record(int(self._store.now() + self._ttl) + 1)
+        raw = self._record(int((self._store.now() if now is None else now) + self._ttl) + 1)
         if self._raw is None:
             self._store.put(self.name, [raw])
         else:

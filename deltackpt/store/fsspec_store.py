@@ -184,7 +184,7 @@ def _maker(scheme: str, patience: Patience) -> tuple[Callable[[Any, str], Driver
     if scheme in ("gs", "gcs"):
         from deltackpt.store import gcs
 
-        return gcs.GcsDriver, gcs.options(patience)
+        return partial(gcs.GcsDriver, patience=patience), gcs.options(patience)
     if scheme in ("az", "abfs", "abfss"):
         from deltackpt.store import azure
 

@@ -4,17 +4,22 @@ A Bucket has no conditional write: one writer a ref, by contract.  Names that ar
 was overwritten in the same moment is noticed where it can be and reported, never passed over.
 
 Reading takes one request a small object (`/resolve/`, which has the most generous rate limit) and Xet for large ones.
-Writing is a batch of one; an answer of success that lists failures is a failure.  A Bucket that is missing is made,
-private, at the first put.  huggingface_hub makes its own second attempts at API calls, within those of Patience.
+Writing is a batch of one, or of many small objects; an answer of success that lists failures is a failure.  A Bucket
+that is missing is made, private, at the first put.  huggingface_hub makes its own second attempts at API calls: all of
+them are one attempt of Patience, and end in its time.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from deltackpt.errors import StoreError, UsageError
@@ -23,6 +28,8 @@ from deltackpt.store.driver import Fetched, Head, SpooledUpload, Upload
 from deltackpt.store.fsspec_store import check_url, extra_missing
 from deltackpt.store.patience import DEFAULT, Patience
 from deltackpt.store.remote import RemoteStore
+
+T = TypeVar("T")
 
 PAUSE = 10.0  # seconds: 64 readers that look every so often make 1,920 of the 5,000 requests of five minutes
 DOWNLOAD = 8 << 20  # bytes above which Xet's parallel download is worth its three requests
@@ -58,6 +65,7 @@ class BucketDriver:
         from huggingface_hub import HfApi
         from huggingface_hub.utils import disable_progress_bars
 
+        logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # second attempts are ours to tell of
         disable_progress_bars()  # they would be drawn over what a caller prints
         for name, seconds in (("RETRY_MAX_DURATION", patience.total), ("READ_TIMEOUT", patience.silence)):
             os.environ.setdefault(f"HF_XET_CLIENT_{name}", f"{max(1, round(seconds))}s")  # else six minutes, and five
@@ -103,13 +111,13 @@ class BucketDriver:
         return _head(self._file(key))
 
     def heads(self, keys: Sequence[str]) -> list[Head]:
-        return [_head(found) for found in self._api.get_bucket_paths_info(self._bucket, [*keys])]
+        return [_head(found) for found in self._infos(keys)]
 
     def marked(self, key: str, mark: str) -> bool:
         return False
 
     def scan(self, prefix: str) -> Iterator[Head]:
-        for found in self._api.list_bucket_tree(self._bucket, prefix or None, recursive=True):
+        for found in self._bounded(self._patience.total, self._tree, prefix):
             if found.type == "file":
                 yield _head(found)
 
@@ -129,10 +137,37 @@ class BucketDriver:
         return parsedate_to_datetime(answer.headers["Date"]).timestamp()
 
     def _file(self, key: str) -> Any:
-        for found in self._api.get_bucket_paths_info(self._bucket, [key]):
+        for found in self._infos([key]):
             if found.path == key:
                 return found
         raise FileNotFoundError(key)
+
+    def _infos(self, keys: Sequence[str]) -> list[Any]:
+        ask = self._api.get_bucket_paths_info
+        return self._bounded(self._patience.silence, lambda: list(ask(self._bucket, [*keys])))
+
+    def _tree(self, prefix: str) -> list[Any]:
+        return list(self._api.list_bucket_tree(self._bucket, prefix or None, recursive=True))
+
+    @staticmethod
+    def _bounded(seconds: float, work: Callable[..., T], *args: Any) -> T:
+        """What reads may take as a whole: the library makes its own second attempts, for half a minute and more.
+
+        One that is given up ends by itself, unheard.
+        """
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work(*args))
+            except BaseException as error:
+                done.set_exception(error)
+
+        Thread(target=run, name="deltackpt-hub", daemon=True).start()  # so that no process waits for it to end
+        try:
+            return done.result(seconds)
+        except FutureTimeout:
+            raise TimeoutError("no answer in time") from None
 
     def _batch(self, **changes: Any) -> None:
         from huggingface_hub.errors import BucketNotFoundError

@@ -80,7 +80,7 @@ from deltackpt.repository import Repository
 from deltackpt.store.fsspec_store import open_fsspec
 from deltackpt.store.patience import Patience
 IMPATIENT = Patience(total=1.0, silence=5.0, first=0.05, most=0.3)  # else no outage of these would ever be seen
-cache, done, stop = root / "cache", Path(sys.argv[3]), threading.Event()
+cache, done, stop, poll = root / "cache", Path(sys.argv[3]), threading.Event(), float(sys.argv[4])
 def look(seen):
     while not stop.is_set():
         try:
@@ -93,7 +93,7 @@ def look(seen):
                 stop.set()
         except OSError:
             pass
-        time.sleep(0.1)
+        time.sleep(0.25)
 failures = []
 while True:
     try:
@@ -107,7 +107,7 @@ with (root / "seen").open("w") as seen:
     watcher = threading.Thread(target=look, args=[seen])
     watcher.start()
     failed = lambda error, wait: failures.append(error.code)
-    follower = Follower(repo, cache, poll=0.5, threads=1, stop=stop, failed=failed)
+    follower = Follower(repo, cache, poll=poll, threads=1, stop=stop, failed=failed)
     switches = [switch.step for switch in follower.switches()]
     watcher.join()
 assert switches == sorted(switches), switches
@@ -183,7 +183,7 @@ def bad_day(tmp_path: Path, url: str, server: str, *, steps: int, followers: int
 
         done = tmp_path / "done"
         writer = start(WRITER, "writer", steps, url)
-        readers = [start(FOLLOWER, f"follower-{i}", done) for i in range(followers)]
+        readers = [start(FOLLOWER, f"follower-{i}", done, followers / 4) for i in range(followers)]
         failed, _ = writer.communicate(timeout=max(1, patience - time.monotonic()))
         assert writer.returncode == 0, (tmp_path / "writer" / "errors").read_text()[-2000:]
         written = dict(map(json.loads, (tmp_path / "writer" / "written").read_text().splitlines()))
