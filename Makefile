@@ -19,7 +19,7 @@ SECONDS ?= 600
 READERS := part table manifest edge layout digests checkpoint index
 LIBFUZZER := -max_len=8192 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
 
-.PHONY: help demo test test-stores test-heavy check format vectors bench fuzz clean
+.PHONY: help demo test test-stores test-heavy check format vectors bench fuzz sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -62,15 +62,23 @@ fuzz: $(DEV) ## the property tests on new examples, then every reader by coverag
 	for reader in $(READERS); do $(PY) tests/fuzz/fuzz_readers.py $$reader .fuzz/$$reader $(LIBFUZZER) \
 	  -max_total_time=$$(($(SECONDS) / $(words $(READERS)))) -artifact_prefix=.fuzz/$$reader- || exit 1; done
 
+# Under the sanitizers, with many more inputs; afterwards the library is compiled as it should be.
+sanitize: $(DEV) ## the compiled kernels on damaged input, watched for every read and write out of bounds
+	CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined" $(PY) deltackpt/kernels/build.py
+	HYPOTHESIS_PROFILE=ci ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  $(PY) -m pytest -p no:faulthandler tests/test_kernels.py tests/codecs -k "not numpy and not library"; \
+	  status=$$?; $(PY) deltackpt/kernels/build.py; exit $$status
+
 clean: ## remove what these targets made
-	rm -rf $(VENV) bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf deltackpt/kernels/kernels.so $(VENV) bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps are older than pyproject.toml when what it needs may have changed.
-$(DEV): pyproject.toml | $(PY)
+# The stamps are older than pyproject.toml when what it needs may have changed, or than a source of the kernels.
+$(DEV): pyproject.toml $(wildcard deltackpt/kernels/*.[ch]) | $(PY)
 	$(PIP) --editable '.[dev]'
 	touch $@
 

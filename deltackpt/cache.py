@@ -6,11 +6,15 @@
     CACHE/00000011-…/             the other slot, which the next move patches
     CACHE/journal                 what leads from the other slot to the current one
     CACHE/patching/, journal.next the move under way
+    CACHE/boot                    the run of the machine in which all of it was written or proven
     CACHE/lock                    held by the process that moves it
 
 A move never touches the current slot: it brings the other one along, proves every byte of it, renames it, and switches.
 A path never names two steps, so an engine that remembers by path sees a new one. The slot that was current before the
 last switch is the one that is patched next: readers of a slot have until then to let go of its files.
+
+Slots are not synced, which would cost more than all the rest of a move. Instead, the first move after the machine was
+started again reads all of the current slot and holds it against its step, and trusts nothing else that it finds.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from pathlib import Path
 from deltackpt import chain
 from deltackpt.chain import Plan
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.disk import boot_id, fsync_dir
 from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.journal import Journal
@@ -38,6 +43,7 @@ from deltackpt.merge import Merged
 from deltackpt.parallel import threads_or_default
 from deltackpt.parts import PatchReader
 from deltackpt.progress import SILENT, Progress
+from deltackpt.proof import prove
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
 from deltackpt.slot import Move, patch_slot
@@ -54,6 +60,7 @@ class Cache:
         self.patching = root / "patching"
         self.journal = root / "journal"
         self.next = root / "journal.next"
+        self.boot = root / "boot"
 
     def slot(self, link: Link) -> Path:
         return self.root / f"{link.step:08d}-{link.id}"
@@ -76,6 +83,20 @@ class Cache:
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(self.slot(link).name)
         os.replace(fresh, self.root / "current")
+
+    @property
+    def trusted(self) -> bool:
+        """Was it all written or proven since the machine was started?"""
+        try:
+            return self.boot.read_text() == boot_id() != ""
+        except (OSError, ValueError):
+            return False
+
+    def trust(self) -> None:
+        """All that is there was written or proven in this run of the machine."""
+        draft = self.root / ".boot"
+        draft.write_text(boot_id())
+        os.replace(draft, self.boot)
 
     def drop(self, *, keep: Link | None) -> None:
         """Remove every slot but one, and every trace of a move."""
@@ -104,7 +125,22 @@ def _link(name: str) -> Link | None:
 
 
 def open_current(cache: str | os.PathLike[str]) -> tuple[Path, Link]:
-    """The current slot's directory and step. Raises NotFoundError ``cache-empty``."""
+    """The current slot's directory and step. Raises NotFoundError ``cache-empty``, CheckpointError ``cache-unproven``
+    after the machine was started again, since a power cut may have torn it."""
+    path, link = find_current(cache)
+    if not Cache(Path(cache)).trusted:
+        raise CheckpointError(
+            "cache-unproven",
+            where=cache,
+            have="a slot that nobody has proven since this machine was started",
+            need="one that is sure to be whole",
+            hint="`deltackpt apply REPO CACHE --cache` proves it, or builds it anew.",
+        )
+    return path, link
+
+
+def find_current(cache: str | os.PathLike[str]) -> tuple[Path, Link]:
+    """The same, proven or not. Raises NotFoundError ``cache-empty``."""
     held = Cache(Path(cache))
     link = held.current()
     if link is None:
@@ -138,23 +174,44 @@ def apply_to_cache(
     """
     began = time.monotonic()
     root = Path(cache)
+    count = threads_or_default(threads)
     with _locked(repo, root) as held:
+        if not (trusted := held.trusted):
+            held.drop(keep=held.current())
         held.finish_switch()
         current = held.current()
         with pinned(repo, step, ref, have=current) as (link, leased):
+            torn = None
+            if not trusted:
+                if current is not None and (torn := _torn(repo, current, held.slot(current), count, progress)):
+                    current = None  # it stays in place, and untrusted, until another one can take it
+                else:
+                    held.trust()
 
             def once() -> ApplyResult:
                 plan = repo.resolve(link, have=current)
                 if current == link and not fresh:
                     return result(held.slot(link), plan, 0, began)
-                move = _Mover(repo, held, plan, current, threads_or_default(threads), progress)
+                move = _Mover(repo, held, plan, current, count, progress)
                 if current == link:
                     written = move.rebuild()
                 else:
                     written = move.start_over() if plan.anchor or current is None else move.advance(fresh)
-                return replace(result(held.slot(link), move.plan, written, began), rebuilt=move.rebuilt)
+                return replace(result(held.slot(link), move.plan, written, began), rebuilt=torn or move.rebuilt)
 
-            return replace(again_if_gone(repo, once), leased=leased is not None)
+            done = again_if_gone(repo, once)
+            if torn is not None:
+                held.trust()
+            return replace(done, leased=leased is not None)
+
+
+def _torn(repo: Repository, current: Link, slot: Path, threads: int, progress: Progress) -> str | None:
+    """Why the current slot cannot be used after the machine was started again, if it cannot."""
+    try:
+        prove(repo, current, slot, threads, progress)
+    except _RECOVERABLE as error:
+        return f"step {current.step} was not found whole after this machine was started again [{error.code}]"
+    return None
 
 
 class _Mover:
@@ -311,8 +368,12 @@ def _locked(repo: Repository, root: Path) -> Iterator[Cache]:
             raise _not_a_cache(root, "something else there")
         root.mkdir(parents=True, exist_ok=True)
         draft = root / ".cache.json"
-        draft.write_text(json.dumps({"format": FORMAT, "version": VERSION, "repository": repo.id}) + "\n")
+        with draft.open("w") as file:
+            file.write(json.dumps({"format": FORMAT, "version": VERSION, "repository": repo.id}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # the one file here that nothing else can stand for
         os.replace(draft, marker)
+        fsync_dir(root)
     try:
         value = json.loads(marker.read_bytes())
         about = (value["format"], value["version"], value["repository"])

@@ -6,7 +6,7 @@ nowhere to its step. A parent that is gone is the beginning of history where the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import TypeAlias
@@ -61,15 +61,15 @@ class Plan:
         return sum(f.size for f in self.whole) + sum(hop.bytes for hop in self.patches)
 
 
-def walk(target: Link, load: Load, edges: Edges = NO_EDGES) -> list[Manifest]:
+def walk(target: Link, load: Load, edges: Edges = NO_EDGES) -> Iterator[Manifest]:
     """The chain from ``target`` back to its first step, newest first; each manifest is checked against its child.
 
     Ends where a parent was collected and a step after it has another way: the last one's ``parent`` is then not among
-    the result. Raises ChainError ``chain-differs`` where a child and its parent do not agree, NotFoundError
+    them. Raises ChainError ``chain-differs`` where a child and its parent do not agree, NotFoundError
     ``object-missing`` for a step that all after it need.
     """
-    chain: list[Manifest] = []
     link: Link | None = target
+    child: Manifest | None = None
     rooted = False
     while link is not None:
         try:
@@ -78,12 +78,11 @@ def walk(target: Link, load: Load, edges: Edges = NO_EDGES) -> list[Manifest]:
             if rooted:
                 break
             raise
-        if chain:
-            check_parent(chain[-1], manifest)
-        chain.append(manifest)
+        if child is not None:
+            check_parent(child, manifest)
+        yield manifest
         rooted = rooted or manifest.anchor is not None or bool(edges.get(link))
-        link = manifest.parent
-    return chain
+        child, link = manifest, manifest.parent
 
 
 def check_parent(child: Manifest, parent: Manifest) -> None:

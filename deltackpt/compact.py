@@ -122,7 +122,7 @@ def plan_compact(
 
 def _links(repo: Repository, last: Link, first: Link | None) -> list[Link]:
     """The chain between two steps, oldest first."""
-    manifests = chain.walk(last, repo.load, repo.edges())
+    manifests = list(chain.walk(last, repo.load, repo.edges()))
     links = [last, *(m.parent for m in manifests[:-1] if m.parent)][::-1]
     return [link for link in links if first is None or link.step >= first.step]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from deltackpt import kernels
 from deltackpt.bits import DTYPES, storage_shape, uint
 from deltackpt.codecs import Change
 from deltackpt.digest import xxh3
@@ -56,6 +57,26 @@ class Difference:
         return self.change is not None and self.change.base is not None and len(self.change.positions) == 0
 
 
+Changed = tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]
+
+
+def comparison(most: int, width: np.dtype[Any]) -> Callable[[npt.NDArray[Any], npt.NDArray[Any], int], Changed]:
+    """-> a function that compares two runs of at most so many words: where they differ (index plus ``first``), and both
+    words there. Its outputs are copied from room that is kept from one call to the next.
+    """
+    room = np.empty(most, np.int64), np.empty(most, width), np.empty(most, width)
+
+    def by_kernel(old: npt.NDArray[Any], new: npt.NDArray[Any], first: int) -> Changed:
+        count = kernels.compare(old, new, first, room)
+        return room[0][:count].copy(), room[1][:count].copy(), room[2][:count].copy()
+
+    def by_numpy(old: npt.NDArray[Any], new: npt.NDArray[Any], first: int) -> Changed:
+        at = np.flatnonzero(old != new)
+        return at + first, old[at], new[at]
+
+    return by_numpy if kernels.LIB is None else by_kernel
+
+
 def difference(name: str, old: State, new: State) -> Difference:
     """Compare one tensor of two states as unsigned words: no float, no tolerance."""
     a, b = old.tensors.get(name), new.tensors.get(name)
@@ -65,37 +86,28 @@ def difference(name: str, old: State, new: State) -> Difference:
     width = uint(dtype.width)
     shape = storage_shape(dtype, b.shape)
     target = new.bytes_of(name)
-    none = np.zeros(0, width)
+    no_positions, none = np.zeros(0, np.int64), np.zeros(0, width)
     if a is None or (a.dtype, a.shape) != (b.dtype, b.shape):
-        before = xxh3(old.bytes_of(name)) if a else None
-        change = Change(dtype, shape, np.zeros(0, np.int64), none, none, None, target.view(width))
-        return Difference(name, change, before, xxh3(target))
+        old_xxh3 = xxh3(old.bytes_of(name)) if a else None
+        change = Change(dtype, shape, no_positions, none, none, None, target.view(width))
+        return Difference(name, change, old_xxh3, xxh3(target))
     base = old.bytes_of(name)
-    positions, before_elements, after_elements = [], [], []
+    pieces: list[Changed] = []
+    compare = comparison(min(CHUNK, len(target)) // dtype.width, width)
     old_hash, new_hash = xxhash.xxh3_128(), xxhash.xxh3_128()
     for at in range(0, len(target), CHUNK):
         x, y = base[at : at + CHUNK], target[at : at + CHUNK]
-        words, others = x.view(width), y.view(width)
-        found = np.flatnonzero(words != others)
-        if len(found):
-            before_elements.append(words[found])
-            after_elements.append(others[found])
-            found += at // dtype.width
-            positions.append(found)
+        piece = compare(x.view(width), y.view(width), at // dtype.width)
+        if len(piece[0]):
+            pieces.append(piece)
         old_hash.update(x.data)
         new_hash.update(y.data)
         if (at + CHUNK) % BEHIND == 0:
             old.release(name, at + CHUNK - BEHIND, at + CHUNK)
             new.release(name, at + CHUNK - BEHIND, at + CHUNK)
-    change = Change(
-        dtype,
-        shape,
-        np.concatenate(positions) if positions else np.zeros(0, np.int64),
-        np.concatenate(before_elements) if positions else none,
-        np.concatenate(after_elements) if positions else none,
-        base.view(width),
-        target.view(width),
-    )
+    pieces = pieces or [(no_positions, none, none)]
+    positions, before, after = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+    change = Change(dtype, shape, positions, before, after, base.view(width), target.view(width))
     return Difference(name, change, old_hash.digest(), new_hash.digest())
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from deltackpt import kernels
 from deltackpt.bits import DType
 
 BLOCK = 1 << 12
@@ -60,6 +61,8 @@ def _value(bits: npt.NDArray[Any]) -> Words:
 
 def of_run(bits: npt.NDArray[Any], first: int = 0) -> Sums:
     """D of the elements first, first + 1, ... of a tensor, given as unsigned words. Shares of one tensor add up."""
+    if kernels.LIB is not None:
+        return kernels.digest_run(bits, first)
     head = min(-first % BLOCK, len(bits))
     body = (len(bits) - head) // BLOCK * BLOCK + head
     total = _of_rows(bits[None, :head], first) if head else ZERO
@@ -85,6 +88,8 @@ def of_change(positions: npt.NDArray[np.int64], old: npt.NDArray[Any], new: npt.
     """What D gains when the elements at ``positions`` (flat in the global tensor, sorted) turn from ``old`` to new."""
     if len(positions) == 0:
         return ZERO
+    if kernels.LIB is not None:
+        return kernels.digest_change(positions, old, new)
     delta = _value(new)
     delta -= _value(old)
     blocks = np.arange(int(positions[0]) // BLOCK, int(positions[-1]) // BLOCK + 1)

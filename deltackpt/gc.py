@@ -97,7 +97,7 @@ class GcPlan:
             raise NotFoundError(
                 "plan-missing", where=path, have=error.strerror or error, need="a saved plan"
             ) from error
-        value = loads_strict(raw, limit=MAX_PLAN, where=os.fspath(path))
+        value = loads_strict(raw, limit=MAX_PLAN, marks=MAX_PLAN, where=os.fspath(path))
         try:
             if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
                 raise ValueError

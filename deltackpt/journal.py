@@ -23,6 +23,7 @@ import xxhash
 from deltackpt.bits import uint
 from deltackpt.codecs import Decoded
 from deltackpt.format.manifest import Link
+from deltackpt.kernels import scatter
 
 _HEAD = struct.Struct("<IIBBxxQQ")  # tensor, patch, width, bytes of a position (0: dense), changes, xxh3-64 of the rest
 
@@ -40,7 +41,7 @@ class Record:
         if self.positions is None:
             elements[:] = self.values
         else:
-            elements[self.positions] = self.values
+            scatter(elements, self.positions, self.values)
 
 
 class Journal:

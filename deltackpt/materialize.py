@@ -16,9 +16,10 @@ from deltackpt import digest
 from deltackpt.chain import Plan
 from deltackpt.diff import State
 from deltackpt.digest import TensorDigest
-from deltackpt.disk import ensure_space, space_errors
+from deltackpt.disk import ensure_space, fsync_dir, fsync_tree, space_errors
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.format.layout import Layout, Shard
+from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.leases import pinned
 from deltackpt.parallel import ordered_map, threads_or_default
@@ -59,11 +60,14 @@ def apply(
     step: str | int = "latest",
     *,
     ref: str = "main",
+    sync: bool = False,
     threads: int | None = None,
     progress: Progress = SILENT,
 ) -> ApplyResult:
     """Materialize a step into ``out``, which must not exist or be empty.
 
+    With ``sync`` it survives a power cut once this returns; without, it does as soon as the system has written it back,
+    as with any copy, and `verify_checkpoint` tells.
     Raises ConflictError ``output-exists``, NotFoundError ``step-missing``, ChainError, FormatError, NoSpaceError; then
     there is no ``out``.
     """
@@ -84,7 +88,11 @@ def apply(
             layout = repo.layout(plan.target)
             with beside(out) as folder, Replay.open(repo, plan) as state:
                 build(repo, layout, repo.digests(plan.target), state, folder, threads_or_default(threads), progress)
+                if sync:
+                    fsync_tree(folder)
                 os.rename(folder, out)
+                if sync:
+                    fsync_dir(out.absolute().parent)
             return plan, layout.size
 
         plan, written = again_if_gone(repo, once)
@@ -163,9 +171,15 @@ def build(
     for side in layout.side:
         path = folder / side.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with space_errors(path):
-            path.write_bytes(repo.read(side.file, side.file.size))
+        save(repo, side.file, path)
         progress.advance(side.file.size)
+
+
+def save(repo: Repository, file: File, path: Path) -> None:
+    """Write an object to a new file, piece by piece. Raises FormatError ``object-hash``; then a part of it is there."""
+    with space_errors(path), path.open("xb") as out:
+        for chunk in repo.stream(file):
+            out.write(chunk)
 
 
 def check_tensor(name: str, found: bytes, digests: Mapping[str, TensorDigest], layout: Layout) -> None:

@@ -36,12 +36,22 @@ class Merged(PatchReader):
         part, i = found[0][0]
         entry = part.entries[i]
         # As of a part of its own: unboxed, and of an encoding that changes elements.
-        alone = replace(entry, encoding="index", shape=entry.whole, offset=(0,) * len(entry.whole))
+        most = sum(part.entries[i].changes for entries in found for part, i in entries)
+        alone = replace(
+            entry, encoding="index", shape=entry.whole, offset=(0,) * len(entry.whole), detail=_Changes(most)
+        )
         return [(cast(PartReader, _Tensor(part.where, (alone,), found)), 0)]
 
     @property
     def names(self) -> set[str]:
         return set().union(*(patch.names for patch in self._patches))
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """At most so many elements change."""
+
+    changes: int
 
 
 @dataclass(frozen=True)

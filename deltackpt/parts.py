@@ -8,23 +8,29 @@ import resource
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from deltackpt.chain import Hop
 from deltackpt.codecs import Entry
+from deltackpt.codecs.boxes import MAX_BOXES, overlap
+from deltackpt.contents import Contents
+from deltackpt.disk import ensure_space, space_errors
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.parallel import ordered_map
 from deltackpt.patch import PartReader
+from deltackpt.ranged import RangedPart
 from deltackpt.repository import Repository, object_differs
 
 SMALL = 64 << 10  # bytes
 FETCHES = 8  # parts on their way at a time
 RESERVE = 256  # descriptors for all else
 
-Found = tuple[PartReader, int]
+AnyPart = PartReader | RangedPart
+Found = tuple[AnyPart, int]
 
 
 def mapped(repo: Repository, file: File) -> memoryview:
@@ -34,13 +40,14 @@ def mapped(repo: Repository, file: File) -> memoryview:
     """
     with ExitStack() as stack:
         local = repo.store.local_path(file.name) if repo.store.capabilities.local else None
-        digest = hashlib.sha256()
         if local is None:
-            spool: BinaryIO = stack.enter_context(tempfile.TemporaryFile(prefix="deltackpt-"))
-            for chunk in repo.store.read(file.name):
-                digest.update(chunk)
-                spool.write(chunk)
-            spool.flush()
+            folder = Path(tempfile.gettempdir())
+            ensure_space(folder, file.size)
+            with space_errors(folder):
+                spool: BinaryIO = stack.enter_context(tempfile.TemporaryFile(prefix="deltackpt-"))
+                for chunk in repo.stream(file):
+                    spool.write(chunk)
+                spool.flush()
         else:
             repo.store.stat(file.name)  # an object, not a link or a pipe in its place
             spool = stack.enter_context(local.open("rb"))
@@ -51,9 +58,7 @@ def mapped(repo: Repository, file: File) -> memoryview:
             spool.seek(0)
             view = memoryview(spool.read())
         stack.close()  # the mapping has a descriptor of its own
-        if local is not None:
-            digest.update(view)
-        if size != file.size or digest.hexdigest() != file.sha256:
+        if local is not None and (size != file.size or hashlib.sha256(view).hexdigest() != file.sha256):
             raise object_differs(f"{repo.store.url}/{file.name}", size, file)
         return view
 
@@ -67,7 +72,7 @@ def _all_mapped(repo: Repository, files: Sequence[File]) -> Iterator[memoryview]
 class PatchReader:
     """All parts of one patch or fold. Whoever holds it may trust origin, tables, and the bytes of every part."""
 
-    def __init__(self, hop: Hop, parts: Sequence[PartReader]) -> None:
+    def __init__(self, hop: Hop, parts: Sequence[AnyPart]) -> None:
         self.hop = hop
         self.parts = parts
         self._entries: dict[str, list[Found]] = {}
@@ -124,20 +129,24 @@ def _make_room(maps: int) -> None:
 
 def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:
     """What several parts, or several entries, hold of one tensor must be boxes of it that do not overlap."""
+    where = f"{where}, {name[:80]!r}"
+    if len(entries) > MAX_BOXES:
+        have, need = f"{len(entries):,} boxes", f"at most {MAX_BOXES:,} of one tensor"
+        raise FormatError("boxes-too-many", where=where, have=have, need=need)
     same = {(e.dtype.name, e.whole) for e in entries}
     if len(same) > 1 or not all(e.boxed for e in entries) or _overlap([e for e in entries if 0 not in e.shape]):
         have = "boxes that overlap, or of different tensors"
-        raise FormatError("boxes-overlap", where=f"{where}, {name[:80]!r}", have=have, need="each element once")
+        raise FormatError("boxes-overlap", where=where, have=have, need="each element once")
 
 
 def _overlap(boxes: Sequence[Entry]) -> bool:
-    """Do any two boxes of one tensor share an element?"""
-    starts = np.array([e.offset for e in boxes], np.int64)
-    ends = starts + np.array([e.shape for e in boxes], np.int64).reshape(starts.shape)
-    return any(((starts[:i] < ends[i]) & (starts[i] < ends[:i])).all(axis=1).any() for i in range(1, len(boxes)))
+    if not boxes:
+        return False
+    first = np.array([e.offset for e in boxes], np.int64)
+    return overlap(first, first + np.array([e.shape for e in boxes], np.int64))
 
 
-def check_origin(part: PartReader, hop: Hop) -> None:
+def check_origin(part: Contents, hop: Hop) -> None:
     """A part belongs to the patch or fold whose record names it."""
     origin = part.origin
     have = (origin.repository, origin.step, origin.parent, origin.base)

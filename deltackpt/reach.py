@@ -45,19 +45,30 @@ class Node:
         """From the bytes of a manifest whose sha256 was checked. Raises KeyError, TypeError or ValueError for any
         other: `Repository.load` then says what is wrong."""
         value = json.loads(raw)
-        parent = value["parent"]
         return cls(
             link,
-            None if parent is None else Link(parent["step"], parent["id"]),
+            None if value["parent"] is None else _link(**value["parent"]),
             _files(value["anchor"]),
             _files(value["patch"]),
-            File(**value["layout"]),
-            File(**value["digests"]),
+            _file(**value["layout"]),
+            _file(**value["digests"]),
         )
 
 
+def _link(step: Any, id: Any) -> Link:
+    if type(step) is not int or type(id) is not str:
+        raise ValueError(id)
+    return Link(step, id)
+
+
+def _file(name: Any, size: Any, sha256: Any) -> File:
+    if type(name) is not str or type(size) is not int or size < 0:
+        raise ValueError(name)
+    return File(name, size, sha256)
+
+
 def _files(value: Any) -> tuple[File, ...] | None:
-    return None if value is None else tuple(File(**item) for item in value)
+    return None if value is None else tuple([_file(**item) for item in value])
 
 
 @dataclass(frozen=True)

@@ -44,45 +44,58 @@ class Renewal:
         self._store, self._record, self._ttl = store, record, ttl
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._raw = old
-        self._renewed = 0.0
+        self._raw = self._sent = old
+        self._renewed, self._expires = 0.0, float("inf")
+        self._lapsed = self._taken = False
         self._renew(now)
         self._thread = threading.Thread(target=self._run, name="deltackpt-renewal", daemon=True)
         self._thread.start()
 
     @property
     def fresh(self) -> bool:
-        """Is more than a third of the lifetime left, by this process's own clock? False after it was stopped for
-        long.
+        """Is more than a third of the lifetime left, by this process's own clock?
+
+        False for ever once the object has lapsed, by the store's clock, or was not what was written to it: somebody may
+        have relied on that.
         """
-        return time.monotonic() - self._renewed < self._ttl * 2 / 3
+        return not self._lapsed and time.monotonic() - self._renewed < self._ttl * 2 / 3
 
     def close(self) -> None:
         """Stop, and remove the object; a store that does not answer leaves it to lapse. Can be called again."""
         if not self._stop.is_set():
             self._stop.set()
             with self._lock, suppress(DeltackptError):
-                self._store.delete(self.name)
+                if not self._taken:
+                    self._store.delete(self.name)
 
     def _renew(self, now: float | None = None) -> None:
         began = time.monotonic()
+        now = self._store.now() if now is None else now
+        self._lapsed |= now >= self._expires
         # Rounded up: a lifetime below a second must not be over at once.
-        raw = self._record(int((self._store.now() if now is None else now) + self._ttl) + 1)
+        expires = int(now + self._ttl) + 1
+        self._sent = raw = self._record(expires)
         if self._raw is None:
             self._store.put(self.name, [raw])
         else:
             self._store.swap(self.name, self._raw, raw)
-        self._raw, self._renewed = raw, began
+        self._raw, self._renewed, self._expires = raw, began, expires
 
     def _run(self) -> None:
         while not self._stop.wait(self._ttl / 3):
             with self._lock, suppress(DeltackptError):  # not now, perhaps the next time
                 if self._stop.is_set():
                     return
+                sent = self._sent
                 try:
                     self._renew()
-                except ConflictError:  # somebody took it for dead; what it protects may still be there
+                except ConflictError:
                     self._raw = self._current()
+                    if self._raw == sent:  # ours: the answer to the time before was lost
+                        continue
+                    self._lapsed, self._taken = True, self._raw is not None
+                    if self._taken:  # somebody took it for dead, and the object is theirs
+                        return
 
     def _current(self) -> bytes | None:
         try:

@@ -19,8 +19,7 @@ from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.journal import Journal
-from deltackpt.parts import Found, PatchReader
-from deltackpt.patch import PartReader
+from deltackpt.parts import AnyPart, Found, PatchReader
 from deltackpt.repository import Repository
 
 Bytes = npt.NDArray[np.uint8]
@@ -151,7 +150,7 @@ def decode_step(current: Bytes, known: Known, found: Sequence[Found]) -> Decoded
     return Decoded(np.concatenate([d.positions for d in decoded]), np.concatenate([d.values for d in decoded]))
 
 
-def _decode_box(part: PartReader, entry: Entry, words: npt.NDArray[Any]) -> Decoded:
+def _decode_box(part: AnyPart, entry: Entry, words: npt.NDArray[Any]) -> Decoded:
     box = tuple(slice(o, o + n) for o, n in zip(entry.offset, entry.shape, strict=True))
     decoded = part.decode(entry, words.reshape(entry.whole)[box].reshape(-1))
     inside = np.arange(entry.elements) if decoded.positions is None else decoded.positions

@@ -87,6 +87,9 @@ class Repository:
         if type(value.get("version")) is not int or value["version"] != VERSION:
             have = f"version {value.get('version')!r}"
             raise FormatError("version-unknown", where=store.url, have=have, need=f"repository version {VERSION}")
+        if value.keys() != {"format", "repository", "version"} or dumps(value) != raw:
+            have, need = "more, or in another form", "canonical JSON of three fields"
+            raise FormatError("marker-field", where=store.url, have=have, need=need)
         return cls(store, value["repository"])
 
     @classmethod
@@ -145,6 +148,9 @@ class Repository:
         link = fields.link("link")
         if link is None:
             fields.refuse("link", "null", "step and id")
+        if dumps(value) != raw:
+            where = f"{self.store.url}/{object_name}"
+            raise FormatError("manifest-canonical", where=where, have="JSON in another form", need="canonical JSON")
         return Ref(name, link, raw)
 
     def put_tag(self, name: str, link: Link) -> Ref:
@@ -223,7 +229,7 @@ class Repository:
     def log(self, ref: str = "main") -> list[Manifest]:
         """The chain of a branch, newest first, as far as it was not collected."""
         head = self.ref(ref)
-        return chain.walk(head.link, self.load, self.edges()) if head else []
+        return list(chain.walk(head.link, self.load, self.edges())) if head else []
 
     def edges(self) -> StoredEdges:
         """Folds and later anchors, as they are listed now."""
@@ -308,6 +314,18 @@ class Repository:
         if len(raw) != file.size or hashlib.sha256(raw).hexdigest() != file.sha256:
             raise object_differs(f"{self.store.url}/{file.name}", len(raw), file)
         return raw
+
+    def stream(self, file: File) -> Iterator[bytes]:
+        """An object in pieces, proven at its end: FormatError ``object-hash`` there, or once it has too many bytes."""
+        found, size = hashlib.sha256(), 0
+        for chunk in self.store.read(file.name):
+            found.update(chunk)
+            size += len(chunk)
+            if size > file.size:
+                break
+            yield chunk
+        if size != file.size or found.hexdigest() != file.sha256:
+            raise object_differs(f"{self.store.url}/{file.name}", size, file)
 
     def layout(self, of: Manifest) -> Layout:
         return self.layout_of(of.layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,18 +12,20 @@ import numpy as np
 
 from deltackpt import digest
 from deltackpt.bits import DTYPES, uint
-from deltackpt.disk import space_errors
 from deltackpt.errors import ChainError
 from deltackpt.format.layout import Shard
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.journal import Journal
-from deltackpt.materialize import check_tensor
+from deltackpt.materialize import check_tensor, save
 from deltackpt.parallel import ordered_map
 from deltackpt.parts import PatchReader
 from deltackpt.progress import Progress
 from deltackpt.replay import Bytes, decode_step
 from deltackpt.repository import Repository
+
+# One call for all pages of a tensor: a fault each costs several times as much (Linux 5.14; not in Python's mmap).
+_POPULATE_READ, _POPULATE_WRITE = 22, 23
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,16 @@ def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> in
         shard, tensor = item
         start, end = shard.header.data_start + tensor.start, shard.header.data_start + tensor.end
         data = np.frombuffer(maps[shard.path], np.uint8)[start:end]
+        first = start - start % mmap.PAGESIZE
+        if len(data):
+            with suppress(OSError):  # an older kernel does not know it, and maps page by page
+                touched = _changes(move, tensor, number[tensor.name]) >= len(data) // mmap.PAGESIZE
+                maps[shard.path].madvise(_POPULATE_WRITE if touched else _POPULATE_READ, first, end - first)
         if not move.resumed:
             check_tensor(tensor.name, digest.xxh3(data), before, layout)
         written = _advance(move, tensor, number[tensor.name], data)
         check_tensor(tensor.name, digest.xxh3(data), after, layout)
         if len(data):
-            first = start - start % mmap.PAGESIZE
             maps[shard.path].madvise(mmap.MADV_DONTNEED, first, end - first)
         return written, len(data)
 
@@ -72,6 +79,12 @@ def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> in
         total += written
         progress.advance(size)
     return total + _side_files(move, folder)
+
+
+def _changes(move: Move, tensor: Tensor, number: int) -> int:
+    """About how many elements of a tensor will be written."""
+    known = sum(len(r.values) for journal in (move.journal, move.following) for r in journal.of(number))
+    return known + sum(part.entries[i].changes for p in move.patches for part, i in p.entries_of(tensor.name))
 
 
 def _advance(move: Move, tensor: Tensor, number: int, data: Bytes) -> int:
@@ -113,8 +126,8 @@ def _side_files(move: Move, folder: Path) -> int:
     for path, file in want.items():
         if have.get(path) != file.sha256:
             draft = folder / ".side"
-            with space_errors(draft):
-                draft.write_bytes(move.repo.read(file, file.size))
+            draft.unlink(missing_ok=True)
+            save(move.repo, file, draft)
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             draft.replace(folder / path)
             written += file.size

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deltackpt.edges import StoredEdges
-from deltackpt.errors import DeltackptError
+from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.format.canonical import dumps
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import MAX_MANIFEST, File, Link
@@ -40,14 +40,19 @@ class Survey:
 
     @classmethod
     def take(cls, repo: Repository) -> Survey:
-        """Raises FormatError for a manifest that is damaged: what it needs cannot be told."""
+        """Raises FormatError for a manifest that is damaged: what it needs cannot be told. A step that a gc removes
+        meanwhile is not in it."""
         now = repo.store.now()
         refs, tags = tuple(repo.refs()), tuple(repo.refs("tags/"))
         objects = {info.name: info for folder in FOLDERS for info in repo.store.list(folder)}
         links = repo.listed(objects)
+        nodes: dict[str, Node] = {}
         readers = 1 if repo.store.capabilities.local else READERS
-        found = ordered_map(lambda link: _node(repo, link), links, readers)
-        nodes = {link.id: node for link, node in zip(links, found, strict=True)}
+        for link, node in zip(links, ordered_map(lambda link: _there(repo, link), links, readers), strict=True):
+            if node is not None:
+                nodes[link.id] = node
+            else:
+                del objects[link.name]
         edges = tuple(_edges(repo))
         return cls(now, refs, tags, tuple(read_leases(repo)), objects, nodes, edges)
 
@@ -77,6 +82,16 @@ def current_fingerprint(repo: Repository) -> str:
     """What the fingerprint is now."""
     refs = [*repo.refs(), *repo.refs("tags/")]
     return fingerprint(refs, [info.name for folder in FOLDERS[:2] for info in repo.store.list(folder)])
+
+
+def _there(repo: Repository, link: Link) -> Node | None:
+    """A step that was listed, None if it went meanwhile."""
+    try:
+        return _node(repo, link)
+    except NotFoundError:
+        if any(repo.store.list(link.name)):  # a store that is at odds with itself is not to be planned upon
+            raise
+        return None
 
 
 def _node(repo: Repository, link: Link) -> Node:

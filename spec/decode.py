@@ -27,7 +27,8 @@ except ImportError:
 
 SIZE_LIMIT, MAX_NAME, MAX_RANK, MAX_HEADER = 1 << 62, 1024, 32, 100_000_000
 MAX_ENTRIES, MAX_CLASSES, MAX_TILE, MAX_K, MAX_EXCEPTION_K, CHUNK = 1 << 20, 15, 1 << 31, 31, 15, 131072
-MAX_MANIFEST, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 536870912, 268435456, 65536
+MAX_MANIFEST, MAX_EDGE, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 4194304, 268435456, 268435456, 65536
+MAX_TABLE, MAX_BOXES, MAX_TENSORS, MAX_MARKS = 268435456, 4096, 1 << 20, {"header": 1 << 21, "json": 1 << 20}
 MAX_STEP, MAX_PARTS, MAX_FILES, MAX_PATH, BLOCK = 10**15, 100_000, 100_000, 960, 4096
 TABLE, PAYLOAD, RESERVED = "deltackpt:table", "deltackpt:payload", "deltackpt:"
 REMOVED, FULL, NAN, INDEX, PACKED, PLANES = range(6)
@@ -74,11 +75,14 @@ def need(condition, code, why=""):
 def load_json(data, prefix, depth):
     """Strict JSON with integers only. `prefix` says whose codes to use: "header" ([F-PART-1], [F-PART-2]) or "json"."""
     syntax, number = ("header-json", "header-json") if prefix == "header" else ("json-syntax", "json-number")
-    level, inside = 0, False
-    for token in re.finditer(rb'\\.|["\[\]{}]', data, re.DOTALL):  # levels first: the parser recurses
+    level, marks, inside = 0, 0, False
+    for token in re.finditer(rb'\\.|["\[\]{},]', data, re.DOTALL):  # levels first: the parser recurses
         if token[0] == b'"':
             inside = not inside
-        elif not inside and token[0] in b"[{":
+        elif not inside and token[0] in b"[{,":
+            marks += 1
+            need(marks <= MAX_MARKS[prefix], prefix + "-too-long", "marks")  # [F-JSON-1]
+        if not inside and token[0] in b"[{":
             level += 1
             need(level <= depth, prefix + "-depth")
         elif not inside and token[0] in b"]}":
@@ -149,7 +153,6 @@ def storage_shape(dtype, shape):
     """[F-ELEM-2], [F-ELEM-3]: the storage shape, and the number of storage elements."""
     bits, total = dtype.bits, dtype.bits
     for d in shape:
-        need(d < SIZE_LIMIT, "shape-overflow")
         bits *= d
         total *= max(d, 1)
     need(len(shape) <= MAX_RANK and total < 8 * SIZE_LIMIT, "shape-overflow")
@@ -166,7 +169,7 @@ def storage_shape(dtype, shape):
 
 def parse_header(text):
     """[F-PART-1] to [F-PART-6]: the metadata, the tensors in the order of their bytes, and where they end."""
-    need(text[:1] == b"{" and text.rstrip(b" ")[-1:] == b"}", "header-json")
+    need(text[:1] == b"{" and text.rstrip(b" \t\r\n")[-1:] == b"}", "header-json")
     header = load_json(text, "header", 8)
     metadata = header.pop("__metadata__", {})
     need(isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values()), "header-field")
@@ -351,11 +354,12 @@ def parse_part(data):
     need(metadata.get("deltackpt") == "1", "version-unknown")  # [F-META-2]
     need(re.fullmatch("0|[1-9][0-9]{0,17}", metadata.get("step", ""), re.ASCII), "part-metadata", "step")  # [F-META-1]
     for key in ("repository", "parent", "base"):  # their form is that of the manifest's: see [F-META-3]
-        need(key in metadata, "part-metadata", key)
+        need(metadata.get(key), "part-metadata", key)
     rest = dict(spans)
     for name in (TABLE, PAYLOAD):  # [F-PART-7]
         need(name in rest and rest[name].dtype.name == "U8" and len(rest[name].shape) == 1, "part-tensors", name)
     table, payload = (body[span.start : span.end] for span in (rest.pop(TABLE), rest.pop(PAYLOAD)))
+    need(len(table) <= MAX_TABLE, "object-too-large", "table")  # [F-TAB-15]
     entries, plain, payloads, at = parse_table(table), [], [], 0
     for e in entries:
         wanted, size = [], 0  # plain tensors as (name, dtype, shape); bytes of the payload
@@ -601,6 +605,7 @@ def apply_patch(state, parts):
     result = dict(state)
     for name, group in by_name.items():
         first = group[0][0]
+        need(len(group) <= MAX_BOXES, "boxes-too-many", name)  # [F-TAB-16]
         for e, _, _ in group[1:]:  # [F-TAB-6]
             need(e.boxed and first.boxed and e.dtype is first.dtype and e.whole == first.whole, "boxes-overlap", name)
         if first.encoding == REMOVED:
@@ -691,6 +696,11 @@ def check_object_name(file):  # [F-MAN-8]
     need(file["name"].startswith(("anchors/", "patches/", "states/", "folds/")), "name-escapes", file["name"])
 
 
+def is_link(value):
+    fields = isinstance(value, dict) and value.keys() == {"step", "id"}
+    return fields and is_int(value["step"], MAX_STEP) and is_hex(value["id"], 64)
+
+
 def parse_manifest(data, manifest_id=None):
     need(len(data) <= MAX_MANIFEST, "json-too-long")
     need(manifest_id is None or hashlib.sha256(data).hexdigest() == manifest_id, "manifest-hash")  # [F-MAN-2]
@@ -708,17 +718,13 @@ def parse_manifest(data, manifest_id=None):
     def files(value):  # [F-MAN-10]
         return value is None or (isinstance(value, list) and len(value) <= MAX_PARTS and all(map(is_file, value)))
 
-    def link(value):
-        fields = isinstance(value, dict) and value.keys() == {"step", "id"}
-        return value is None or (fields and is_int(value["step"], MAX_STEP) and is_hex(value["id"], 64))
-
     def counts(value):
         names = {"added", "removed", "changed", "elements", "changed_elements"}
         return isinstance(value, dict) and value.keys() == names and all(is_int(v, 1 << 62) for v in value.values())
 
     field("repository", lambda v: is_hex(v, 32))
     field("step", lambda v: is_int(v, MAX_STEP))
-    field("parent", link)
+    field("parent", lambda v: v is None or is_link(v))
     field("base", lambda v: v is None or is_hex(v, 64))
     field("state", lambda v: is_hex(v, 64))
     field("anchor", files)
@@ -738,14 +744,34 @@ def parse_manifest(data, manifest_id=None):
     return m
 
 
+def parse_edge(data):
+    """An edge by itself. Nothing here follows one: a reader need not ([F-EDGE-6])."""
+    need(len(data) <= MAX_EDGE, "json-too-long")
+    edge = load_json(data, "json", 16)
+    need(isinstance(edge, dict) and edge.get("format") == "deltackpt-edge", "manifest-field", "format")
+    need(is_int(edge.get("version"), 1) and edge["version"] == 1, "version-unknown")
+    need(is_canonical(edge, data), "manifest-canonical")
+    names = {"format", "version", "repository", "from", "to", "files", "producer", "time"}
+    need(edge.keys() == names, "manifest-field", "fields")  # [F-EDGE-1]
+    start, files = edge["from"], edge["files"]
+    need(is_hex(edge["repository"], 32) and is_link(edge["to"]), "manifest-field")
+    need(start is None or is_link(start), "manifest-field", "from")
+    need(isinstance(edge["producer"], str) and is_int(edge["time"], 1 << 53), "manifest-field")
+    need(start is None or start["step"] < edge["to"]["step"], "manifest-field", "from.step")  # [F-EDGE-2]
+    need(isinstance(files, list) and len(files) <= MAX_PARTS and all(map(is_file, files)), "manifest-field", "files")
+    for file in files:  # [F-EDGE-3]
+        check_object_name(file)
+        folder = "anchors/" if start is None else "folds/"
+        need(file["name"].startswith(folder), "manifest-field", file["name"])
+    return edge
+
+
 def parse_layout(data):
     need(len(data) <= MAX_LAYOUT, "json-too-long")  # [F-LAY-5]
     value = load_json(data, "json", 16)
-    need(isinstance(value, dict), "layout-field")
+    need(isinstance(value, dict) and value.get("format") == "deltackpt-layout", "layout-field", "format")
     # [F-LAY-1]. Version first: another version may have other fields ([F-VER-2]).
-    need({"format", "version"} <= value.keys(), "layout-field")
-    need(value["format"] == "deltackpt-layout" and type(value["version"]) is int, "version-unknown")
-    need(value["version"] == 1, "version-unknown")
+    need(is_int(value.get("version"), 1) and value["version"] == 1, "version-unknown")
     need(value.keys() == {"format", "version", "shards", "side"}, "layout-field")
     for key, other, good in (("shards", "header", lambda v: isinstance(v, str)), ("side", "file", is_file)):
         need(isinstance(value[key], list), "layout-field", key)
@@ -767,6 +793,7 @@ def parse_layout(data):
             need(name not in tensors, "layout-field", "a tensor in two shards")
             need(not name.startswith(RESERVED), "name-refused", name)  # [F-PART-9]
             tensors[name] = span
+        need(len(tensors) <= MAX_TENSORS, "layout-field", "tensors")  # [F-LAY-5]
         shards.append((item["path"], header, spans, 8 + len(header) + end))
     paths = [item["path"] for item in value["shards"] + value["side"]]
     need(len(paths) <= MAX_FILES and len(set(paths)) == len(paths), "layout-field", "files")  # [F-LAY-3]
@@ -892,9 +919,7 @@ def read_anchor(root, m, layout):
     need([file["size"] for file in files] == [shard[3] for shard in layout.shards], "anchor-files")
     state = {}
     for file, (_, header, spans, _) in zip(files, layout.shards, strict=True):
-        data = memoryview(fetch_file(root, file))
-        body = data[8 + len(header) :]
-        need(data[: 8 + len(header)] == len(header).to_bytes(8, "little") + header, "anchor-files", file["name"])
+        body = memoryview(fetch_file(root, file))[8 + len(header) :]
         for name, span in spans.items():
             state[name] = Tensor(span.dtype, span.shape, as_elements(body[span.start : span.end], span.dtype))
     return state

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from states import State, Value, changed, make_checkpoint, tree
 
+from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Link, Manifest
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
@@ -20,6 +21,7 @@ from deltackpt.write import AnchorPolicy, WriteResult, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 NOW = AnchorPolicy(now=True)
+LAYOUT = Layout((), ()).encode()
 HASH = hashlib.sha256(b"anything").hexdigest()
 
 
@@ -92,15 +94,29 @@ class World:
 
 
 def bare_chain(
-    steps: int, *, anchor_every: int = 100, patch: int = 1_000, whole: int = 50_000, store: Any = None
+    steps: int,
+    *,
+    begin: int = 0,
+    anchor_every: int = 100,
+    patch: int = 1_000,
+    whole: int = 50_000,
+    store: Any = None,
+    payloads: bool = False,
 ) -> tuple[Repository, list[Link]]:
-    """A repository of manifests alone, as large as wanted: what no payload is read for can be tried on it."""
+    """A repository of manifests alone, as large as wanted: what no payload is read for can be tried on it.
+
+    With ``begin`` it goes on where one of so many steps ended; with ``payloads`` there is something under every name.
+    """
     store = store or MemoryStore()
     repo = Repository(store, "ab" * 16)
-    store.put("deltackpt.json", [b'{"format":"deltackpt","repository":"%s","version":1}' % (b"ab" * 16)])
-    links: list[Link] = []
-    state = ""
-    for step in range(steps):
+    head = repo.ref() if begin else None
+    if head is None:
+        store.put("deltackpt.json", [b'{"format":"deltackpt","repository":"%s","version":1}' % (b"ab" * 16)])
+        if payloads:
+            store.put(f"states/00000000-{HASH[:12]}/layout.json", [LAYOUT])
+    links: list[Link] = [head.link] if head else []
+    state = repo.load(head.link).state if head else ""
+    for step in range(begin, steps):
         anchored = step % anchor_every == 0
         manifest = Manifest(
             repository=repo.id,
@@ -110,7 +126,7 @@ def bare_chain(
             state=(state := hashlib.sha256(b"%d" % step).hexdigest()),
             anchor=(File(f"anchors/{step:08d}-{HASH[:12]}/model.safetensors", whole, HASH),) if anchored else None,
             patch=(File(f"patches/{step:08d}-{HASH[:12]}/part-00001.safetensors", patch, HASH),) if links else None,
-            layout=File(f"states/00000000-{HASH[:12]}/layout.json", 10, HASH),
+            layout=File(f"states/00000000-{HASH[:12]}/layout.json", len(LAYOUT), hashlib.sha256(LAYOUT).hexdigest()),
             digests=File(f"states/{step:08d}-{HASH[:12]}/digests.safetensors", 10, HASH),
             counts=Counts(0, 0, 1, 10, 1),
             time=step,
@@ -119,5 +135,8 @@ def bare_chain(
         raw = manifest.encode()
         links.append(manifest.link)
         store.put(links[-1].name, [raw])
-    repo.move_ref("main", None, links[-1])
+        if payloads:
+            for file in (*(manifest.anchor or ()), *(manifest.patch or ()), manifest.digests):
+                store.put(file.name, [bytes(file.size)])
+    repo.move_ref("main", head, links[-1])
     return repo, links

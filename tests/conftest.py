@@ -2,9 +2,25 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from deltackpt import kernels
 
 _steady = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # a busy machine is no failure
 settings.register_profile("small", max_examples=25, derandomize=True, **_steady)
 settings.register_profile("ci", max_examples=400, print_blob=True, **_steady)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "small"))
+
+
+@pytest.fixture(scope="module", params=["kernels", "numpy"])
+def engine(request):
+    """The compiled loops, then what stands in for them where there is no compiler: both are held to the same tests."""
+    if request.param == "kernels":
+        if kernels.LIB is None:
+            pytest.skip("the kernels were not compiled")
+        yield
+        return
+    library, kernels.LIB = kernels.LIB, None
+    yield
+    kernels.LIB = library

@@ -60,7 +60,7 @@ SHOWN_BY = {
     "S-GC-4": "test_gc.py::test_young_objects_stay_and_orphans_go",
     "S-GC-5": "test_gc.py::test_a_stale_plan_refuses",
     "S-GC-6": "test_gc.py::test_a_reader_that_comes_while_steps_go_waits",
-    "S-GC-7": "test_chain_crash.py::test_killed_at_some_operations",
+    "S-GC-7": "test_renewal.py::test_a_gc_that_cannot_renew_its_lock_stops",
     "S-STORE-1": "store_contract.py::test_an_exception_in_the_chunks_publishes_nothing",
     "S-STORE-2": "store/test_local.py::test_everything_is_synced_in_order_and_nothing_twice",
     "S-STORE-3": "store_contract.py::test_ranges_are_exact_or_refused",

@@ -267,10 +267,14 @@ def test_a_disk_that_fills_in_between(pair, tmp_path, monkeypatch, after):
 
 
 def test_a_disk_that_fills_with_side_files(pair, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    real = Path.open
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    def full(path, mode="r", *arguments, **options):
+        if "x" in mode:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return real(path, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(NoSpaceError):
         apply(Repository.open(pair[0]), tmp_path / "out")
     assert nothing_left(tmp_path / "out")

@@ -15,25 +15,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chains import NEVER, NOW, World, next_state
+from chains import NOW, World, next_state
 from faulty_store import Died, FaultyStore
-from states import make_checkpoint, tree
+from flows import FLOWS as SCRIPTS
+from flows import KEEP_TWO, SCRIPT, check_after, expire_leases, prepare
+from states import make_checkpoint
 
-from deltackpt.cache import apply_to_cache
 from deltackpt.compact import plan_compact
 from deltackpt.errors import ConflictError
 from deltackpt.fold import write_anchor
-from deltackpt.format.manifest import Link
 from deltackpt.gc import collect
 from deltackpt.materialize import apply
-from deltackpt.repository import Repository
-from deltackpt.retention import Policy
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
 from deltackpt.write import write
 
 URL = "memory://crash"
-KEEP_TWO = Policy(last=2, grace=0)
 
 
 class Clock:
@@ -102,7 +99,7 @@ FLOWS: dict[str, Callable[[World], None]] = {
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_some_operations(world: tuple[World, MemoryStore, Clock], flow: str, when: str) -> None:
-    _killed(world, flow, when, 3)
+    _killed(world, flow, when, 2)
 
 
 @pytest.mark.heavy
@@ -157,24 +154,6 @@ def _killed(world: tuple[World, MemoryStore, Clock], flow: str, when: str, most:
             made.check(link)
 
 
-SCRIPT = """
-import sys
-from deltackpt.repository import Repository
-what, repo, root = sys.argv[1:]
-if what == "publish":
-    from deltackpt.write import AnchorPolicy, write
-    write(root + "/next", repo, threads=1, anchor=AnchorPolicy(now=True))
-elif what == "gc":
-    from deltackpt.gc import collect
-    from deltackpt.retention import Policy
-    collect(Repository.open(repo), Policy(last=2, grace=0), ttl=1)
-elif what == "compact":
-    from deltackpt.compact import plan_compact
-    plan_compact(Repository.open(repo), levels=(2, 4)).execute(Repository.open(repo), threads=1)
-else:
-    from deltackpt.cache import apply_to_cache
-    apply_to_cache(Repository.open(repo), root + "/cache", threads=1)
-"""
 # Ends the process by SIGKILL at its k-th change of the file system: nothing is flushed, nothing is cleaned up.
 KILLER = """
 import os, signal, sys
@@ -193,27 +172,19 @@ for name in ("link", "unlink", "rename", "replace", "mkdir", "write", "fsync"):
 """
 
 
-@pytest.mark.parametrize("flow", ["publish", "gc", "compact", "apply"])
+@pytest.mark.parametrize("flow", SCRIPTS)
 def test_sigkill(tmp_path: Path, flow: str) -> None:
     _sigkill(tmp_path, flow, [11])
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("flow", ["publish", "gc", "compact", "apply"])
+@pytest.mark.parametrize("flow", SCRIPTS)
 def test_sigkill_everywhere(tmp_path: Path, flow: str) -> None:
     _sigkill(tmp_path, flow, range(1, 10_000))
 
 
 def _sigkill(tmp_path: Path, flow: str, moments: list[int] | range) -> None:
-    made = World(tmp_path)
-    links = made.run(6)
-    if flow == "gc":
-        plan_compact(made.repo, levels=(2, 4)).execute(made.repo, threads=1)
-    made.publish(made.states[links[-1].id], anchor=NEVER)
-    links = [m.link for m in made.repo.log()][::-1]
-    apply_to_cache(made.repo, tmp_path / "cache", links[3].step, threads=1)
-    apply_to_cache(made.repo, tmp_path / "cache", links[4].step, threads=1)
-    make_checkpoint(tmp_path / "next", next_state(made.states[links[-1].id], 5))
+    made, links = prepare(tmp_path, flow)
     for k in moments:
         copy = tmp_path / f"at-{k}"
         copy.mkdir()
@@ -223,38 +194,8 @@ def _sigkill(tmp_path: Path, flow: str, moments: list[int] | range) -> None:
         command = [sys.executable, "-c", KILLER + SCRIPT, str(k), flow, str(copy / "repo"), str(copy)]
         status = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}).returncode
         assert status in (0, -signal.SIGKILL)
-        _expire_leases(copy / "repo")
-        _check_after(copy, made, links, flow)
+        expire_leases(copy / "repo")
+        check_after(copy, made, links, flow)
         shutil.rmtree(copy)
         if status == 0:
             break
-
-
-def _expire_leases(repo: Path) -> None:
-    """As if their time were over."""
-    for path in (*repo.glob("leases/*"), repo / "gc.json"):
-        path.unlink(missing_ok=True)
-
-
-def _check_after(copy: Path, made: World, links: list[Link], flow: str) -> None:
-    repo = Repository.open(copy / "repo")
-    report = verify_repository(repo, threads=1)
-    assert report.ok, report.to_dict()
-    made.check(links[-1], repo)
-    head = repo.ref()
-    assert head is not None
-    before = repo.log()[0].step
-    if flow == "publish" and before == links[-1].step:
-        assert write(copy / "next", copy / "repo", threads=1, anchor=NEVER).step == links[-1].step + 1
-    elif flow == "gc":
-        collect(repo, KEEP_TWO)
-        made.check(links[-2], Repository.open(copy / "repo"))
-    elif flow == "compact":
-        plan_compact(repo, levels=(2, 4)).execute(repo, threads=1)
-        for link in links[::2]:
-            made.check(link, repo)
-    elif flow == "apply":
-        done = apply_to_cache(repo, copy / "cache", threads=1)
-        assert done.id == links[-1].id
-        assert tree(copy / "cache" / "current") == made.trees[links[-1].id]
-    assert verify_repository(Repository.open(copy / "repo"), threads=1).ok

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.fold import fold, write_anchor
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.gc import plan_gc
 from deltackpt.materialize import apply
 from deltackpt.reach import Node, cheapest
 from deltackpt.report.log import log
+from deltackpt.report.status import status
 from deltackpt.repository import Repository
+from deltackpt.retention import Policy
 
 
 def loaded(steps: int, **options: int) -> tuple[dict[str, Manifest], list[Link]]:
@@ -78,7 +82,7 @@ def test_a_parent_that_is_gone_is_the_beginning_of_history() -> None:
     assert len(chain.resolve(links[19], load).patches) == 9
     del manifests[links[10].id], manifests[links[11].id]
     with pytest.raises(NotFoundError):
-        chain.walk(links[15], load)
+        list(chain.walk(links[15], load))
     assert [m.step for m in chain.walk(links[25], load)] == list(range(25, 11, -1))
     with pytest.raises(ChainError) as caught:
         chain.resolve(links[15], load)
@@ -104,6 +108,19 @@ def test_a_long_chain_takes_no_recursion(steps: int) -> None:
     assert len(plan.patches) == steps - 1
     assert len(log(repo).steps) == steps
     assert chain.descends(links[-1], links[0], repo.load)
+
+
+def test_memory_is_a_few_kilobytes_a_step() -> None:
+    """What a log, a plan and a status hold while they work, beside the store's own."""
+    repo, links = bare_chain(2_000, anchor_every=100, payloads=True)
+    work = (lambda: log(repo), lambda: repo.resolve(links[-1]), lambda: plan_gc(repo, Policy(last=50, every=500)))
+    for one in (*work, lambda: status(repo)):
+        repo.load.cache_clear()
+        tracemalloc.start()
+        one()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 8_192 * len(links)
 
 
 # Folds, on real payloads

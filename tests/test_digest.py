@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from deltackpt import digest
 from deltackpt.bits import DTYPES, uint
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 MOD = 1 << 64
 BLOCK = 4096
 seeds = st.integers(0, 2**32 - 1)

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from chains import NOW, World, next_state
+from chains import NOW, World, bare_chain, next_state
+from states import make_checkpoint, tree
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.errors import ConflictError, NotFoundError, UsageError
+from deltackpt.errors import ConflictError, FormatError, NotFoundError, UsageError
 from deltackpt.fold import fold
 from deltackpt.format.canonical import dumps
+from deltackpt.format.manifest import Link
 from deltackpt.gc import GcPlan, collect, plan_gc, rebase
 from deltackpt.leases import COLLECTING, lease, read_leases
 from deltackpt.materialize import apply
 from deltackpt.report.log import log
 from deltackpt.report.status import status
+from deltackpt.repository import Repository
 from deltackpt.retention import Policy
+from deltackpt.store import MemoryStore, ObjectInfo
+from deltackpt.survey import Survey
 from deltackpt.verify import verify_repository
+from deltackpt.write import WriteResult, write
 
 LAST = Policy(last=2, grace=0)
 
@@ -220,6 +229,44 @@ def test_a_cache_whose_steps_were_collected_is_rebuilt(world: World, tmp_path: P
     assert apply_to_cache(repo, tmp_path / "cache", threads=1).rebuilt is None
 
 
+def test_what_interrupted_uploads_left_goes_after_the_grace_time(world: World) -> None:
+    folder = world.root / "repo" / "patches" / "00000050-aaaaaaaaaaaa"
+    folder.mkdir()
+    for name, age in ((".tmp-0123", 5_000), (".tmp-4567", 10)):
+        (folder / name).write_bytes(b"torn")
+        then = world.repo.store.now() - age
+        os.utime(folder / name, (then, then))
+    assert [name for name, _ in plan_gc(world.repo).delete] == ["patches/00000050-aaaaaaaaaaaa/.tmp-0123"]
+    collect(world.repo)
+    assert [path.name for path in folder.iterdir()] == [".tmp-4567"]
+
+
+def test_steps_are_kept_by_their_age(world: World) -> None:
+    for link in world.repo.steps():
+        then = world.repo.store.now() - 60 * (9 - link.step)
+        os.utime(world.root / "repo" / link.name, (then, then))
+    plan = plan_gc(world.repo, Policy(within=150, grace=0))
+    why = {int(name[6:14]): reason for name, reason in plan.keep.items() if name.startswith("steps/")}
+    assert why[7] == "step 7: published within 150 seconds"
+    assert why[6].startswith("step 6: on the way to step")
+    assert sorted(why) == [5, 6, 7, 8, 9]
+
+
+def test_storage_is_bounded(tmp_path: Path) -> None:
+    """A run that is collected as it goes holds its last steps, the way to them, and one step in so many."""
+    repo, policy, most = None, Policy(last=50, every=500, grace=0), 0
+    store = MemoryStore()
+    for steps in range(250, 2_001, 250):
+        repo, _ = bare_chain(steps, begin=steps - 250, store=store, payloads=True)
+        collect(repo, policy)
+        left = repo.steps()
+        most = max(most, len(left))
+        assert {link.step for link in left} >= {*range(steps - 50, steps), *range(0, steps, 500)}
+        names = [info.name for info in store.list("")]
+        assert sum(name.startswith("patches/") for name in names) <= len(left)
+    assert most <= 50 + 100 + 2_000 // 500
+
+
 def test_tags(world: World) -> None:
     repo = world.repo
     tag = repo.put_tag("good", repo.find(3))
@@ -237,6 +284,45 @@ def test_tags(world: World) -> None:
         plan_gc(repo, Policy(tags=("good",)))
 
 
+def test_two_writers_at_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both begin at step 9: one publishes, the other is told who did, and what it put is gone or whole."""
+    state = world.states[world.repo.find().id]
+    together, publish = threading.Barrier(2), Repository.publish
+
+    def at_once(repo: Repository, *args: Any) -> Link:
+        together.wait(20)
+        return publish(repo, *args)
+
+    monkeypatch.setattr(Repository, "publish", at_once)
+    ends: dict[int, WriteResult | ConflictError] = {}
+
+    def run(i: int) -> None:
+        make_checkpoint(tmp_path / f"in{i}", next_state(state, 100 + i))
+        try:
+            ends[i] = write(tmp_path / f"in{i}", world.url, threads=1)
+        except ConflictError as error:
+            ends[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.undo()
+    (won,) = [i for i, end in ends.items() if isinstance(end, WriteResult)]
+    lost = ends[1 - won]
+    assert isinstance(lost, ConflictError)
+    assert (lost.code, lost.exit_code) == ("ref-moved", 7)
+    assert "step 10" in lost.have
+    assert "published by deltackpt" in lost.have
+    apply(world.repo, tmp_path / "o", 10, threads=1)
+    assert tree(tmp_path / "o") == tree(tmp_path / f"in{won}")
+    assert verify_repository(world.repo, threads=1).ok
+    assert write(tmp_path / f"in{1 - won}", world.url, threads=1).step == 11
+    apply(world.repo, tmp_path / "p", 11, threads=1)
+    assert tree(tmp_path / "p") == tree(tmp_path / f"in{1 - won}")
+
+
 def test_two_writers(world: World) -> None:
     repo, head = world.repo, world.repo.ref()
     assert head is not None
@@ -248,6 +334,30 @@ def test_two_writers(world: World) -> None:
     assert "published by deltackpt" in caught.value.have
 
 
+def test_a_survey_passes_over_steps_that_go_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = world.repo
+    gone = repo.find(3)
+    taken = repo.store.list
+    repo.store.delete(gone.name)
+    ghost = ObjectInfo(gone.name, 1, 1.0)
+    once = iter([ghost])  # the listing is a moment old
+    monkeypatch.setattr(repo.store, "list", lambda prefix: [*taken(prefix), *(once if prefix == "steps/" else ())])
+    found = Survey.take(repo)
+    assert gone.id not in found.nodes
+    assert gone.name not in found.objects
+    monkeypatch.setattr(repo.store, "list", lambda prefix: [*taken(prefix), *([ghost] if prefix in ghost.name else ())])
+    with pytest.raises(NotFoundError):
+        Survey.take(repo)
+
+
+def test_a_manifest_that_only_its_hash_speaks_for_is_refused(world: World) -> None:
+    raw = world.repo.load(world.repo.find()).encode().replace(b'"size":', b'"size":-', 1)
+    world.repo.store.put(Link(9, hashlib.sha256(raw).hexdigest()).name, [raw])
+    with pytest.raises(FormatError) as caught:
+        plan_gc(world.repo)
+    assert caught.value.code == "manifest-field"
+
+
 def test_status(world: World, tmp_path: Path) -> None:
     apply_to_cache(world.repo, tmp_path / "cache", 7, threads=1)
     with lease(world.repo, world.repo.find(8)):
@@ -256,4 +366,14 @@ def test_status(world: World, tmp_path: Path) -> None:
     assert found.cache is not None
     assert (found.cache.behind, found.cache.catch_up_patches, found.cache.on_branch) == (2, 2, True)
     assert set(found.storage) == {"anchors", "leases", "patches", "states", "steps", "refs"}
-    assert found.gc_steps == 0
+    assert (found.gc_steps, found.gc_frees) == (0, 0)
+    head = world.repo.find()
+    world.publish(next_state(world.states[world.repo.find(4).id], 60), resume_from=4)
+    for path in (world.root / "repo").rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    found = status(world.repo, tmp_path / "cache")
+    assert found.cache is not None
+    assert (found.cache.on_branch, found.cache.behind) == (False, None)
+    plan = plan_gc(world.repo)
+    assert (found.gc_steps, found.gc_frees) == (5, plan.frees)
+    assert head.name in dict(plan.delete)

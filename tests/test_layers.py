@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "deltackpt"
 ORDER = [
     "errors",
+    "kernels",
     "bits",
     "digest",
     "format",
@@ -21,10 +22,12 @@ ORDER = [
     "checkpoint_files",
     "shard_writer",
     "checkpoint",
+    "contents",
     "patch",
     "diff",
     "chain",
     "store",
+    "ranged",
     "doctor",
     "edges",
     "repository",
@@ -35,6 +38,7 @@ ORDER = [
     "replay",
     "materialize",
     "merge",
+    "proof",
     "slot",
     "cache",
     "draft",

@@ -233,7 +233,7 @@ def test_the_registry_has_the_codes_that_are_used():
     text = (SPEC / "decode.py").read_text()
     used = re.findall(r'(?:need|Refused|number)\([^\n]*?"([a-z0-9]+(?:-[a-z0-9]+)+)"', text)
     assert len(set(used)) > 50
-    assert set(used) - {"deltackpt-layout", "deltackpt-digests"} <= known
+    assert set(used) - {"deltackpt-layout", "deltackpt-digests", "deltackpt-edge"} <= known
 
 
 # What is damaged, or was made to be
@@ -482,7 +482,7 @@ def test_manifests_have_one_form(repository):
     [
         ({}, None),
         ({"version": 2, "new": 1}, "version-unknown"),
-        ({"format": "x"}, "version-unknown"),
+        ({"format": "x"}, "layout-field"),
         ({"new": 1}, "layout-field"),
         ({"side": [{"path": "a", "file": {}}]}, "layout-field"),
         ({"shards": [{"path": "../a", "header": "{}"}]}, "name-escapes"),

@@ -2,11 +2,13 @@
 
 import ast
 import importlib
+import json
 import re
+from functools import partial
 
 import pytest
 from store_rules import SHOWN_BY
-from vectors import FIXTURES, INDEX, ROOT
+from vectors import FIXTURES, INDEX, ROOT, code_of, second
 
 from deltackpt.bits import DTYPES
 from deltackpt.codecs.table import ENCODINGS
@@ -20,8 +22,10 @@ ELSEWHERE = {
     "F-READ-4": "test_vectors.py::test_parts",
     "F-APPLY-6": "test_cache_readers.py::test_the_directory_that_readers_hold_is_left_alone",
     "F-DOBJ-3": "test_spec.py::test_limits_of_objects",
+    "F-JSON-1": "test_spec.py::test_limits_of_objects",
     "F-LAY-5": "test_spec.py::test_limits_of_objects",
     "F-MAN-10": "test_spec.py::test_limits_of_objects",
+    "F-TAB-15": "test_ranged.py::test_a_table_above_the_limit_is_not_asked_for",
     "F-VER-1": "test_spec.py::test_codes_are_given_once",
     "F-WRITE-4": "test_write.py::test_a_checkpoint_that_changes_while_it_is_read",
     "F-WRITE-5": "codecs/test_encodings.py::test_any_change_comes_back",
@@ -172,16 +176,24 @@ def test_links():
             assert anchor in {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}, f"{name}: {anchor}"
 
 
-def test_limits_of_objects():
-    """Above the limits of manifest, layout, edge and digests object nothing is parsed."""
+def test_limits_of_objects(monkeypatch):
+    """Above the limits of manifest, layout, edge and digests object nothing is parsed, by either decoder."""
     from deltackpt.errors import FormatError
     from deltackpt.format import edge, layout, manifest
-    from deltackpt.format.canonical import loads_strict
+    from deltackpt.format.canonical import MAX_MARKS, loads_strict
 
-    for module, limit in ((manifest, manifest.MAX_MANIFEST), (edge, edge.MAX_EDGE)):
-        with pytest.raises(FormatError) as error:
-            module.decode(b" " * (limit + 1), "here")
-        assert error.value.code == "json-too-long"
+    other = second()
+    kinds = (
+        (manifest, other.parse_manifest, manifest.MAX_MANIFEST),
+        (edge, other.parse_edge, edge.MAX_EDGE),
+        (layout, other.parse_layout, layout.MAX_LAYOUT),
+    )
+    marks, text = b"[" + b"," * MAX_MARKS + b"]", b'["' + b"[{," * (MAX_MARKS // 2) + b'"]'
+    for module, parse, limit in kinds:
+        for data in (marks, bytes(limit + 1)):
+            assert code_of(partial(module.decode, data, "here")) == "json-too-long"
+            assert code_of(partial(parse, data)) == "json-too-long"
+        assert code_of(partial(module.decode, text, "here")) in ("manifest-field", "layout-field")
     with pytest.raises(FormatError):
         loads_strict(b"1234", limit=3, where="here")
     many = b'{"format":"deltackpt-layout","shards":[],"side":[%s],"version":1}' % b",".join(
@@ -190,6 +202,17 @@ def test_limits_of_objects():
     with pytest.raises(FormatError) as error:
         layout.decode(many, "here")
     assert error.value.code == "layout-field"
+    monkeypatch.setattr(layout, "MAX_TENSORS", 3)
+    monkeypatch.setattr(other, "MAX_TENSORS", 3)
+    shard = (
+        '{"%s":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"%s":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+    )
+    shards = [{"path": f"{i}", "header": shard % (f"a{i}", f"b{i}")} for i in range(2)]
+    data = json.dumps({"format": "deltackpt-layout", "shards": shards, "side": [], "version": 1}).encode()
+    assert code_of(lambda: layout.decode(data, "here")) == "layout-field"
+    assert code_of(lambda: other.parse_layout(data)) == "layout-field"
+    monkeypatch.setattr(layout, "MAX_TENSORS", 4)
+    assert len(layout.decode(data, "here").tensors) == 4
     fields = manifest.Fields({"patch": [0] * (manifest.MAX_PARTS + 1)}, "here")
     with pytest.raises(FormatError) as error:
         fields.files("patch")

@@ -5,8 +5,10 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+from tile_by_tile import PARTS
 from vectors import (
     FIXTURES,
     INDEX,
@@ -36,9 +38,20 @@ from deltackpt.patch import TABLE, PartReader, PartWriter
 from deltackpt.repository import Repository
 from deltackpt.verify import verify_part, verify_repository
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 # What only the old elements tell; verify of a lone part cannot.
 NEEDS_OLD = {
-    *("base-shape", "boxes-overlap", "count-differs", "indices-order", "plane-length", "frame-size", "frame-broken"),
+    *(
+        "base-shape",
+        "boxes-overlap",
+        "boxes-too-many",
+        "count-differs",
+        "indices-order",
+        "plane-length",
+        "frame-size",
+        "frame-broken",
+    ),
     *("tile-short", "tile-length", "unary-count", "gap-outside", "position-outside", "padding", "step-outside"),
     *("list-wrong", "count-outside"),
 }
@@ -53,15 +66,16 @@ def test_there_are_enough():
 
 @pytest.mark.parametrize("vector", of_kind("part"), ids=name_of)
 def test_parts(vector):
-    """Applied as a whole, entry by entry, by the second decoder, and verified without a base."""
+    """As a whole, by ranges, tile by tile, entry by entry, by the second decoder, and verified without a base."""
     data, base, code = data_of(vector), base_of(vector), vector.get("error")
-    for reader in (streamed, by_second):
+    for reader in (*(partial(streamed, read=read) for read in PARTS.values()), by_second):
         found = {}
         assert code_of(lambda: found.update(reader(data, base))) == code, reader  # noqa: B023
         if code is None:
             assert proofs(found).items() >= vector["result"].items()
-    apart = code_of(lambda: decoded_apart(data, base))
-    assert apart == (None if code in ("base-shape", "boxes-overlap") else code)
+    for read in PARTS.values():
+        apart = code_of(lambda: decoded_apart(data, base, read))  # noqa: B023
+        assert apart == (None if code in ("base-shape", "boxes-overlap", "boxes-too-many") else code)
     codes = {finding.code for finding in verify_part(FIXTURES / vector["path"]).findings}
     assert codes == {code} or (codes == set() and (code is None or code in NEEDS_OLD))
 
@@ -99,8 +113,7 @@ def test_round_trip(vector):
 def test_records(vector):
     data = data_of(vector)
     assert code_of(lambda: read_record(vector, data)) == vector.get("error")
-    if vector["kind"] != "edge":  # the second decoder takes only the ways of manifests
-        assert code_of(lambda: read_record_by_second(vector, data)) == vector.get("error")
+    assert code_of(lambda: read_record_by_second(vector, data)) == vector.get("error")
     if "error" not in vector and vector["kind"] in ("manifest", "edge"):
         assert read_record(vector, data).encode() == data
 

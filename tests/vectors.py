@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from tile_by_tile import PARTS
 
 from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
@@ -19,7 +20,6 @@ from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.materialize import apply
 from deltackpt.parts import PatchReader
-from deltackpt.patch import PartReader
 from deltackpt.replay import decode_step, replace_whole
 from deltackpt.repository import Repository
 
@@ -79,9 +79,9 @@ def proofs(found: Found) -> dict[str, Any]:
     }
 
 
-def streamed(data: bytes, base: Found) -> Found:
+def streamed(data: bytes, base: Found, read: Callable[[bytes], Any] = PARTS["streamed"]) -> Found:
     """Every tensor of a part applied to its base, as a replay does it."""
-    patch = PatchReader(None, [PartReader(memoryview(data), "vector")])
+    patch = PatchReader(None, [read(data)])
     result = dict(base)
     for name in patch.names:
         found, old = patch.entries_of(name), base.get(name)
@@ -96,9 +96,9 @@ def streamed(data: bytes, base: Found) -> Found:
     return result
 
 
-def decoded_apart(data: bytes, base: Found) -> None:
-    """Each entry by itself, in no order: what a reader of ranges does."""
-    part = PartReader(memoryview(data), "vector")
+def decoded_apart(data: bytes, base: Found, read: Callable[[bytes], Any] = PARTS["streamed"]) -> None:
+    """Each entry by itself, in no order."""
+    part = read(data)
     for entry in reversed(part.entries):
         old = base.get(entry.name)
         if entry.encoding in ("full", "removed") or (old and (entry.dtype.name, entry.whole) == old[:2]):
@@ -134,7 +134,7 @@ def read_record_by_second(vector: dict[str, Any], data: bytes) -> Any:
     if kind == "digests":
         files = reader.parse_layout((FIXTURES / vector["layout"]).read_bytes())
         return reader.parse_digests(data, files, vector["state"])
-    return {"manifest": reader.parse_manifest, "layout": reader.parse_layout}[kind](data)
+    return {"manifest": reader.parse_manifest, "layout": reader.parse_layout, "edge": reader.parse_edge}[kind](data)
 
 
 def read_checkpoint(path: Path) -> Found:

@@ -23,6 +23,7 @@ Out = Annotated[
     ),
 ]
 Cache = Annotated[bool, typer.Option("--cache", help="OUT is a managed cache, whose `current` follows the repository.")]
+Sync = Annotated[bool, typer.Option("--sync", help="Wait until a power cut can no longer take OUT.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Build a new slot; do not patch the old one.")]
 
 
@@ -34,6 +35,7 @@ def apply(
     ref: Ref = "main",
     cache: Cache = False,
     fresh: Fresh = False,
+    sync: Sync = False,
     threads: Threads = None,
     object_cache: ObjectCache = None,
     object_cache_size: ObjectCacheSize = "20GB",
@@ -44,6 +46,8 @@ def apply(
     """
     if fresh and not cache:
         raise UsageError("usage", where="--fresh", have="no --cache", need="--cache, whose slots it is about")
+    if sync and cache:
+        raise UsageError("usage", where="--sync", have="--cache", need="a directory: a cache is proven after a restart")
     with voice.progress() as progress:
         source = read_through(repo, object_cache, object_cache_size)
         if cache:
@@ -53,7 +57,7 @@ def apply(
         else:
             from deltackpt import materialize
 
-            done = materialize.apply(source, out, step, ref=ref, threads=threads, progress=progress)
+            done = materialize.apply(source, out, step, ref=ref, sync=sync, threads=threads, progress=progress)
     if done.rebuilt is not None:
         voice.note(f"note: the cache was built anew, since {done.rebuilt}")
     if not done.leased:

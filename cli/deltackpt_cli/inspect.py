@@ -17,17 +17,23 @@ if TYPE_CHECKING:
     from deltackpt.report.inspection import Inspection
 
 Target = Annotated[
-    str, typer.Argument(metavar="REPO|PART", show_default=False, help="A repository, or one part file of a patch.")
+    str,
+    typer.Argument(
+        metavar="REPO|PART", show_default=False, help="A repository, or one part of a patch: a file, or its URL."
+    ),
 ]
 
 
 def inspect(voice: Voice, target: Target, step: Step = "latest", ref: Ref = "main", threads: Threads = None) -> None:
-    """Show what a patch holds, tensor by tensor."""
+    """Show what a patch holds, tensor by tensor.
+
+    Of a store that is not local only headers and tables are read, and the share of steps by one ULP is not known.
+    """
     from deltackpt.report.inspection import inspect_part, inspect_step
     from deltackpt.repository import Repository
 
     with voice.progress() as progress:
-        if Path(target).is_file():
+        if ("://" in target and target.endswith(".safetensors")) or Path(target).is_file():
             found = inspect_part(target)
         else:
             found = inspect_step(Repository.open(target), step, ref, threads=threads, progress=progress)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from deltackpt.bits import DType
-from deltackpt.codecs import packed, plain, planes
+from deltackpt.codecs import directory, packed, plain, planes
 from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Source
 from deltackpt.codecs.near import FAR_ONLY, SCAN_LIMIT, choose_near
-from deltackpt.codecs.steps import exponent_of
+from deltackpt.codecs.steps import count_exponents
 from deltackpt.codecs.table import Entry, detail_size
 from deltackpt.codecs.tiles import choose_grid
 from deltackpt.errors import UsageError
@@ -72,10 +72,10 @@ def _packed(change: Change, scan_limit: int) -> Encoded | None:
         return None
     near = FAR_ONLY
     if change.elements < scan_limit and change.dtype.sign_magnitude:
-        near = choose_near(exponent_of(change.base, change.dtype), len(change.positions))
+        near = choose_near(count_exponents(change.base, change.dtype), len(change.positions))
     grid = choose_grid(change.shape, len(change.positions))
-    directory, tiles = packed.encode(change.positions, change.old, change.new, change.base, change.dtype, grid, near)
-    return Encoded(directory, tiles)
+    detail, tiles = packed.encode(change.positions, change.old, change.new, change.base, change.dtype, grid, near)
+    return Encoded(detail, tiles)
 
 
 def decode(entry: Entry, base: Elements | None, source: Source, where: str) -> Decoded:
@@ -86,7 +86,7 @@ def decode(entry: Entry, base: Elements | None, source: Source, where: str) -> D
 def check(entry: Entry, source: Source, where: str) -> None:
     """Checksums alone, for whoever has no old elements. Raises FormatError."""
     if entry.encoding == "packed":
-        packed.check(entry.detail, source.payload(), where)
+        directory.check(entry.detail, source.payload(), where)
     elif entry.encoding == "planes":
         planes.check(entry.detail, source.payload(), where)
     elif entry.encoding != "removed":

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.bits import DType, uint
+from deltackpt.kernels import scatter
 
 Elements = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
@@ -72,7 +73,7 @@ class Decoded:
         if self.positions is None:
             elements[:] = self.values
         else:
-            elements[self.positions] = self.values
+            scatter(elements, self.positions, self.values)
 
 
 class Source(Protocol):

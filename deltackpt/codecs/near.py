@@ -43,12 +43,15 @@ class Near:
 FAR_ONLY = Near()
 
 
-def choose_near(exponents: Exponents, changes: int) -> Near:
-    """Near is the smallest exponent and up that covers a tenth of the elements (FORMAT, writer requirements)."""
+def choose_near(elements: Ints, changes: int) -> Near:
+    """Near is the smallest exponent and up that covers a tenth of the elements (FORMAT, writer requirements).
+
+    ``elements``: how many of the old ones have each exponent.
+    """
     if changes < MIN_CHANGES:
         return FAR_ONLY
-    share = np.cumsum(np.bincount(exponents)) * 10
-    return Near(int(np.searchsorted(share, len(exponents))), CLASSES)
+    share = np.cumsum(elements)
+    return Near(int(np.searchsorted(share * 10, share[-1])), CLASSES)
 
 
 class Population:

@@ -15,38 +15,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltackpt import kernels
 from deltackpt.bits import DType, uint
-from deltackpt.codecs import gaps
+from deltackpt.codecs import fast, gaps
 from deltackpt.codecs.bits import Ints, octets, starts, write_fields, write_planes, write_unary
+from deltackpt.codecs.directory import Directory, check, check_counts
 from deltackpt.codecs.near import Near, Population
 from deltackpt.codecs.sections import TileReader
-from deltackpt.codecs.steps import Elements, Scale, bit_length, choose_scale, exponent_of, from_steps, to_steps
+from deltackpt.codecs.steps import (
+    Elements,
+    bit_length,
+    choose_scale,
+    exponent_of,
+    from_steps,
+    lengths_by_exponent,
+    to_steps,
+)
 from deltackpt.codecs.tiles import Grid
 from deltackpt.errors import FormatError
 
 GROUP = 1 << 17
 WIDTHS = (1, 2, 4)
-MAX_EXCEPTION_K = 15
-
-
-@dataclass(frozen=True)
-class Directory:
-    """What a reader knows of a packed tensor before it touches the payload: parameters, and a row for every tile."""
-
-    grid: Grid
-    near: Near
-    scale: Scale
-    exception_k: int
-    counts: Ints  # (tiles, lists): changes
-    unary: Ints  # (tiles,): bytes of the unary section
-    lengths: Ints  # (tiles,): bytes of the tile
-    checksums: npt.NDArray[np.uint32]  # (tiles,): crc32 of the tile's bytes
-
-    @property
-    def changes(self) -> Ints:
-        """Changes of every tile."""
-        total: Ints = self.counts.sum(axis=1)
-        return total
 
 
 @dataclass(frozen=True)
@@ -67,6 +56,8 @@ def encode(
     positions: Ints, old: Elements, new: Elements, base: Elements, dtype: DType, grid: Grid, near: Near
 ) -> tuple[Directory, list[bytes]]:
     """Changed elements, sorted by flat position, of a tensor whose old elements are ``base`` -> directory and tiles."""
+    if kernels.LIB is not None:
+        return fast.encode(positions, old, new, base, dtype, grid, near)
     exponent = exponent_of(old, dtype)
     key, rank = grid.split(positions)
     spans = np.full((grid.tiles, 1), grid.span)
@@ -85,11 +76,8 @@ def encode(
 
     down, size = to_steps(old, new, dtype)
     length = bit_length(size)
-    scale = choose_scale(exponent, length, dtype.width)
-    eligible = scale.eligible(exponent)
-    changes = _Changes(down, size, length, scale.raw_bits(exponent, dtype.width), eligible)
-    exceptions = np.count_nonzero(eligible & (length > changes.raw))
-    exception_k = _exception_k(int(exceptions), int(np.count_nonzero(eligible)))
+    scale, exception_k = choose_scale(lengths_by_exponent(exponent, length), dtype.width)
+    changes = _Changes(down, size, length, scale.raw_bits(exponent, dtype.width), scale.eligible(exponent))
 
     tiles: list[bytes] = []
     unary: list[Ints] = []
@@ -102,10 +90,6 @@ def encode(
     checksums = np.array([zlib.crc32(t) for t in tiles], np.uint32)
     lengths = np.array([len(t) for t in tiles], np.int64)
     return Directory(grid, near, scale, exception_k, counts, np.concatenate(unary), lengths, checksums), tiles
-
-
-def _exception_k(exceptions: int, eligible: int) -> int:
-    return min(MAX_EXCEPTION_K, int(gaps.rice_parameter(np.array([exceptions]), np.array([eligible]))[0]))
 
 
 def _groups(bounds: Ints) -> Iterator[slice]:
@@ -182,12 +166,11 @@ def decode(
     ``base`` holds the old elements, flat. Raises FormatError if the bytes are not a valid stream.
     """
     grid, near = directory.grid, directory.near
+    if kernels.LIB is not None:
+        return fast.decode(directory, payload, base, dtype, where)
     population = Population(near, exponent_of(base, dtype), grid) if near.classes else None
     spans = population.spans(grid) if population else np.full((grid.tiles, 1), grid.span)
-    if (directory.counts > spans).any():
-        raise FormatError(
-            "count-outside", where=where, have="more changes than a list has elements", need="at most all"
-        )
+    check_counts(directory, spans, where)
     tiles = check(directory, payload, where)
     parts = [
         _decode_group(directory, part, tiles[part], spans[part], population, base, dtype, where)
@@ -196,17 +179,6 @@ def decode(
     if not parts:
         return np.zeros(0, np.int64), np.zeros(0, uint(dtype.width))
     return np.concatenate([p for p, _ in parts]), np.concatenate([v for _, v in parts])
-
-
-def check(directory: Directory, payload: memoryview, where: str) -> list[memoryview]:
-    """The bytes of every tile. Raises FormatError ``tile-checksum`` for one that has not the crc32 of the directory."""
-    at = starts(directory.lengths).tolist()
-    tiles = [payload[a:b] for a, b in pairwise(at)]
-    for t, (tile, checksum) in enumerate(zip(tiles, directory.checksums.tolist(), strict=True)):
-        if zlib.crc32(tile) != checksum:
-            need = "the crc32 of the directory"
-            raise FormatError("tile-checksum", where=f"{where}, tile {t}", have="other bytes", need=need)
-    return tiles
 
 
 def _decode_group(

@@ -13,9 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deltackpt import kernels
 from deltackpt.bits import DType, in_order, out_of_order, uint
+from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.gaps import rice_parameter
 
 Elements = npt.NDArray[np.unsignedinteger]
+EXPONENTS, LENGTHS = 256, 33  # of types up to 4 bytes wide
+MAX_EXCEPTION_K = 15
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,16 @@ def exponent_of(bits: Elements, dtype: DType) -> Elements:
     field = (bits >> bits.dtype.type(start)) & bits.dtype.type((1 << count) - 1)
     narrow: Elements = field.astype(np.uint8 if count <= 8 else np.uint16)
     return narrow
+
+
+def count_exponents(bits: Elements, dtype: DType) -> Ints:
+    """How many elements have each exponent: shape (256,)."""
+    if kernels.LIB is None:
+        return np.bincount(exponent_of(bits, dtype), minlength=EXPONENTS)
+    words, counts = np.ascontiguousarray(bits), np.empty(EXPONENTS, np.int64)
+    layout = np.array([dtype.width, *dtype.exponent], np.int32)
+    kernels.LIB.dk_exponents(kernels.address(words), len(words), kernels.address(layout), kernels.address(counts))
+    return counts
 
 
 def to_steps(old: Elements, new: Elements, dtype: DType) -> tuple[npt.NDArray[np.bool_], Elements]:
@@ -85,16 +100,26 @@ def bit_length(values: Elements) -> npt.NDArray[np.uint8]:
 _LENGTHS = np.repeat(np.arange(17, dtype=np.uint8), [1, *(1 << n for n in range(16))])
 
 
-def choose_scale(exponent: Elements, lengths: npt.NDArray[np.uint8], width: int) -> Scale:
-    """The ceiling above every size > 0, and the anchor that costs the fewest bits (FORMAT, writer requirements)."""
-    cells = np.bincount((exponent.astype(np.uint16) << np.uint16(6)) | lengths)
-    cell = np.flatnonzero(cells)
-    e, length, count = cell >> 6, cell & 63, cells[cell]
+def lengths_by_exponent(exponent: Elements, lengths: npt.NDArray[np.uint8]) -> Ints:
+    """How many changes have each exponent and bit length of their size: shape (256, 33)."""
+    cells = np.bincount(exponent.astype(np.uint16) * np.uint16(LENGTHS) + lengths, minlength=EXPONENTS * LENGTHS)
+    return cells.reshape(EXPONENTS, LENGTHS)
+
+
+def choose_scale(cells: Ints, width: int) -> tuple[Scale, int]:
+    """The ceiling above every size > 0, the anchor that costs the fewest bits, and the Rice parameter of the gaps
+    between exceptions (FORMAT, writer requirements), from :func:`lengths_by_exponent`.
+    """
+    e, length = np.nonzero(cells)
     if not length.any():
-        return Scale(0, 0)
+        return Scale(0, 0), 0
     top = int(e[length > 0].max())
-    e, length, count = (a[e <= top] for a in (e, length, count))
+    e, length = e[e <= top], length[e <= top]
+    count = cells[e, length]
     anchors = np.arange(max(0, top - 15), min(255, top + 15) + 1)
     raw = np.clip(anchors[:, None] - e, 0, 8 * width - 1)
     cost = (raw + np.where(length > raw, 3 + 2 * (length - raw), 0)) * count
-    return Scale(top + 1, int(anchors[np.argmin(cost.sum(axis=1))]))
+    best = int(np.argmin(cost.sum(axis=1)))
+    exceptions, eligible = int(count[length > raw[best]].sum()), int(count.sum())
+    k = int(rice_parameter(np.array([exceptions]), np.array([eligible]))[0])
+    return Scale(top + 1, int(anchors[best])), min(MAX_EXCEPTION_K, k)

@@ -14,9 +14,10 @@ import numpy as np
 
 from deltackpt.bits import BY_CODE, DTYPES, DType, nbytes, storage_shape
 from deltackpt.codecs import packed, planes
+from deltackpt.codecs.directory import Directory
 from deltackpt.codecs.near import Near
 from deltackpt.codecs.plain import Checked
-from deltackpt.codecs.steps import Scale
+from deltackpt.codecs.steps import MAX_EXCEPTION_K, Scale
 from deltackpt.codecs.tiles import MAX_TILE, Grid, collapse
 from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, check_name
 from deltackpt.format.varint import Reader, arrays, write
@@ -161,7 +162,7 @@ def _read_checked(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int
     return Checked(r.number(elements), int.from_bytes(r.raw(4), "little"))
 
 
-def _write_packed(d: packed.Directory) -> bytes:
+def _write_packed(d: Directory) -> bytes:
     head = [d.grid.lead, d.grid.rows, d.grid.columns, d.near.classes]
     head += [d.near.threshold] if d.near.classes else []
     head += [d.scale.ceiling]
@@ -169,7 +170,7 @@ def _write_packed(d: packed.Directory) -> bytes:
     return write(head) + arrays(d.counts.ravel(), d.unary, d.lengths) + d.checksums.astype("<u4").tobytes()
 
 
-def _read_packed(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int) -> packed.Directory:
+def _read_packed(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int) -> Directory:
     if dtype.width not in packed.WIDTHS:
         r.refuse("encoding-dtype", f"packed {dtype.name}", "a dtype of 1, 2 or 4 bytes")
     lead, height, width = collapse(shape)
@@ -186,7 +187,7 @@ def _read_packed(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int)
     near = Near(r.number(exponents - 1) if classes else 0, classes)
     ceiling = r.number(exponents)
     scale = Scale(ceiling, r.number(255) if ceiling else 0)
-    exception_k = r.number(packed.MAX_EXCEPTION_K) if ceiling else 0
+    exception_k = r.number(MAX_EXCEPTION_K) if ceiling else 0
     if grid.span > MAX_TILE or grid.tiles * (near.lists + 6) > r.left:
         r.refuse(
             "grid", f"{grid.rows} x {grid.columns} tiles", f"tiles below {MAX_TILE:,} elements, each in the directory"
@@ -202,7 +203,7 @@ def _read_packed(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int)
     changes = counts.sum(axis=1)
     if ((changes + 7) // 8 + unary > lengths).any():
         r.refuse("tile-short", "a tile shorter than its sections", "room for signs and unary codes")
-    return packed.Directory(grid, near, scale, exception_k, counts, unary, lengths, checksums)
+    return Directory(grid, near, scale, exception_k, counts, unary, lengths, checksums)
 
 
 def _write_planes(d: planes.Directory) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import accumulate
 from math import isfinite
 from typing import Any, Final, NoReturn
@@ -10,20 +12,31 @@ from typing import Any, Final, NoReturn
 from deltackpt.errors import FormatError
 
 MAX_DEPTH: Final = 16  # nested objects and arrays, unless the caller says otherwise
+MAX_MARKS: Final = 1 << 20  # commas and opening brackets, which bound the values, unless the caller says otherwise
 INT_LIMIT: Final = 1 << 63  # integers are in [-2^63, 2^63)
 
 _STEP: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 _ALL_DIGITS_0: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_DIGITS_19: Final = b"0" * 19
 _MINUS_0: Final = tuple(before + b"-0" for before in (b":", b",", b"[", b" ", b"\n", b"\r", b"\t"))
-_NOT_STRUCTURE: Final = bytes(set(range(256)) - set(b'{}[]"\\'))
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b'{}[]"'))
+_NOT_MARKS: Final = bytes(set(range(256)) - set(b'{[,"'))
+_PIECE: Final = 1 << 16  # bytes looked at together
 
 
 def loads_strict(
-    data: bytes, *, limit: int, where: str, depth: int = MAX_DEPTH, allow_floats: bool = False
-) -> Any:  # fmt: skip
+    data: bytes,
+    *,
+    limit: int,
+    where: str,
+    depth: int = MAX_DEPTH,
+    marks: int = MAX_MARKS,
+    allow_floats: bool = False,
+) -> Any:
     """Parse one JSON value from UTF-8 ``data``.
 
-    Raises FormatError: ``json-too-long`` above ``limit`` bytes, ``json-depth`` above ``depth`` levels,
+    Raises FormatError: ``json-too-long`` above ``limit`` bytes or ``marks`` commas and opening brackets outside of
+    strings (values take far more memory than text), ``json-depth`` above ``depth`` levels,
     ``json-duplicate-key``, ``json-number`` for NaN, Infinity, -0, integers outside [-2^63, 2^63) and, unless
     ``allow_floats`` (for files of other tools), any fraction or exponent; ``json-syntax`` for all else, lone surrogates
     included.
@@ -55,10 +68,12 @@ def loads_strict(
 
     if len(data) > limit:
         refuse("json-too-long", f"{len(data):,} bytes", f"at most {limit:,} bytes")
+    if has_more_marks(data, marks):
+        refuse("json-too-long", f"more than {marks:,} commas and brackets", f"at most {marks:,}")
     # Before the parser runs: it recurses, and deep input would end in a stack overflow.
-    if nesting(data) > depth:
+    if _deeper(data, depth):
         refuse("json-depth", f"more than {depth} levels", f"at most {depth} levels")
-    plain = b"0" * 19 not in data.translate(_ALL_DIGITS_0) and not (
+    plain = _DIGITS_19 not in data.translate(_ALL_DIGITS_0) and not (
         b"-0" in data and (data.startswith(b"-0") or any(text in data for text in _MINUS_0))  # names hold "-0" too
     )
     try:
@@ -76,21 +91,60 @@ def loads_strict(
     return value
 
 
+def loads_canonical(data: bytes, *, limit: int, where: str) -> tuple[Any, bool]:
+    """`loads_strict`, and whether ``data`` is the canonical JSON of the value.
+
+    Text that is written again to the same bytes has no key twice, no -0 and no escaped surrogate, so that what is
+    canonical, as nearly all is, takes one pass of each of the C parser and the C writer.
+    """
+    bounded = len(data) <= limit and not has_more_marks(data, MAX_MARKS) and not _deeper(data, MAX_DEPTH)
+    if bounded and _DIGITS_19 not in data.translate(_ALL_DIGITS_0):
+        with suppress(ValueError):  # loads_strict says what is wrong
+            value = _PLAIN.decode(data.decode("utf-8"))
+            if _ENCODER.encode(value).encode("utf-8") == data:
+                return value, True
+    value = loads_strict(data, limit=limit, where=where)
+    return value, _ENCODER.encode(value).encode("utf-8") == data
+
+
+def _deeper(data: bytes, depth: int) -> bool:
+    """Do objects and arrays nest deeper than ``depth``? Not where no more than that many begin."""
+    return data.count(b"{") + data.count(b"[") > depth and nesting(data) > depth
+
+
 def nesting(data: bytes) -> int:
     """The deepest level of objects and arrays that a parser can reach in ``data``, which need not be valid JSON.
 
     Counts brackets outside strings. Where a bracket is miscounted (after a stray quote, backslash or closing bracket) a
     parser has stopped already.
     """
-    skeleton = data.translate(None, _NOT_STRUCTURE) if b"\\" not in data else _without_escapes(data)
-    outside = b"".join(skeleton.split(b'"')[::2])
-    return max(accumulate(map(_STEP.__getitem__, outside)), default=0)
+    level = deepest = 0
+    for piece in _outside(data, _NOT_BRACKETS):
+        levels = list(accumulate(map(_STEP.__getitem__, piece), initial=level))
+        level, deepest = levels[-1], max(deepest, max(levels))
+    return deepest
 
 
-def _without_escapes(data: bytes) -> bytes:
-    r"""The quotes and brackets of ``data`` less the quotes that a backslash escapes (``\\`` escapes nothing)."""
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return plain.translate(None, _NOT_STRUCTURE + b"\\")
+def has_more_marks(data: bytes, limit: int) -> bool:
+    """Are there more than ``limit`` commas, ``[`` and ``{`` outside of strings? There are fewer values than that."""
+    if sum(map(data.count, (b",", b"[", b"{"))) <= limit:
+        return False
+    return sum(map(len, _outside(data, _NOT_MARKS))) > limit
+
+
+def _outside(data: bytes, drop: bytes) -> Iterator[bytes]:
+    r"""What stands outside of strings in ``data``, less the bytes to ``drop``, which quotes are not among.
+
+    Piece by piece: a list of all strings takes many times the memory of the text.
+    """
+    if b"\\" in data:  # first `\\`, which escapes nothing, then the quotes that are escaped
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    data = data.translate(None, drop)
+    inside = 0
+    for at in range(0, len(data), _PIECE):
+        pieces = data[at : at + _PIECE].split(b'"')
+        yield b"".join(pieces[inside::2])
+        inside ^= (len(pieces) - 1) & 1
 
 
 def dumps(value: Any) -> bytes:
@@ -108,14 +162,12 @@ def dumps(value: Any) -> bytes:
         _refuse("json-syntax", "a lone surrogate", "valid Unicode")
 
 
-def is_canonical(value: Any, data: bytes) -> bool:
-    """Is ``data`` the canonical JSON of ``value``, which `loads_strict` made of it? Spares `dumps` its checks."""
-    try:
-        return _ENCODER.encode(value).encode("utf-8") == data
-    except UnicodeError:
-        return False
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(text)
 
 
+# No floats, no NaN: `parse_float` and `parse_constant` are called for nothing else.
+_PLAIN: Final = json.JSONDecoder(parse_float=_no_number, parse_constant=_no_number)
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), check_circular=False)
 
 

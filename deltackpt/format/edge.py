@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from deltackpt.errors import FormatError
-from deltackpt.format.canonical import dumps, is_canonical, loads_strict
+from deltackpt.format.canonical import dumps, loads_canonical
 from deltackpt.format.manifest import Fields, File, Link
 
 FORMAT = "deltackpt-edge"
@@ -62,14 +61,14 @@ class Edge:
 
 def decode(data: bytes, where: str) -> Edge:
     """Parse and check an edge. Raises FormatError: json-*, version-unknown, manifest-canonical, manifest-field."""
-    value: Any = loads_strict(data, limit=MAX_EDGE, where=where)
+    value, canonical = loads_canonical(data, limit=MAX_EDGE, where=where)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         need = f'an object of format "{FORMAT}"'
         raise FormatError("manifest-field", where=where, have="another kind of JSON", need=need)
     if type(value.get("version")) is not int or value["version"] != VERSION:
         have = f"version {value.get('version')!r}"
         raise FormatError("version-unknown", where=where, have=have, need=f"edge version {VERSION}")
-    if not is_canonical(value, data):
+    if not canonical:
         raise FormatError("manifest-canonical", where=where, have="JSON in another form", need="canonical JSON")
     f = Fields(value, where)
     if value.keys() != _KEYS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from deltackpt.errors import FormatError
@@ -18,8 +19,9 @@ from deltackpt.format.safetensors_header import RESERVED, Header, Tensor, parse_
 
 FORMAT = "deltackpt-layout"
 VERSION = 1
-MAX_LAYOUT = 512 << 20
+MAX_LAYOUT = 256 << 20
 MAX_FILES = 100_000
+MAX_TENSORS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -72,23 +74,28 @@ class Layout:
 def decode(data: bytes, where: str) -> Layout:
     """Parse and check a layout. Raises FormatError."""
     value = loads_strict(data, limit=MAX_LAYOUT, where=where)
-    if not isinstance(value, dict) or value.keys() != {"format", "version", "shards", "side"}:
-        raise _refuse(where, "another kind of JSON", "format, version, shards and side")
-    if value["format"] != FORMAT or type(value["version"]) is not int or value["version"] != VERSION:
-        raise FormatError(
-            "version-unknown", where=where, have=f"version {value['version']!r}", need=f"layout version {VERSION}"
-        )
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise _refuse(where, "another kind of JSON", f'an object of format "{FORMAT}"')
+    if type(value.get("version")) is not int or value["version"] != VERSION:
+        have = f"version {value.get('version')!r}"[:80]
+        raise FormatError("version-unknown", where=where, have=have, need=f"layout version {VERSION}")
+    if value.keys() != {"format", "version", "shards", "side"}:
+        raise _refuse(where, "other fields", "format, version, shards and side")
     if not isinstance(value["shards"], list) or not isinstance(value["side"], list):
         raise _refuse(where, "shards or side of another type", "lists")
     if len(value["shards"]) + len(value["side"]) > MAX_FILES:
         raise _refuse(where, "too many files", f"at most {MAX_FILES:,}")
-    layout = Layout(
-        tuple(_shard(item, where) for item in value["shards"]), tuple(_side(item, where) for item in value["side"])
-    )
+    shards, tensors = [], 0
+    for item in value["shards"]:
+        shards.append(_shard(item, where))
+        tensors += len(shards[-1].header.tensors)
+        if tensors > MAX_TENSORS:
+            raise _refuse(where, f"more than {MAX_TENSORS:,} tensors", f"at most {MAX_TENSORS:,}")
+    layout = Layout(tuple(shards), tuple(_side(item, where) for item in value["side"]))
     paths = [*(s.path for s in layout.shards), *(s.path for s in layout.side)]
     if len(set(paths)) != len(paths) or _nested(paths):
         raise _refuse(where, "a path twice, or one inside another", "each file once")
-    if len(layout.tensors) != sum(len(s.header.tensors) for s in layout.shards):
+    if len(layout.tensors) != tensors:
         raise _refuse(where, "a tensor in two shards", "each tensor once")
     if any(name.startswith(RESERVED) for name in layout.tensors):
         need = f"names that do not start with {RESERVED}"
@@ -97,9 +104,11 @@ def decode(data: bytes, where: str) -> Layout:
 
 
 def _nested(paths: list[str]) -> bool:
-    """Is a file also the folder of another?"""
-    known = set(paths)
-    return any("/".join(p.split("/")[:i]) in known for p in paths for i in range(1, p.count("/") + 1))
+    """Is a file also the folder of another? It then stands right before one of its files, where NUL takes the place
+    of the slash: no path has one.
+    """
+    ordered = sorted(path.replace("/", "\0") for path in paths)
+    return any(b.startswith(f"{a}\0") for a, b in pairwise(ordered))
 
 
 def _shard(item: Any, where: str) -> Shard:
@@ -119,7 +128,13 @@ def _side(item: Any, where: str) -> Side:
     if not isinstance(item, dict) or item.keys() != {"path", "file"} or not isinstance(item["path"], str):
         raise _refuse(where, "a side file with other fields", "path and file")
     check_path(item["path"], where)
-    return Side(item["path"], Fields({}, where).file(item["file"], "side"))
+    try:
+        file = Fields({}, where).file(item["file"], "side")
+    except FormatError as error:
+        if error.code != "manifest-field":
+            raise
+        raise FormatError("layout-field", where=error.where, have=error.have, need=error.need) from error
+    return Side(item["path"], file)
 
 
 def _refuse(where: str, have: str, need: str) -> FormatError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from deltackpt.errors import FormatError
-from deltackpt.format.canonical import dumps, is_canonical, loads_strict
+from deltackpt.format.canonical import dumps, loads_canonical
 
 FORMAT = "deltackpt"
 VERSION = 1
@@ -127,7 +127,7 @@ class Manifest:
 
 def decode(data: bytes, where: str) -> Manifest:
     """Parse and check a manifest. Raises FormatError: json-*, manifest-canonical, version-unknown, manifest-field."""
-    value = loads_strict(data, limit=MAX_MANIFEST, where=where)
+    value, canonical = loads_canonical(data, limit=MAX_MANIFEST, where=where)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise FormatError(
             "manifest-field", where=where, have="another kind of JSON", need='an object of format "deltackpt"'
@@ -146,7 +146,7 @@ def decode(data: bytes, where: str) -> Manifest:
             need="known features",
             hint="A newer deltackpt may know them.",
         )
-    if not is_canonical(value, data):
+    if not canonical:
         raise FormatError("manifest-canonical", where=where, have="JSON in another form", need="canonical JSON")
     return _manifest(Fields(value, where))
 
@@ -166,7 +166,7 @@ def _manifest(f: Fields) -> Manifest:
         time=f.number("time", 1 << 53),
         producer=f.text("producer"),
         metadata=f.mapping("metadata"),
-        extra={k: v for k, v in f.value.items() if k not in _KNOWN},
+        extra={} if f.value.keys() == _KNOWN else {k: v for k, v in f.value.items() if k not in _KNOWN},
     )
     if manifest.anchor is None and manifest.patch is None:
         f.refuse("anchor", "neither anchor nor patch", "one of them at least")
@@ -238,31 +238,34 @@ class Fields:
         value = self.get(name)
         if value is None:
             return None
-        if not isinstance(value, dict) or value.keys() != {"step", "id"} or not isinstance(value["id"], str):
+        if not isinstance(value, dict) or value.keys() != _LINK_KEYS or not isinstance(value["id"], str):
             self.refuse(name, repr(value)[:80], "step and id")
         if not _ID.fullmatch(value["id"]):
             self.refuse(name, repr(value["id"])[:80], "64 hex digits")
         return Link(self._number(value["step"], name, MAX_STEP), value["id"])
 
     def file(self, value: Any, name: str) -> File:
-        if not isinstance(value, dict) or value.keys() != {"name", "size", "sha256"}:
+        if not isinstance(value, dict) or value.keys() != _FILE_KEYS:
             self.refuse(name, repr(value)[:80], "name, size and sha256")
-        if (
-            not isinstance(value["name"], str)
-            or not isinstance(value["sha256"], str)
-            or not _ID.fullmatch(value["sha256"])
-        ):
+        path, sha256 = value["name"], value["sha256"]
+        if not isinstance(path, str) or not isinstance(sha256, str) or not _ID.fullmatch(sha256):
             self.refuse(name, repr(value)[:80], "a name and a sha256 of 64 hex digits")
-        check_object_name(value["name"], f"{self._where}, {name}")
-        return File(value["name"], self._number(value["size"], name, 1 << 62), value["sha256"])
+        if not (path.startswith(_FOLDERS) and ORDINARY.fullmatch(path)):
+            check_object_name(path, f"{self._where}, {name}")
+        return File(path, self._number(value["size"], name, 1 << 62), sha256)
 
     def counts(self) -> Counts:
         value = self.mapping("counts")
-        if value.keys() != Counts().to_dict().keys():
-            self.refuse("counts", repr(sorted(value))[:80], ", ".join(Counts().to_dict()))
-        return Counts(**{k: self._number(v, "counts", 1 << 62) for k, v in value.items()})
+        if value.keys() != _COUNTS.keys():
+            self.refuse("counts", repr(sorted(value))[:80], ", ".join(_COUNTS))
+        for number in value.values():
+            self._number(number, "counts", 1 << 62)
+        return Counts(**value)
 
 
+_FILE_KEYS = {"name", "size", "sha256"}
+_LINK_KEYS = {"step", "id"}
+_COUNTS = Counts().to_dict()
 _FOLDERS = ("anchors/", "patches/", "states/", "folds/")
 _UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(^|/)(\.{0,2}|\.tmp-.*|\.lock)(/|$)", re.IGNORECASE)
 

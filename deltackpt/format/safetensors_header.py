@@ -21,6 +21,7 @@ MAX_HEADER: Final = 100_000_000  # bytes of JSON; the reference reader's own lim
 MAX_NAME: Final = 1_024  # bytes of UTF-8
 MAX_RANK: Final = 32  # what numpy 1 can hold
 MAX_DEPTH: Final = 8
+MAX_MARKS: Final = 1 << 21  # commas and opening brackets: some 260,000 tensors
 
 METADATA: Final = "__metadata__"
 RESERVED: Final = "deltackpt:"  # starts the names that no checkpoint tensor has
@@ -103,7 +104,7 @@ def parse_header(head: bytes, file_size: int | None, where: str) -> Header:
     if not text.startswith(b"{"):
         raise FormatError("header-json", where=where, have=repr(text[:16]), need="a JSON object")
     try:
-        entries = loads_strict(text, limit=MAX_HEADER, where=where, depth=MAX_DEPTH)
+        entries = loads_strict(text, limit=MAX_HEADER, where=where, depth=MAX_DEPTH, marks=MAX_MARKS)
     except FormatError as error:
         raise FormatError(_CODES[error.code], where=where, have=error.have, need=error.need) from error
     metadata = _metadata(entries.pop(METADATA, {}), where)

@@ -12,8 +12,9 @@ from deltackpt.codecs import Entry
 from deltackpt.codecs.change import Elements
 from deltackpt.codecs.plain import INDICES, VALUES
 from deltackpt.codecs.table import write_table
+from deltackpt.contents import Contents
 from deltackpt.diff import State
-from deltackpt.patch import PartReader
+from deltackpt.parts import AnyPart, Found
 from deltackpt.report.ulp import share_by_one
 
 _PLAIN = {"full": ("",), "nan": ("",), "index": (INDICES, VALUES)}  # suffixes of the plain tensors
@@ -41,7 +42,7 @@ class TensorEntry:
     one_ulp: float | None
 
 
-def sizes(part: PartReader) -> list[int]:
+def sizes(part: Contents) -> list[int]:
     """Bytes that every entry adds to its part; in the table, a name is stored as what differs from the one before."""
     plain = {t.name: t.end - t.start for t in part.header.tensors}
     found: list[int] = []
@@ -72,7 +73,7 @@ def describe(entry: Entry, size: int, one_ulp: float | None = None) -> TensorEnt
     )
 
 
-def one_ulp_of(name: str, found: Sequence[tuple[PartReader, int]], old: State) -> list[float | None]:
+def one_ulp_of(name: str, found: Sequence[Found], old: State) -> list[float | None]:
     """The share of steps by one ULP in every entry of a tensor, whose old elements are asked for once, if at all."""
     known = old.tensors.get(name)
     if known is None or not DTYPES[known.dtype].sign_magnitude:
@@ -95,7 +96,7 @@ def _box(words: Elements, entry: Entry) -> Elements:
     return flat
 
 
-def _one_ulp(part: PartReader, entry: Entry, base: Elements) -> float | None:
+def _one_ulp(part: AnyPart, entry: Entry, base: Elements) -> float | None:
     decoded = part.decode(entry, base)
     if decoded.positions is not None:
         return share_by_one(base[decoded.positions], decoded.values, entry.dtype)

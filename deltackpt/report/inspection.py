@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from deltackpt.bits import DTYPES, nbytes
+from deltackpt.chain import Hop
+from deltackpt.contents import Contents
 from deltackpt.disk import open_regular
 from deltackpt.errors import NotFoundError
-from deltackpt.format.manifest import Manifest
+from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.leases import lease, pinned
+from deltackpt.materialize import again_if_gone
 from deltackpt.parallel import ordered_map, threads_or_default
-from deltackpt.parts import PatchReader
+from deltackpt.parts import PatchReader, check_origin
 from deltackpt.patch import PartReader
 from deltackpt.progress import SILENT, Progress
+from deltackpt.ranged import RangedPart
 from deltackpt.replay import Replay
 from deltackpt.report.entries import TensorEntry, describe, one_ulp_of, sizes
 from deltackpt.report.ulp import mean
 from deltackpt.repository import Repository
+from deltackpt.store import open_store
 
 
 @dataclass(frozen=True)
@@ -55,12 +63,38 @@ def inspect_step(
 ) -> Inspection:
     """The patch of a step, each tensor decoded against the parent's; the anchor where it has no patch.
 
-    Memory is that of one tensor a thread. Raises what `Repository.find` raises, ChainError, FormatError.
+    Of a store that is not local only the headers and tables of the parts are read, so there is no share of ULP. Memory
+    is that of one tensor a thread. The step and its parent are leased meanwhile. Raises what `Repository.find` raises,
+    NotFoundError ``step-missing`` for a parent that was collected, ChainError, FormatError.
     """
-    manifest = repo.load(repo.find(step, ref))
-    if manifest.patch is None or manifest.parent is None:
-        return _anchor(repo, manifest)
-    plan = repo.resolve(manifest.parent)
+    with ExitStack() as stack:
+        link, _ = stack.enter_context(pinned(repo, step, ref))
+        manifest = repo.load(link)
+        if manifest.patch is None or manifest.parent is None:
+            return _anchor(repo, manifest)
+        if not repo.store.capabilities.local:
+            return again_if_gone(repo, lambda: _tables(repo, manifest, manifest.patch or ()))
+        try:
+            stack.enter_context(lease(repo, manifest.parent))
+        except NotFoundError:
+            if manifest.anchor is None:
+                raise
+            return _anchor(repo, manifest)  # where history begins
+        parent = manifest.parent
+        return again_if_gone(repo, lambda: _decoded(repo, manifest, parent, threads_or_default(threads), progress))
+
+
+def _tables(repo: Repository, manifest: Manifest, files: Sequence[File]) -> Inspection:
+    hop = Hop.of(manifest)
+    parts = [RangedPart.open(repo.store, file.name, file.size) for file in files]
+    for part in parts:
+        check_origin(part, hop)
+    PatchReader(hop, parts)  # the entries of one tensor fit together
+    return _patch(repo, manifest, [row for part in parts for row in _rows(part)])
+
+
+def _decoded(repo: Repository, manifest: Manifest, parent: Link, threads: int, progress: Progress) -> Inspection:
+    plan = repo.resolve(parent)
     with PatchReader.open(repo, manifest) as patch, Replay.open(repo, plan) as old:
         size_of = {id(part): sizes(part) for part in patch.parts}
 
@@ -74,23 +108,36 @@ def inspect_step(
         progress.start("inspect", sum(nbytes(e.dtype, e.shape) for part in patch.parts for e in part.entries))
         rows: list[TensorEntry] = []
         names = sorted(patch.names, key=str.encode)
-        for some, done in ordered_map(rows_of, names, threads_or_default(threads)):
+        for some, done in ordered_map(rows_of, names, threads):
             rows += some
             progress.advance(done)
+    return _patch(repo, manifest, rows)
+
+
+def _patch(repo: Repository, m: Manifest, rows: list[TensorEntry]) -> Inspection:
     return _inspection(
         repo.store.url,
         "patch",
-        step=manifest.step,
-        parent=manifest.parent.step,
-        files=[f.size for f in manifest.patch],
-        rows=rows,
-        elements=manifest.counts.elements,
+        step=m.step,
+        parent=m.parent.step if m.parent else None,
+        files=[f.size for f in m.patch or ()],
+        rows=sorted(rows, key=lambda row: (row.name.encode(), row.offset or ())),
+        elements=m.counts.elements,
     )
 
 
-def inspect_part(path: str | os.PathLike[str]) -> Inspection:
-    """One part, by its table alone: nothing is decoded, so no share of ULP. Raises NotFoundError, FormatError."""
-    path = Path(path)
+def inspect_part(target: str | os.PathLike[str]) -> Inspection:
+    """One part, by its table alone: nothing is decoded, so no share of ULP. Raises NotFoundError, FormatError.
+
+    ``target``: a path, or the URL of a part in a store, of which header and table are read, and nothing else.
+    """
+    url = os.fspath(target)
+    if "://" in url:
+        folder, _, name = url.rpartition("/")
+        store = open_store(folder)
+        size = store.stat(name).size
+        return _part(url, RangedPart.open(store, name, size), size)
+    path = Path(target)
     try:
         fd = open_regular(path)
     except FileNotFoundError as error:
@@ -98,11 +145,17 @@ def inspect_part(path: str | os.PathLike[str]) -> Inspection:
     with os.fdopen(fd, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         part = PartReader(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if size else b""), str(path))
-    rows = [describe(entry, size) for entry, size in zip(part.entries, sizes(part), strict=True)]
+    return _part(str(path), part, size)
+
+
+def _part(target: str, part: Contents, size: int) -> Inspection:
+    rows = _rows(part)
     elements = sum(row.elements for row in rows)
-    return _inspection(
-        str(path), "part", step=part.origin.step, parent=None, files=[size], rows=rows, elements=elements
-    )
+    return _inspection(target, "part", step=part.origin.step, parent=None, files=[size], rows=rows, elements=elements)
+
+
+def _rows(part: Contents) -> list[TensorEntry]:
+    return [describe(entry, size) for entry, size in zip(part.entries, sizes(part), strict=True)]
 
 
 def _anchor(repo: Repository, m: Manifest) -> Inspection:

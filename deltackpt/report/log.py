@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from deltackpt import chain
 from deltackpt.errors import NotFoundError
-from deltackpt.format.manifest import Manifest
+from deltackpt.format.manifest import Link, Manifest
 from deltackpt.repository import Repository
 
 
@@ -52,16 +53,20 @@ def log(repo: Repository, ref: str = "main") -> Log:
     Nothing published yet is an empty log. Raises NotFoundError ``ref-missing`` where only other branches have steps;
     ChainError, FormatError for a chain that does not hold.
     """
-    manifests = repo.log(ref)
-    if not manifests:
+    head = repo.ref(ref)
+    if head is None:
         others = sorted(other.name for other in repo.refs() if other.name != ref)
         if others:
             hint = f"The refs are {', '.join(others[:8])}{' and more' if len(others) > 8 else ''}."
             raise NotFoundError("ref-missing", where=repo.store.url, have="no such ref", need=f"ref {ref!r}", hint=hint)
         return Log(repo.store.url, repo.id, ref, ())
-    ids = [manifests[0].link.id, *(m.parent.id for m in manifests[:-1] if m.parent)]  # a hash of one, not of all
-    last = manifests[-1].parent
-    return Log(repo.store.url, repo.id, ref, tuple(map(_step, manifests, ids)), last.step if last else None)
+    steps: list[LogStep] = []
+    link: Link | None = head.link
+    for manifest in chain.walk(head.link, repo.load, repo.edges()):
+        assert link is not None
+        steps.append(_step(manifest, link.id))
+        link = manifest.parent
+    return Log(repo.store.url, repo.id, ref, tuple(steps), link.step if link else None)
 
 
 def _step(m: Manifest, own: str) -> LogStep:

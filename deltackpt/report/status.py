@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deltackpt.cache import open_current
+from deltackpt.cache import find_current
 from deltackpt.chain import descends
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.gc import plan_of
@@ -90,7 +90,7 @@ def status(repo: Repository, cache: str | os.PathLike[str] | None = None, *, ref
 
 
 def _cache(repo: Repository, cache: str | os.PathLike[str], ref: str) -> CacheStatus:
-    path, current = open_current(cache)
+    path, current = find_current(cache)
     head = repo.find("latest", ref)
     plan = repo.resolve(head, have=current)
     behind: int | None = 0

@@ -28,17 +28,26 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 @contextmanager
 def entered(root: Path, folder: str, *, make: bool = False) -> Iterator[int]:
     """A descriptor of a folder, reached without following a symlink; ``make`` creates what is missing."""
+    at = enter(root, folder, make=make)
+    try:
+        yield at
+    finally:
+        os.close(at)
+
+
+def enter(root: Path, folder: str, *, make: bool = False) -> int:
+    """The same for the caller to close."""
     try:
         at = os.open(root, FOLDER)
     except NotADirectoryError:
         raise StoreError("store-io", where=root, have="something else", need="a folder") from None
-    try:
-        for segment in folder.split("/") if folder else ():
-            outer, at = at, _enter(root, at, segment, make)
-            os.close(outer)
-        yield at
-    finally:
-        os.close(at)
+    for segment in folder.split("/") if folder else ():
+        try:
+            inner = _enter(root, at, segment, make)
+        finally:
+            os.close(at)
+        at = inner
+    return at
 
 
 def _enter(root: Path, at: int, segment: str, make: bool) -> int:

@@ -16,7 +16,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -59,10 +59,13 @@ class LocalStore:
         return [self.put(name, [body]) for name, body in objects]
 
     def get(self, name: str, limit: int) -> bytes:
-        with self._opened(name) as (file, size):
+        file, size = self._open(name)
+        try:
             if size > limit:
                 raise base.too_large(self._where(name), size, limit)
             return self._exactly(name, file, 0, size)
+        finally:
+            os.close(file)
 
     def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
         return base.unless_same(self.get(name, limit), tag)
@@ -86,9 +89,7 @@ class LocalStore:
         return ObjectInfo(name, info.st_size, info.st_mtime)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        for info in self._files(check_prefix(prefix), prefix):
-            if base.is_safe(info.name):
-                yield info
+        yield from self._files(check_prefix(prefix), prefix, base.is_safe)
 
     def delete(self, name: str) -> None:
         if not base.is_temporary(name):
@@ -132,9 +133,7 @@ class LocalStore:
         return self.root / name
 
     def temporaries(self) -> Iterator[ObjectInfo]:
-        for info in self._files("", ""):
-            if base.is_temporary(info.name):
-                yield info
+        yield from self._files("", "", base.is_temporary)
 
     # Writing
 
@@ -245,15 +244,32 @@ class LocalStore:
     @contextmanager
     def _opened(self, name: str) -> Iterator[tuple[int, int]]:
         """A descriptor of an object, and its size."""
-        check_name(name)
-        folder, _, leaf = name.rpartition("/")
-        with self._reading(name), folders.entered(self.root, folder) as at:
-            self._regular(name, os.stat(leaf, dir_fd=at, follow_symlinks=False))  # a device must not even be opened
-            file = os.open(leaf, folders.READ, dir_fd=at)
+        file, size = self._open(name)
         try:
-            yield file, self._regular(name, os.fstat(file)).st_size
+            yield file, size
         finally:
             os.close(file)
+
+    def _open(self, name: str) -> tuple[int, int]:
+        """The same for the caller to close. Each manifest of a chain is read by it: system calls, and no more."""
+        check_name(name)
+        folder, _, leaf = name.rpartition("/")
+        try:
+            at = folders.enter(self.root, folder)
+            try:
+                self._regular(name, os.stat(leaf, dir_fd=at, follow_symlinks=False))  # never open a device
+                file = os.open(leaf, folders.READ, dir_fd=at)
+            finally:
+                os.close(at)
+            try:
+                return file, self._regular(name, os.fstat(file)).st_size
+            except BaseException:
+                os.close(file)
+                raise
+        except (FileNotFoundError, NotADirectoryError):
+            raise base.missing(self._where(name)) from None
+        except OSError as error:
+            raise folders.translated(error, self._where(name)) from error
 
     def _regular(self, name: str, info: os.stat_result) -> os.stat_result:
         if stat.S_ISDIR(info.st_mode):
@@ -264,13 +280,15 @@ class LocalStore:
 
     def _exactly(self, name: str, file: int, start: int, length: int) -> bytes:
         pieces, have = [], 0
-        while have < length:
-            with self._translated(name):
+        try:
+            while have < length:
                 piece = os.pread(file, length - have, start + have)
-            if not piece:
-                raise base.too_short(self._where(name), start + have, start, length)
-            pieces.append(piece)
-            have += len(piece)
+                if not piece:
+                    raise base.too_short(self._where(name), start + have, start, length)
+                pieces.append(piece)
+                have += len(piece)
+        except OSError as error:
+            raise folders.translated(error, self._where(name)) from error
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _current(self, name: str) -> bytes | None:
@@ -279,31 +297,44 @@ class LocalStore:
         except NotFoundError:
             return None
 
-    def _files(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
-        """Regular files below a folder whose full name starts with ``prefix``, sorted by that name."""
-        with (
-            self._translated(folder),
-            suppress(FileNotFoundError, NotADirectoryError),
-            folders.entered(self.root, folder) as at,
-        ):
-            yield from self._below(at, f"{folder}/" if folder else "", prefix)
+    def _files(self, folder: str, prefix: str, wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
+        """Regular files below a folder whose full name starts with ``prefix`` and is ``wanted``, sorted."""
+        with self._translated(folder), suppress(FileNotFoundError, NotADirectoryError):
+            at = folders.enter(self.root, folder)
+            yield from self._below(at, f"{folder}/" if folder else "", prefix, wanted)
 
-    def _below(self, at: int, above: str, prefix: str) -> Iterator[ObjectInfo]:
-        """The same for the open folder ``at``, whose full name is ``above``; each is entered from the one it is in."""
-        for name, info in _entries(at):
-            if not (above + name).startswith(prefix[: len(above) + len(name)]):
-                continue
-            if info is None:
-                try:
-                    inner = os.open(name[:-1], folders.FOLDER | os.O_NOFOLLOW, dir_fd=at)
-                except (FileNotFoundError, NotADirectoryError):  # deleted or replaced meanwhile
-                    continue
-                try:
-                    yield from self._below(inner, above + name, prefix)
-                finally:
-                    os.close(inner)
-            elif stat.S_ISREG(info.st_mode) and (above + name).startswith(prefix):
-                yield ObjectInfo(above + name, info.st_size, info.st_mtime)
+    def _below(self, at: int, above: str, prefix: str, wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
+        """The same for the open folder ``at``, whose full name is ``above``; each is entered from the one it is in, and
+        closed when it is done with."""
+        inside: list[tuple[int, str, Iterator[str]]] = [(at, above, iter(()))]
+        try:
+            inside[0] = (at, above, _entries(at))
+            while inside:
+                at, above, leaves = inside[-1]
+                for leaf in leaves:
+                    name = above + leaf
+                    if not (name.startswith(prefix) or prefix.startswith(name)):
+                        continue
+                    if leaf[-1] == "/":
+                        try:
+                            inner = os.open(leaf[:-1], folders.FOLDER | os.O_NOFOLLOW, dir_fd=at)
+                        except (FileNotFoundError, NotADirectoryError):  # deleted or replaced meanwhile
+                            continue
+                        inside.append((inner, name, iter(())))
+                        inside[-1] = (inner, name, _entries(inner))
+                        break
+                    if wanted(name) and name.startswith(prefix):
+                        try:
+                            info = os.stat(leaf, dir_fd=at, follow_symlinks=False)
+                        except FileNotFoundError:  # deleted meanwhile
+                            continue
+                        if stat.S_ISREG(info.st_mode):
+                            yield ObjectInfo(name, info.st_size, info.st_mtime)
+                else:
+                    os.close(inside.pop()[0])
+        finally:
+            for at, _, _ in inside:
+                os.close(at)
 
     # Errors
 
@@ -326,14 +357,9 @@ class LocalStore:
                 raise base.missing(self._where(name)) from None
 
 
-def _entries(at: int) -> list[tuple[str, os.stat_result | None]]:
-    """What an open folder holds; None for a folder, whose name ends in a slash, so that this sorts as full names do."""
-    found: list[tuple[str, os.stat_result | None]] = []
+def _entries(at: int) -> Iterator[str]:
+    """The names in an open folder; those of folders end in a slash, so that they sort as full names do."""
     with os.scandir(at) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):  # deleted meanwhile
-                if entry.is_dir(follow_symlinks=False):
-                    found.append((f"{entry.name}/", None))
-                else:
-                    found.append((entry.name, entry.stat(follow_symlinks=False)))
-    return sorted(found, key=lambda item: item[0])
+        found = [f"{e.name}/" if e.is_dir(follow_symlinks=False) else e.name for e in entries]
+    found.sort()
+    return iter(found)

@@ -6,6 +6,11 @@ from pathlib import Path
 
 from running import World, deltackpt
 
+from deltackpt.materialize import apply
+from deltackpt.repository import Repository
+from deltackpt.verify import verify_repository
+from deltackpt.write import AnchorPolicy, write
+
 
 def test_a_run_is_tagged_rewound_drawn_and_collected(world: World, tmp_path: Path) -> None:
     repo = world.copy(tmp_path)
@@ -48,13 +53,43 @@ def test_a_run_is_tagged_rewound_drawn_and_collected(world: World, tmp_path: Pat
     assert "The nearest step is 1." in done.err
 
 
+def test_a_saved_plan_is_carried_out_once(world: World, tmp_path: Path) -> None:
+    repo, plan = world.copy(tmp_path), tmp_path / "plan.json"
+    write(world.steps[0], repo, anchor=AnchorPolicy(now=True))
+    done = deltackpt("gc", repo, "--keep-last", 1, "--grace", 0, "--plan", plan)
+    assert "3 steps" in done.out
+    assert done.out.rstrip().endswith("nothing removed")
+    done = deltackpt("gc", repo, "--execute", plan, "--json")
+    assert (done.status, done.json["result"]["removed"]["steps"]) == (0, 3)
+    assert deltackpt("gc", repo, "--execute", plan).status == 7
+    assert verify_repository(Repository.open(repo)).ok
+
+
+def test_a_rebase_is_offered_with_what_it_costs_and_frees(world: World, tmp_path: Path) -> None:
+    repo = world.copy(tmp_path)
+    for i in range(8):  # far apart, so that the patches weigh more than an anchor
+        write(world.steps[i % 2 * 3], repo, anchor=AnchorPolicy(ratio=1e9))
+    Repository.open(repo).put_tag("kept", Repository.open(repo).find())
+    write(world.steps[1], repo, anchor=AnchorPolicy(now=True))
+    line = deltackpt("gc", repo, "--keep-last", 1, "--grace", 0, "--dry-run", "--json")
+    (one,) = line.json["plan"]["rebases"]
+    assert one["frees"] > one["cost"]
+    text = f"costs {one['cost']:,} bytes and frees {one['frees']:,}: run it with --rebase"
+    assert f"note: an anchor at step {one['step']['step']} {text}" in line.err
+    before = sum(path.stat().st_size for path in repo.rglob("*") if path.is_file())
+    assert deltackpt("gc", repo, "--keep-last", 1, "--grace", 0, "--rebase").status == 0
+    assert before - sum(path.stat().st_size for path in repo.rglob("*") if path.is_file()) >= one["frees"] - one["cost"]
+    apply(Repository.open(repo), tmp_path / "out", "kept")
+
+
 def test_compact_and_status(world: World, tmp_path: Path) -> None:
     repo, cache = world.copy(tmp_path), tmp_path / "cache"
     assert deltackpt("apply", repo, cache, "--cache", "--step", 1).status == 0
     done = deltackpt("compact", repo, "--dry-run", "--json")
     assert [(f["start"]["step"], f["end"]["step"]) for f in done.json["folds"]] == [(0, 2)]
-    done = deltackpt("compact", repo, "--json")
+    done = deltackpt("compact", repo, "--from", 0, "--to", 2, "--json")
     (made,) = done.json["folds"]
+    assert (made["start"]["step"], made["end"]["step"]) == (0, 2)
     assert (made["bytes"] is None) == (made["reason"] is not None)
     done = deltackpt("status", repo, "--cache", cache, "--json")
     assert (done.status, done.json["step"], done.json["cache"]["behind"]) == (0, 2, 1)
@@ -63,6 +98,8 @@ def test_compact_and_status(world: World, tmp_path: Path) -> None:
 
 def test_wrong_calls(world: World, tmp_path: Path) -> None:
     assert deltackpt("gc", world.repo, "--grace", "soon").status == 2
+    assert deltackpt("apply", world.repo, tmp_path / "cache", "--cache", "--sync").status == 2
+    assert not (tmp_path / "cache").exists()
     assert deltackpt("gc", world.repo, "--execute", tmp_path / "none").status == 6
     assert deltackpt("tag", world.repo, "--delete").status == 2
     assert deltackpt("tag", world.repo, "none", "--delete").status == 6

@@ -20,6 +20,8 @@ from deltackpt.codecs.tiles import Grid
 from deltackpt.diff import difference
 from deltackpt.errors import FormatError
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 seeds = st.integers(0, 2**32 - 1)
 DTYPE = st.sampled_from(["BF16", "F32", "F16", "I16", "F8_E4M3", "U8"])
 SHAPE = st.sampled_from([(3000,), (40, 100), (3, 30, 40), (64, 64)])

@@ -22,6 +22,8 @@ from deltackpt.bits import DTYPES
 from deltackpt.codecs import CHOICES, Change, encode, packed
 from deltackpt.diff import difference
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 SHAPES = [
     *[(), (1,), (8,), (4096,), (70_001,), (0,), (0, 8), (5, 0, 8)],
     *[(17, 40), (33, 200), (1, 8), (8, 1), (300, 8), (3, 16, 24), (2, 2, 5, 16)],

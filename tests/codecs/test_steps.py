@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltackpt.bits import DTYPES, uint
-from deltackpt.codecs.steps import Scale, bit_length, choose_scale, exponent_of, from_steps, to_steps
+from deltackpt.codecs.gaps import rice_parameter
+from deltackpt.codecs.steps import (
+    MAX_EXCEPTION_K,
+    Scale,
+    bit_length,
+    choose_scale,
+    exponent_of,
+    from_steps,
+    lengths_by_exponent,
+    to_steps,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 PACKED = [dtype for dtype in DTYPES.values() if dtype.width <= 4]
@@ -109,9 +119,9 @@ def test_choose_scale(seed, width):
     rng = np.random.default_rng(seed)
     exponents = rng.integers(0, 1 << int(rng.integers(1, 9)), 60).astype(np.uint8)
     lengths = (rng.integers(0, 8 * width + 1, 60) * (rng.random(60) < 0.5)).astype(np.uint8)
-    scale = choose_scale(exponents, lengths, width)
+    scale, exception_k = choose_scale(lengths_by_exponent(exponents, lengths), width)
     if not lengths.any():
-        assert scale == Scale(0, 0)
+        assert (scale, exception_k) == (Scale(0, 0), 0)
         return
     top = int(exponents[lengths > 0].max())
     assert scale.ceiling == top + 1
@@ -119,7 +129,12 @@ def test_choose_scale(seed, width):
     anchors = range(max(0, top - 15), min(255, top + 15) + 1)
     costs = {anchor: cost(exponents[below], lengths[below], anchor, width) for anchor in anchors}
     assert scale.anchor == min(costs, key=costs.__getitem__)  # the first of the cheapest
+    eligible = scale.eligible(exponents)
+    exceptions = np.count_nonzero(eligible & (lengths > scale.raw_bits(exponents, width)))
+    best = rice_parameter(np.array([exceptions]), np.array([np.count_nonzero(eligible)]))
+    assert exception_k == min(MAX_EXCEPTION_K, int(best[0]))
 
 
 def test_no_size_no_scale():
-    assert choose_scale(np.array([3, 200], np.uint8), np.zeros(2, np.uint8), 2) == Scale(0, 0)
+    cells = lengths_by_exponent(np.array([3, 200], np.uint8), np.zeros(2, np.uint8))
+    assert choose_scale(cells, 2) == (Scale(0, 0), 0)

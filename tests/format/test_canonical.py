@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deltackpt.errors import FormatError
-from deltackpt.format.canonical import MAX_DEPTH, dumps, loads_strict, nesting
+from deltackpt.format.canonical import MAX_DEPTH, dumps, loads_canonical, loads_strict, nesting
 
 steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 VALUES = st.recursive(
@@ -209,3 +209,53 @@ def test_junk_raises_format_errors_alone(pieces):
 @given(st.binary(max_size=40))
 def test_random_bytes_raise_format_errors_alone(data):
     assert outcome(data) in ("refused", by_the_standard_library(data))
+
+
+def canonical(data):
+    """Value, and canonical or not, or the code; held against the strict reader and the writer."""
+    try:
+        value, found = loads_canonical(data, limit=1 << 20, where="here")
+    except FormatError as error:
+        assert error.code == code(data)
+        return error.code
+    assert repr(value) == repr(loads(data))
+    assert found == (dumps(value) == data)
+    return found
+
+
+@steady
+@given(VALUES, st.integers(0, 1 << 10), st.sampled_from([b" ", b"-", b".0", b"e1", b"0", b"[", b'"', b"\\", b"9" * 19]))
+def test_what_is_canonical_is_found_by_writing_it_again(value, at, more):
+    data = dumps(value)
+    assert canonical(data) is True
+    canonical(json.dumps(value).encode())
+    at %= len(data) + 1
+    canonical(data[:at] + more + data[at:])
+    canonical(data[:at] + data[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'{"a":1,"b":[]}', True),
+        (b'{"b":[],"a":1}', False),
+        (b'{"a":1}\n', False),
+        (b'{"a":1,"a":1}', "json-duplicate-key"),
+        (b'{"a":-0}', "json-number"),
+        (b'{"a":1.5}', "json-number"),
+        (b'{"a":NaN}', "json-number"),
+        (b'{"a":9223372036854775807}', True),
+        (b'{"a":9223372036854775808}', "json-number"),
+        (b'{"a":"\\u0061"}', False),
+        (b'{"a":"\\ud800"}', "json-syntax"),
+        (b'{"a":"\xed\xa0\x80"}', "json-syntax"),
+        (b"\xef\xbb\xbf{}", "json-syntax"),
+        (b"[" * 16 + b"]" * 16, True),
+        (b"[" * 17 + b"]" * 17, "json-depth"),
+        (b"[" * 100_000, "json-depth"),
+        (b"[" + b"{}," * 40 + b"{}]", True),
+        (b"", "json-syntax"),
+    ],
+)
+def test_canonical_or_why_not(data, expected):
+    assert canonical(data) == expected

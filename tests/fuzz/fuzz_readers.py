@@ -13,7 +13,7 @@ from pathlib import Path
 
 import atheris
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent.parent)]
+sys.path[:0] = [str(p) for p in list(Path(__file__).parents)[:3]]  # tests/fuzz, tests, and the library
 with atheris.instrument_imports(include=["deltackpt", "targets"]):
     import targets
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from tile_by_tile import PARTS
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.codecs import packed, plain, planes
+from deltackpt.codecs import fast, packed, plain, planes
 from deltackpt.codecs.bits import starts
+from deltackpt.codecs.directory import Directory
 from deltackpt.codecs.table import Entry
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
@@ -28,13 +30,34 @@ LAYOUT = (FIXTURES / "valid/layout_of_one_shard.json").read_bytes()
 
 
 def part(data: bytes) -> None:
-    """A part, applied to a base that fits its entries."""
-    patch = PatchReader(None, [PartReader(memoryview(data), "fuzz")])  # type: ignore[arg-type]
+    """A part, applied to a base that fits its entries: whole, by ranges, and tile by tile, with one outcome."""
+    found: list[object] = []
+    for read in PARTS.values():
+        try:
+            found.append(_applied(read(data)))
+        except DeltackptError as error:
+            found.append(error)
+    refused = [isinstance(one, DeltackptError) for one in found]
+    assert len(set(refused)) == 1, found
+    if isinstance(found[0], DeltackptError):
+        raise found[0]
+    assert all(one == found[0] for one in found), "other bytes"
+
+
+def _applied(reader: PartReader) -> dict[str, bytes]:
+    """What a part makes of tensors of every exponent."""
+    patch, result = PatchReader(None, [reader]), {}  # type: ignore[arg-type]
     for name in patch.names:
         found = patch.entries_of(name)
         entry = found[0][0].entries[found[0][1]]
-        if (base := _base(entry)) is None or decode_step(base, (entry.dtype.name, entry.whole), found) is None:
-            replace_whole(found)
+        base = _base(entry)
+        decoded = None if base is None else decode_step(base, (entry.dtype.name, entry.whole), found)
+        if decoded is None:
+            base, _ = replace_whole(found)
+        elif base is not None:
+            decoded.write_to(base.view(decoded.values.dtype))
+        result[name] = b"" if base is None else base.tobytes()
+    return result
 
 
 def _base(entry: Entry) -> np.ndarray | None:
@@ -121,12 +144,13 @@ def run(target: str, data: bytes) -> str | None:
 def unchecked() -> Iterator[None]:
     """Without checksums, which would keep every mutation from the decoders behind them."""
 
-    def tiles(directory: packed.Directory, payload: memoryview, where: str) -> list[memoryview]:
+    def tiles(directory: Directory, payload: memoryview, where: str) -> list[memoryview]:
         at = starts(directory.lengths).tolist()
         return [payload[a:b] for a, b in zip(at, at[1:], strict=False)]
 
     with (
         mock.patch.object(packed, "check", tiles),
+        mock.patch.object(fast, "check", tiles),
         mock.patch.object(planes, "check"),
         mock.patch.object(plain, "check", lambda detail, data, where: data),
     ):

@@ -9,11 +9,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from deltackpt.errors import FormatError, NotFoundError
+from deltackpt.gc import collect
+from deltackpt.leases import read_leases
+from deltackpt.parts import PatchReader
 from deltackpt.report.comparison import compare, layer_of
 from deltackpt.report.inspection import inspect_part, inspect_step
 from deltackpt.report.log import log
 from deltackpt.repository import Repository
-from deltackpt.write import write
+from deltackpt.retention import Policy
+from deltackpt.write import AnchorPolicy, write
 
 BASE = {
     "a.weight": np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64),
@@ -126,3 +130,30 @@ def test_layers_are_named_up_to_the_first_number() -> None:
     assert layer_of("model.norm.weight") == "model.norm"
     assert layer_of("weight") == "weight"
     assert layer_of("0") == "0"
+
+
+def test_inspect_pins_what_it_reads(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in pair:
+        write(path, tmp_path / "repo", threads=1, anchor=AnchorPolicy(ratio=float("inf")))
+    repo = Repository.open(tmp_path / "repo")
+    seen: list[set[int]] = []
+    open_patch = PatchReader.open
+    monkeypatch.setattr(
+        PatchReader,
+        "open",
+        lambda *args: (
+            seen.append({lease.link.step for lease in read_leases(repo) if lease.link}) or open_patch(*args)  # type: ignore[func-returns-value]
+        ),
+    )
+    assert inspect_step(repo, threads=1).kind == "patch"
+    assert seen == [{0, 1}]
+    assert read_leases(repo) == []
+
+
+def test_inspect_where_history_begins(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """The parent was collected: what is left to show is the anchor."""
+    write(pair[0], tmp_path / "repo", threads=1)
+    write(pair[1], tmp_path / "repo", threads=1, anchor=AnchorPolicy(now=True))
+    assert inspect_step(Repository.open(tmp_path / "repo"), threads=1).kind == "patch"
+    collect(Repository.open(tmp_path / "repo"), Policy(last=1, grace=0))
+    assert inspect_step(Repository.open(tmp_path / "repo"), threads=1).kind == "anchor"

@@ -1,0 +1,146 @@
+"""`packed` by the compiled kernels: what `packed` does in numpy, byte for byte, in one pass a tile."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from ctypes import c_int32, c_int64, c_void_p
+from itertools import pairwise
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt import kernels
+from deltackpt.bits import DType, uint
+from deltackpt.codecs import gaps
+from deltackpt.codecs.bits import Ints, starts
+from deltackpt.codecs.directory import Directory, check, check_counts
+from deltackpt.codecs.near import Near
+from deltackpt.codecs.steps import EXPONENTS, LENGTHS, Elements, Scale, choose_scale
+from deltackpt.codecs.tiles import Grid
+from deltackpt.errors import FormatError
+from deltackpt.kernels import address, addresses
+
+
+class _Grid(ctypes.Structure):
+    _fields_ = [(name, c_int64) for name in ("lead", "height", "width", "rows", "columns", "tile_height", "tile_width")]
+
+
+class _Type(ctypes.Structure):
+    _fields_ = [(name, c_int32) for name in ("width", "exponent_start", "exponent_bits")]
+
+
+class _Near(ctypes.Structure):
+    _fields_ = [(name, c_int32) for name in ("threshold", "classes")]
+
+
+class _Stream(ctypes.Structure):
+    _fields_ = [(name, c_void_p) for name in ("grid", "near", "type", "base", "population", "local", "raw")]
+    _fields_ += [("ceiling", c_int32), ("exception_k", c_int32)]
+
+
+class _Shape:
+    """Grid, dtype and lists as the kernels take them: ``pointers`` to structures that live as long as this."""
+
+    def __init__(self, grid: Grid, dtype: DType, near: Near) -> None:
+        sizes = (grid.lead, grid.height, grid.width, grid.rows, grid.columns, grid.tile_height, grid.tile_width)
+        self._held = _Grid(*sizes), _Type(dtype.width, *dtype.exponent), _Near(near.threshold, near.classes)
+        self.grid, self.type, self.near = map(ctypes.addressof, self._held)
+
+
+def encode(
+    positions: Ints, old: Elements, new: Elements, base: Elements, dtype: DType, grid: Grid, near: Near
+) -> tuple[Directory, list[bytes]]:
+    """`packed.encode`."""
+    assert kernels.LIB is not None
+    shape, n = _Shape(grid, dtype, near), len(positions)
+    given = [np.ascontiguousarray(a) for a in (positions, old, new, base)]
+    counts = np.zeros((grid.tiles, near.lists), np.int64)
+    population = np.zeros((grid.tiles, near.classes), np.int64)
+    rank, size = np.empty(n, np.uint32), np.empty(n, np.uint32)
+    down, exponent = np.empty(n, np.uint8), np.empty(n, np.uint8)
+    cells = np.zeros((EXPONENTS, LENGTHS), np.int64)
+    scratch, at = np.empty(2 * n, np.uint32), np.empty(grid.tiles * near.lists, np.int64)
+    made = (counts, population, rank, size, down, exponent, cells, scratch, at)
+    kernels.LIB.dk_pack_sort(
+        *addresses(*given[:3]), n, address(given[3]), shape.type, shape.grid, shape.near, *addresses(*made)
+    )
+    scale, exception_k = choose_scale(cells, dtype.width)
+    spans = _spans(population, grid)
+    raw = _raw_bits(scale, dtype)
+    codes = np.empty(int(gaps.listed(counts, spans)[0].sum()), np.uint32)
+    unary, lengths, exceptions = (np.empty(grid.tiles, np.int64) for _ in range(3))
+    head = (address(counts), address(spans), grid.tiles, near.lists)
+    kernels.LIB.dk_pack_measure(
+        *head, *addresses(rank, size, exponent, raw), scale.ceiling, exception_k,
+        *addresses(codes, unary, lengths, exceptions),
+    )  # fmt: skip
+    payload = np.zeros(int(lengths.sum()), np.uint8)
+    kernels.LIB.dk_pack_write(
+        *head, *addresses(codes, size, down, exponent, raw), scale.ceiling, exception_k,
+        *addresses(unary, lengths, exceptions, payload),
+    )  # fmt: skip
+    tiles = [payload[a:b].tobytes() for a, b in pairwise(starts(lengths).tolist())]
+    checksums = np.array([zlib.crc32(tile) for tile in tiles], np.uint32)
+    return Directory(grid, near, scale, exception_k, counts, unary, lengths, checksums), tiles
+
+
+def decode(
+    directory: Directory, payload: memoryview, base: Elements, dtype: DType, where: str
+) -> tuple[Ints, Elements]:
+    """`packed.decode`."""
+    assert kernels.LIB is not None
+    d, grid, near = directory, directory.grid, directory.near
+    shape, base = _Shape(grid, dtype, near), np.ascontiguousarray(base)
+    population = np.zeros((grid.tiles, near.classes), np.int64)
+    local = np.zeros(0, np.uint32)
+    if near.classes:
+        scan = (address(base), shape.type, shape.grid, shape.near)
+        kernels.LIB.dk_population(*scan, address(population), None)
+    spans = _spans(population, grid)
+    check_counts(d, spans, where)
+    check(d, payload, where)
+    begins = starts(population.ravel())
+    if near.classes:
+        local, at = np.empty(int(begins[-1]), np.uint32), begins[:-1].copy()
+        kernels.LIB.dk_population(*scan, address(at), address(local))
+    raw = _raw_bits(d.scale, dtype)
+    scale = (d.scale.ceiling, d.exception_k)
+    held = (shape.grid, shape.near, shape.type, address(base), address(begins), address(local), address(raw))
+    stream = _Stream(*held, *scale)
+    total = int(d.counts.sum())
+    positions, values, tile = np.empty(total, np.int64), np.empty(total, uint(dtype.width)), np.zeros(1, np.int64)
+    tables = [np.ascontiguousarray(a, np.int64) for a in (d.counts, spans, d.unary, d.lengths)]
+    data = np.frombuffer(payload, np.uint8)
+    code = kernels.LIB.dk_unpack(
+        ctypes.addressof(stream), 0, grid.tiles, *addresses(*tables, data, positions, values, tile)
+    )
+    if code:
+        _refuse(code, f"{where}, tile {tile[0]}")
+    return positions, values
+
+
+def _spans(population: Ints, grid: Grid) -> Ints:
+    return np.concatenate([np.full((grid.tiles, 1), grid.span), population], axis=1)
+
+
+def _raw_bits(scale: Scale, dtype: DType) -> npt.NDArray[np.uint8]:
+    return scale.raw_bits(np.arange(EXPONENTS, dtype=np.uint16), dtype.width)
+
+
+_DEFECTS: tuple[tuple[str, str, str], ...] = (
+    ("tile-short", "a tile shorter than its sections", "room for all of them"),
+    ("tile-length", "a tile of another length than its contents", "an exact fit"),
+    ("unary-count", "unary codes that do not add up", "one per gap and two per exception"),
+    ("gap-outside", "a gap that runs past the end", "positions inside"),
+    ("position-outside", "a position past the tile's edge", "one inside"),
+    ("list-wrong", "a near element among the far ones", "each in its list"),
+    ("step-outside", "a step wider than its element", "no more bits than it has"),
+    ("padding", "a set bit in the padding of a section", "zeros"),
+)
+
+
+def _refuse(code: int, where: str) -> NoReturn:
+    name, have, need = _DEFECTS[code - 1]
+    raise FormatError(name, where=where, have=have, need=need)

@@ -1,0 +1,76 @@
+/* Compare, count, scatter: the passes over whole tensors. Memory speed is the limit, so they read every byte once. */
+#include "common.h"
+
+INLINE int64_t compare(const void *old, const void *new, int64_t n, int64_t first, int64_t *positions, void *before,
+                       void *after, const int width) {
+    const int64_t together = 32 / width;
+    int64_t found = 0, i = 0;
+    for (; i + together <= n; i += together) {
+        uint64_t a[4], b[4];
+        memcpy(a, (const char *)old + i * width, 32);
+        memcpy(b, (const char *)new + i * width, 32);
+        if (!((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | (a[3] ^ b[3]))) continue;
+        for (int w = 0; w < 4; w++)
+            for (uint64_t x = a[w] ^ b[w]; x;) {
+                int lane = __builtin_ctzll(x) / (8 * width);
+                int64_t at = i + w * (8 / width) + lane;
+                positions[found] = first + at;
+                store(before, found, load(old, at, width), width);
+                store(after, found++, load(new, at, width), width);
+                x &= width == 8 || lane == 8 / width - 1 ? 0 : ~0ull << 8 * width * (lane + 1);
+            }
+    }
+    for (; i < n; i++)
+        if (load(old, i, width) != load(new, i, width)) {
+            positions[found] = first + i;
+            store(before, found, load(old, i, width), width);
+            store(after, found++, load(new, i, width), width);
+        }
+    return found;
+}
+
+/* Where n words differ: position (plus ``first``), old and new word of each. The outputs have room for n. */
+EXPORT int64_t dk_compare(const void *old, const void *new, int64_t n, int width, int64_t first, int64_t *positions,
+                          void *before, void *after) {
+    int64_t found;
+#define CALL(w) found = compare(old, new, n, first, positions, before, after, w)
+    BY_WIDTH(width, CALL)
+#undef CALL
+    return found;
+}
+
+/* words[positions[i]] = values[i], positions being ``wide`` = 4 or 8 bytes. -> -1, and nothing written, if one is
+ * outside. */
+EXPORT int dk_scatter(void *words, int64_t n, const void *positions, int wide, const void *values, int64_t count,
+                      int width) {
+    uint64_t last = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t at = load(positions, i, wide);
+        if (at > last) last = at;
+    }
+    if (count && last >= (uint64_t)n) return -1;
+#define CALL(w)                                                                                                        \
+    if (wide == 4)                                                                                                     \
+        for (int64_t i = 0; i < count; i++) store(words, load(positions, i, 4), load(values, i, w), w);                \
+    else                                                                                                               \
+        for (int64_t i = 0; i < count; i++) store(words, load(positions, i, 8), load(values, i, w), w)
+    BY_WIDTH(width, CALL)
+#undef CALL
+    return 0;
+}
+
+/* How many elements have each exponent. */
+EXPORT void dk_exponents(const void *words, int64_t n, const type_t *type, int64_t *counts) {
+    type_t t = *type;
+    uint32_t lanes[4][EXPONENTS]; /* four, or equal neighbors would wait for each other */
+    memset(counts, 0, EXPONENTS * sizeof *counts);
+    for (int64_t at = 0; at < n;) {
+        int64_t end = n - at > 1 << 30 ? at + (1 << 30) : n;
+        memset(lanes, 0, sizeof lanes);
+#define CALL(w)                                                                                                        \
+    for (; at < end; at++) lanes[at & 3][exponent_of(load(words, at, w), t)]++
+        BY_WIDTH(t.width, CALL)
+#undef CALL
+        for (int e = 0; e < EXPONENTS; e++) counts[e] += (int64_t)lanes[0][e] + lanes[1][e] + lanes[2][e] + lanes[3][e];
+    }
+}

@@ -1,0 +1,58 @@
+"""Every byte of a checkpoint directory held against a step: what a slot needs after the machine has stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from deltackpt import digest
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.errors import ChainError
+from deltackpt.format.layout import Layout
+from deltackpt.format.manifest import Link
+from deltackpt.materialize import check_tensor
+from deltackpt.parallel import ordered_map
+from deltackpt.progress import Progress
+from deltackpt.repository import Repository
+
+
+def prove(repo: Repository, link: Link, folder: Path, threads: int, progress: Progress) -> None:
+    """Read all of ``folder``, and return if it is the step ``link``.
+
+    Raises ChainError ``slot-unusable``, ``tensor-differs``, or what opening a checkpoint raises, at the first
+    difference; NotFoundError for a step that is gone, which nothing can prove.
+    """
+    target = repo.load(link)
+    layout, digests = repo.layout(target), repo.digests(target)
+    with Checkpoint.open(folder) as found:
+        _check_files(found, layout)
+        progress.start("prove", sum(shard.size for shard in layout.shards))
+
+        def one(name: str) -> int:
+            data = found.bytes_of(name)
+            check_tensor(name, digest.xxh3(data), digests, layout)
+            found.release(name)
+            return len(data)
+
+        for size in ordered_map(one, layout.tensors, threads):
+            progress.advance(size)
+
+
+def _check_files(found: Checkpoint, layout: Layout) -> None:
+    """The headers of the shards, and the side files."""
+    have = {shard.name: shard.header.text for shard in found.shards}
+    if have != {shard.path: shard.header.text for shard in layout.shards}:
+        raise _differs(found.root, "other shards, or another header")
+    for side in layout.side:
+        path = found.root / side.path
+        try:
+            raw = path.read_bytes() if path.stat().st_size == side.file.size else b""
+        except OSError as error:
+            raise _differs(path, error.strerror or "an error") from error
+        if hashlib.sha256(raw).hexdigest() != side.file.sha256:
+            raise _differs(path, "other bytes")
+
+
+def _differs(path: str | os.PathLike[str], have: str) -> ChainError:
+    return ChainError("slot-unusable", where=path, have=have, need="the step as it was published")
