@@ -20,10 +20,10 @@ from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.materialize import ApplyResult
 from deltackpt.outage import Outage
+from deltackpt.polling import Glance, pause_of
 from deltackpt.prefetch import Ahead
 from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Repository
-from deltackpt.watch import Glance, pause_of
 
 TOLD = "told.json"  # beside the slots: the step that the callback came back from
 

@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from deltackpt import chain
 from deltackpt.chain import Plan
 from deltackpt.edges import StoredEdges
-from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError, UsageError
+from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NotFoundError, UsageError
 from deltackpt.format import manifest
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.edge import Edge
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # these load numpy, which a log does without
 MARKER = "deltackpt.json"
 MAX_SMALL = 64 << 10
 CACHED = 4096  # manifests kept in memory
+FAR = 8  # steps from which on manifests are loaded together
+READERS = 8
 
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STEP = re.compile(r"steps/(\d{8,16})-([0-9a-f]{64})\.json")
@@ -239,7 +242,23 @@ class Repository:
         """`chain.resolve` over manifests and edges, which are not asked for where one patch is all that is missing."""
         if have is not None and (plan := chain.next_step(target, self.load, have)) is not None:
             return plan
+        if have is not None and target.step - have.step > FAR:
+            self._load_between(have, target)
         return chain.resolve(target, self.load, have=have, edges=self.edges())
+
+    def _load_between(self, have: Link, target: Link) -> None:
+        """Many manifests at once, where each takes a request and they would be followed one by one."""
+        store = self.store.capabilities
+        if store.local or store.pause:
+            return
+        from deltackpt.parallel import ordered_map
+
+        def attempt(link: Link) -> None:
+            with suppress(DeltackptError):  # whoever needs it says what is wrong with it
+                self.load(link)
+
+        links = [link for link in self.steps() if have.step < link.step <= target.step]
+        list(ordered_map(attempt, links[-CACHED:], READERS))
 
     def find(self, spec: str | int | Link = "latest", ref: str = "main") -> Link:
         """A step by number on the branch ``ref``, by ``number-id`` on any, by tag, or ``latest``.

@@ -59,7 +59,7 @@ ORDER = [
     "mirror_plan",
     "mirror",
     "outage",
-    "watch",
+    "polling",
     "prefetch",
     "follow",
     "report",

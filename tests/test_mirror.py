@@ -19,13 +19,13 @@ from deltackpt.gc import collect, plan_gc
 from deltackpt.leases import read_leases
 from deltackpt.mirror import Mirror
 from deltackpt.mirror_plan import MirrorResult
+from deltackpt.polling import keep_mirrored
 from deltackpt.repository import Repository
 from deltackpt.retention import Policy
 from deltackpt.store import Buffer, LocalStore, MemoryStore, Store, Written
 from deltackpt.survey import FOLDERS
 from deltackpt.transfer import Transfer
 from deltackpt.verify import verify_repository
-from deltackpt.watch import keep_mirrored
 
 
 @pytest.fixture(scope="module")

@@ -61,10 +61,10 @@ def mirror(
     What is there and proven is skipped; a mirror that was stopped goes on where it was. DST never loses a step.
     """
     from deltackpt.mirror import Mirror, Start
+    from deltackpt.polling import keep_mirrored
     from deltackpt.repository import Repository
     from deltackpt.store import open_store
     from deltackpt.transfer import Transfer, default_spool
-    from deltackpt.watch import keep_mirrored
 
     if from_step is not None and latest_only:
         raise UsageError("usage", where="--from-step", have="--latest-only too", need="one of the two")

@@ -14,6 +14,7 @@ from states import tree
 
 from deltackpt.follow import Follower
 from deltackpt.mirror import Mirror
+from deltackpt.polling import Glance, pause_of
 from deltackpt.repository import Repository
 from deltackpt.store import MemoryStore
 from deltackpt.store.hub import PAUSE, open_bucket
@@ -21,7 +22,6 @@ from deltackpt.store.remote import RemoteStore
 from deltackpt.store.s3 import S3Driver
 from deltackpt.transfer import Transfer
 from deltackpt.verify import verify_repository
-from deltackpt.watch import Glance, pause_of
 from tests.fake_bucket import FakeBucket
 from tests.faulty_proxy import FaultyProxy
 from tests.store.conftest import BUCKET, QUICK
