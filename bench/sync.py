@@ -47,7 +47,7 @@ from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 LINK = 100e6  # bytes a second
-SHAPE, TENSORS = (1024, 2048), 4
+COLUMNS, TENSORS = 2048, 4
 SPREAD, UPDATE = np.float32(0.02), np.float32(2.5e-7)  # as bench/synth.py: some 1 % of the elements change a step
 
 
@@ -189,10 +189,10 @@ def publish_and_follow(work: Path, folders: list[Path], turns: int) -> Iterator[
         }
 
 
-def chain(folder: Path, url: str, steps: int) -> None:
+def chain(folder: Path, url: str, steps: int, shape: tuple[int, int]) -> None:
     """A chain of small checkpoints on the server, each published from the directory of the one before."""
     rng = np.random.Generator(np.random.SFC64(0))
-    masters = [rng.standard_normal(SHAPE, np.float32) * SPREAD for _ in range(TENSORS)]
+    masters = [rng.standard_normal(shape, np.float32) * SPREAD for _ in range(TENSORS)]
     old: Path | None = None
     for step in range(steps + 1):
         new = folder / str(step % 2)
@@ -200,12 +200,12 @@ def chain(folder: Path, url: str, steps: int) -> None:
         new.mkdir(parents=True)
         arrays = [_bf16(m) for m in masters]
         sizes = [(i * a.nbytes, (i + 1) * a.nbytes) for i, a in enumerate(arrays)]
-        tensors = [Tensor(f"w{i}", "BF16", SHAPE, *size) for i, size in enumerate(sizes)]
+        tensors = [Tensor(f"w{i}", "BF16", shape, *size) for i, size in enumerate(sizes)]
         (new / "model.safetensors").write_bytes(build_header(tensors, {}) + b"".join(a.tobytes() for a in arrays))
         write(new, url, base=old, anchor=NEVER)
         old = new
         for m in masters:
-            m += np.clip(rng.standard_normal(SHAPE, np.float32), -2, 2) * UPDATE
+            m += np.clip(rng.standard_normal(shape, np.float32), -2, 2) * UPDATE
 
 
 def _bf16(values: np.ndarray) -> np.ndarray:
@@ -213,9 +213,9 @@ def _bf16(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def behind(work: Path, steps: int, turns: int) -> Iterator[dict[str, Any]]:
+def behind(work: Path, steps: int, turns: int, rows: int) -> Iterator[dict[str, Any]]:
     url, local = "s3://bench/behind", LocalStore(work / "chain")
-    chain(work / "steps", str(work / "chain"), steps + 1)
+    chain(work / "steps", str(work / "chain"), steps + 1, (rows, COLUMNS))
     for info in local.list(""):  # the order does not matter where nobody looks yet
         open_fsspec(url).put(info.name, local.read(info.name))
     repo = Repository.open(url)
@@ -232,7 +232,7 @@ def behind(work: Path, steps: int, turns: int) -> Iterator[dict[str, Any]]:
     journal = Journal.read(work / f"cache-{turns - 1}" / "journal")
     assert journal is not None
     written = sum(len(r.values) for i in range(TENSORS) for r in journal.of(i))
-    old, new = (_elements(work / f"cache-{turns - 1}", repo, step) for step in (1, steps + 1))
+    old, new = (_elements(work / f"cache-{turns - 1}", repo, step, TENSORS * rows * COLUMNS) for step in (1, steps + 1))
     ratios = [c / r for c, r in zip(catching, reading, strict=True)]
     yield {
         "figure": f"{steps} steps behind / reading their bytes",
@@ -248,10 +248,10 @@ def behind(work: Path, steps: int, turns: int) -> Iterator[dict[str, Any]]:
     }
 
 
-def _elements(cache: Path, repo: Repository, step: int) -> np.ndarray:
+def _elements(cache: Path, repo: Repository, step: int, elements: int) -> np.ndarray:
     link = repo.find(step)
     body = (cache / f"{link.step:08d}-{link.id}" / "model.safetensors").read_bytes()
-    return np.frombuffer(body, np.uint16)[-TENSORS * SHAPE[0] * SHAPE[1] :]
+    return np.frombuffer(body, np.uint16)[-elements:]
 
 
 def link(work: Path, folders: list[Path], server: str) -> Iterator[dict[str, Any]]:
@@ -288,6 +288,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.35)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--behind", type=int, default=50)
+    parser.add_argument("--rows", type=int, default=1024, help="of each of the four tensors of `behind`")
     parser.add_argument("--only", nargs="*", default=["publish", "behind", "link"])
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--work", type=Path)
@@ -301,7 +302,7 @@ def main() -> None:
         if {"publish", "follow"} & {*args.only}:
             figures.append(publish_and_follow(work, folders, args.turns + 2))
         if "behind" in args.only:
-            figures.append(behind(work, args.behind, min(3, args.turns)))
+            figures.append(behind(work, args.behind, min(3, args.turns), args.rows))
         if "link" in args.only:
             figures.append(link(work, folders, server))
         for figure in figures:

@@ -116,7 +116,7 @@ print(len(switches), len(failures))
 )
 
 
-PERIOD, OUTAGE = 10.0, 2.5  # seconds
+PERIOD, OUTAGE = 30.0, 2.5  # seconds
 
 
 @dataclass
