@@ -39,6 +39,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.journal import Journal
 from deltackpt.leases import pinned
 from deltackpt.materialize import ApplyResult, again_if_gone, beside, build, result
+from deltackpt.merge import Merged
 from deltackpt.parallel import threads_or_default
 from deltackpt.parts import PatchReader
 from deltackpt.progress import SILENT, Progress
@@ -156,7 +157,7 @@ def find_current(cache: str | os.PathLike[str]) -> tuple[Path, Link]:
 def apply_to_cache(
     repo: Repository,
     cache: str | os.PathLike[str],
-    step: str | int = "latest",
+    step: str | int | Link = "latest",
     *,
     ref: str = "main",
     threads: int | None = None,
@@ -275,7 +276,7 @@ class _Mover:
         if [s.header for s in self.repo.layout(before).shards] != [s.header for s in layout.shards]:
             raise _unusable("a slot with other tensors")
         begun = Journal.read(self.held.next) if moving else None
-        via = route(self.plan)
+        via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
             raise _unusable("a slot on its way to another step")
         with PatchReader.open_all(self.repo, self.plan.patches) as patches:
@@ -284,7 +285,8 @@ class _Mover:
             following = begun or Journal.create(self.held.next, self.current, self.target, via)
             if not moving:
                 os.rename(self.held.slot(journal.start), self.held.patching)
-            move = Move(self.repo, before, self.plan.target, patches, journal, following, moving)
+            steps = patches if len(patches) == 1 else [Merged(patches)]
+            move = Move(self.repo, before, self.plan.target, steps, journal, following, moving)
             written = patch_slot(move, self.held.patching, self.threads, self.progress)
             following.close()
         os.rename(self.held.patching, self.held.slot(self.target))

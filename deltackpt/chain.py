@@ -169,6 +169,20 @@ def resolve(target: Link, load: Load, *, have: Link | None = None, edges: Edges 
     )
 
 
+def next_step(target: Link, load: Load, have: Link) -> Plan | None:
+    """The plan of a reader that holds the parent, where the patch is smaller than the step's anchor; None for others.
+
+    No fold is of use to it.
+    """
+    manifest = load(target)
+    if manifest.parent != have or manifest.patch is None:
+        return None
+    hop = Hop.of(manifest, target)
+    if manifest.anchor is not None and sum(f.size for f in manifest.anchor) <= hop.bytes:
+        return None
+    return Plan(manifest, None, (hop,))
+
+
 def between(start: Link, end: Link, load: Load, edges: Edges = NO_EDGES) -> tuple[Hop, ...]:
     """The cheapest patches and folds from one step to a later one. Raises ChainError ``chain-broken`` if none lead
     there.

@@ -87,12 +87,17 @@ def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl:
     """Pin a step, or with None all of them, while the block runs; released on exit and on any exception.
 
     Yields None where the store cannot be written to: reading goes on, unprotected. Raises NotFoundError
-    ``step-missing`` with the nearest step, if gc was faster.
+    ``step-missing`` with the nearest step, if gc was faster. A repository that does not pin yields None, and asks
+    nothing.
     """
+    if not repo.pins:
+        yield None
+        return
     name = f"leases/{secrets.token_hex(12)}.json"
-    held = Lease(name, link, have, holder(), int(repo.store.now()), 0)
+    now = repo.store.now()
+    held = Lease(name, link, have, holder(), int(now), 0)
     try:
-        renewal = Renewal(repo.store, name, lambda expires: replace(held, expires=expires).encode(), ttl)
+        renewal = Renewal(repo.store, name, lambda expires: replace(held, expires=expires).encode(), ttl, now=now)
     except (StoreError, NoSpaceError):
         if link is not None:
             _must_exist(repo, link)
@@ -109,7 +114,7 @@ def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl:
 
 @contextmanager
 def pinned(
-    repo: Repository, step: str | int, ref: str = "main", *, have: Link | None = None
+    repo: Repository, step: str | int | Link, ref: str = "main", *, have: Link | None = None
 ) -> Iterator[tuple[Link, Lease | None]]:
     """Find a step and pin it. Raises what `Repository.find` raises; a step that goes in between is looked for again."""
     with ExitStack() as stack:

@@ -20,25 +20,26 @@ from deltackpt.contents import Contents
 from deltackpt.disk import ensure_space, space_errors
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.manifest import File, Manifest
+from deltackpt.parallel import ordered_map
 from deltackpt.patch import PartReader
 from deltackpt.ranged import RangedPart
 from deltackpt.repository import Repository, object_differs
 
 SMALL = 64 << 10  # bytes
+FETCHES = 8  # parts on their way at a time
 RESERVE = 256  # descriptors for all else
 
 AnyPart = PartReader | RangedPart
 Found = tuple[AnyPart, int]
 
 
-@contextmanager
-def mapped(repo: Repository, file: File) -> Iterator[memoryview]:
+def mapped(repo: Repository, file: File) -> memoryview:
     """The bytes of an object, mapped and proven by sha256; a remote one is downloaded to a temporary file first.
 
     Small ones are read: a mapping holds a descriptor, and a chain can have thousands of parts.
     """
     with ExitStack() as stack:
-        local = repo.store.local_path(file.name)
+        local = repo.store.local_path(file.name) if repo.store.capabilities.local else None
         if local is None:
             folder = Path(tempfile.gettempdir())
             ensure_space(folder, file.size)
@@ -59,7 +60,13 @@ def mapped(repo: Repository, file: File) -> Iterator[memoryview]:
         stack.close()  # the mapping has a descriptor of its own
         if local is not None and (size != file.size or hashlib.sha256(view).hexdigest() != file.sha256):
             raise object_differs(f"{repo.store.url}/{file.name}", size, file)
-        yield view
+        return view
+
+
+def _all_mapped(repo: Repository, files: Sequence[File]) -> Iterator[memoryview]:
+    """Several at a time where each takes requests; all of them are here before this returns."""
+    fetches = 1 if repo.store.capabilities.local else FETCHES
+    return iter(list(ordered_map(lambda file: mapped(repo, file), files, fetches)))
 
 
 class PatchReader:
@@ -82,21 +89,23 @@ class PatchReader:
         """The parts of a hop; given a step, those of its patch."""
         if isinstance(hop, Manifest):
             hop = Hop.of(hop)
-        with ExitStack() as stack:
-            parts = []
-            for file in hop.files:
-                view = stack.enter_context(mapped(repo, file))
-                parts.append(PartReader(view, f"{repo.store.url}/{file.name}"))
-                check_origin(parts[-1], hop)
-            yield cls(hop, parts)
+        yield cls._of(repo, hop, _all_mapped(repo, hop.files))
 
     @classmethod
     @contextmanager
     def open_all(cls, repo: Repository, hops: Sequence[Hop]) -> Iterator[list[PatchReader]]:
         """The patches of several hops; all of them are fetched and hashed before any is used."""
         _make_room(sum(f.size > SMALL for hop in hops for f in hop.files))
-        with ExitStack() as stack:
-            yield [stack.enter_context(cls.open(repo, hop)) for hop in hops]
+        views = _all_mapped(repo, [file for hop in hops for file in hop.files])
+        yield [cls._of(repo, hop, views) for hop in hops]
+
+    @classmethod
+    def _of(cls, repo: Repository, hop: Hop, views: Iterator[memoryview]) -> PatchReader:
+        parts = []
+        for file in hop.files:
+            parts.append(PartReader(next(views), f"{repo.store.url}/{file.name}"))
+            check_origin(parts[-1], hop)
+        return cls(hop, parts)
 
     def entries_of(self, name: str) -> list[Found]:
         """The parts, and the places in their tables, that hold something of a tensor."""

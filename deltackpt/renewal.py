@@ -25,12 +25,20 @@ def holder() -> str:
 class Renewal:
     """``name`` holds ``record(expires)``, and is written again at a third of ``ttl`` seconds until `close`.
 
-    Takes over an object whose bytes are ``old``, or creates it. The thread is a daemon: a process that ends without
-    `close` leaves the object to lapse. Raises what `Store.put` and `Store.swap` raise.
+    Takes over an object whose bytes are ``old``, or creates it. ``now`` is the store's time if it was just asked for.
+    The thread is a daemon: a process that ends without `close` leaves the object to lapse. Raises what `Store.put` and
+    `Store.swap` raise.
     """
 
     def __init__(
-        self, store: Store, name: str, record: Callable[[int], bytes], ttl: float, *, old: bytes | None = None
+        self,
+        store: Store,
+        name: str,
+        record: Callable[[int], bytes],
+        ttl: float,
+        *,
+        old: bytes | None = None,
+        now: float | None = None,
     ) -> None:
         self.name = name
         self._store, self._record, self._ttl = store, record, ttl
@@ -39,7 +47,7 @@ class Renewal:
         self._raw = self._sent = old
         self._renewed, self._expires = 0.0, float("inf")
         self._lapsed = self._taken = False
-        self._renew()
+        self._renew(now)
         self._thread = threading.Thread(target=self._run, name="deltackpt-renewal", daemon=True)
         self._thread.start()
 
@@ -60,8 +68,9 @@ class Renewal:
                 if not self._taken:
                     self._store.delete(self.name)
 
-    def _renew(self) -> None:
-        began, now = time.monotonic(), self._store.now()
+    def _renew(self, now: float | None = None) -> None:
+        began = time.monotonic()
+        now = self._store.now() if now is None else now
         self._lapsed |= now >= self._expires
         # Rounded up: a lifetime below a second must not be over at once.
         expires = int(now + self._ttl) + 1

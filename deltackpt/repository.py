@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from deltackpt import chain
 from deltackpt.chain import Plan
 from deltackpt.edges import StoredEdges
-from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError, UsageError
+from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NotFoundError, UsageError
 from deltackpt.format import manifest
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.edge import Edge
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # these load numpy, which a log does without
 MARKER = "deltackpt.json"
 MAX_SMALL = 64 << 10
 CACHED = 4096  # manifests kept in memory
+FAR = 8  # steps from which on manifests are loaded together
+READERS = 8
 
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STEP = re.compile(r"steps/(\d{8,16})-([0-9a-f]{64})\.json")
@@ -45,17 +48,26 @@ class Ref:
 
 
 class Repository:
-    """Reads and publishes. All that it returns was checked against the hash that names it."""
+    """Reads and publishes. All that it returns was checked against the hash that names it.
+
+    ``pins``: whether readers take a lease on what they read. One that follows a store where requests are counted does
+    without: what it reads is new, and should it be collected nevertheless, it looks for another way.
+    """
 
     def __init__(self, store: Store, identity: str) -> None:
         self.store = store
         self.id = identity
+        self.pins = True
         self.load = lru_cache(maxsize=CACHED)(self._load)
 
     @classmethod
     def open(cls, url: str | os.PathLike[str]) -> Repository:
         """Open an existing repository. Raises NotFoundError ``repository-missing``, FormatError for a broken marker."""
-        store = open_store(url)
+        return cls.at(open_store(url))
+
+    @classmethod
+    def at(cls, store: Store) -> Repository:
+        """The same, in a store that is open."""
         try:
             raw = store.get(MARKER, MAX_SMALL)
         except NotFoundError as error:
@@ -127,6 +139,13 @@ class Repository:
             raw = self.store.get(object_name, MAX_SMALL)
         except NotFoundError:
             return None
+        return self._parse_ref(object_name, name, raw)
+
+    def parse_ref(self, name: str, raw: bytes) -> Ref:
+        """The branch whose object has these bytes. Raises FormatError."""
+        return self._parse_ref(f"refs/{_checked(name)}.json", name, raw)
+
+    def _parse_ref(self, object_name: str, name: str, raw: bytes) -> Ref:
         value = loads_strict(raw, limit=MAX_SMALL, where=f"{self.store.url}/{object_name}")
         fields = manifest.Fields({"link": value}, f"{self.store.url}/{object_name}")
         link = fields.link("link")
@@ -220,15 +239,35 @@ class Repository:
         return StoredEdges(self.store, self.id)
 
     def resolve(self, target: Link, *, have: Link | None = None) -> Plan:
-        """`chain.resolve` over manifests and edges."""
+        """`chain.resolve` over manifests and edges, which are not asked for where one patch is all that is missing."""
+        if have is not None and (plan := chain.next_step(target, self.load, have)) is not None:
+            return plan
+        if have is not None and target.step - have.step > FAR:
+            self._load_between(have, target)
         return chain.resolve(target, self.load, have=have, edges=self.edges())
 
-    def find(self, spec: str | int = "latest", ref: str = "main") -> Link:
+    def _load_between(self, have: Link, target: Link) -> None:
+        """Many manifests at once, where each takes a request and they would be followed one by one."""
+        store = self.store.capabilities
+        if store.local or store.pause:
+            return
+        from deltackpt.parallel import ordered_map
+
+        def attempt(link: Link) -> None:
+            with suppress(DeltackptError):  # whoever needs it says what is wrong with it
+                self.load(link)
+
+        links = [link for link in self.steps() if have.step < link.step <= target.step]
+        list(ordered_map(attempt, links[-CACHED:], READERS))
+
+    def find(self, spec: str | int | Link = "latest", ref: str = "main") -> Link:
         """A step by number on the branch ``ref``, by ``number-id`` on any, by tag, or ``latest``.
 
         Beyond what was collected, a number that only one step has is that step. Raises NotFoundError ``step-missing``
-        with the nearest steps that are there, ConflictError ``step-ambiguous``.
+        with the nearest steps that are there, ConflictError ``step-ambiguous``. A link is what it says, there or not.
         """
+        if isinstance(spec, Link):
+            return spec
         head = self.ref(ref)
         if spec == "latest":
             if head is None:
@@ -317,10 +356,14 @@ class Repository:
         return layout.decode(self.read(file, layout.MAX_LAYOUT), f"{self.store.url}/{file.name}")
 
     def digests(self, of: Manifest) -> dict[str, TensorDigest]:
+        return dict(self._digests_of(of.digests, of.layout, of.state))
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def _digests_of(self, file: File, layout: File, state: str) -> dict[str, TensorDigest]:
         from deltackpt.format import digests
 
-        raw = self.read(of.digests, digests.MAX_DIGESTS)
-        return digests.decode(raw, self.layout(of), of.state, f"{self.store.url}/{of.digests.name}")
+        raw = self.read(file, digests.MAX_DIGESTS)
+        return digests.decode(raw, self.layout_of(layout), state, f"{self.store.url}/{file.name}")
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> File:
         written = self.store.put(name, chunks)

@@ -14,10 +14,12 @@ from deltackpt.format.canonical import dumps
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import MAX_MANIFEST, File, Link
 from deltackpt.leases import Lease, read_leases
+from deltackpt.parallel import ordered_map
 from deltackpt.reach import Node
 from deltackpt.repository import Ref, Repository
 from deltackpt.store import ObjectInfo
 
+READERS = 16  # manifests that are asked for at a time where each takes a request
 PAYLOADS = ("patches/", "folds/", "states/", "anchors/")  # in the order in which a gc removes them
 FOLDERS = ("steps/", "edges/", *PAYLOADS)
 
@@ -43,13 +45,13 @@ class Survey:
         now = repo.store.now()
         refs, tags = tuple(repo.refs()), tuple(repo.refs("tags/"))
         objects = {info.name: info for folder in FOLDERS for info in repo.store.list(folder)}
+        links = repo.listed(objects)
         nodes: dict[str, Node] = {}
-        for link in repo.listed(objects):
-            try:
-                nodes[link.id] = _node(repo, link)
-            except NotFoundError:
-                if any(repo.store.list(link.name)):  # a store that is at odds with itself is not to be planned upon
-                    raise
+        readers = 1 if repo.store.capabilities.local else READERS
+        for link, node in zip(links, ordered_map(lambda link: _there(repo, link), links, readers), strict=True):
+            if node is not None:
+                nodes[link.id] = node
+            else:
                 del objects[link.name]
         edges = tuple(_edges(repo))
         return cls(now, refs, tags, tuple(read_leases(repo)), objects, nodes, edges)
@@ -80,6 +82,16 @@ def current_fingerprint(repo: Repository) -> str:
     """What the fingerprint is now."""
     refs = [*repo.refs(), *repo.refs("tags/")]
     return fingerprint(refs, [info.name for folder in FOLDERS[:2] for info in repo.store.list(folder)])
+
+
+def _there(repo: Repository, link: Link) -> Node | None:
+    """A step that was listed, None if it went meanwhile."""
+    try:
+        return _node(repo, link)
+    except NotFoundError:
+        if any(repo.store.list(link.name)):  # a store that is at odds with itself is not to be planned upon
+            raise
+        return None
 
 
 def _node(repo: Repository, link: Link) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -59,6 +59,9 @@ class FaultyStore:
         self._end()
         return written
 
+    def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
+        return [self.put(name, [body]) for name, body in objects]
+
     def swap(self, name: str, old: bytes | None, new: bytes) -> None:
         self._begin("swap", name)
         self.inner.swap(name, old, new)
@@ -72,6 +75,11 @@ class FaultyStore:
     def get(self, name: str, limit: int) -> bytes:
         self._read()
         return self._damaged(name, self.inner.get(name, limit), 0)
+
+    def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
+        self._read()
+        data, found = self.inner.get_if_changed(name, limit, tag)
+        return (None if data is None else self._damaged(name, data, 0)), found
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         self._read()

@@ -169,6 +169,8 @@ class StoreContract:
         for name in ("missing", "no/folder/either", "there", "there/object/below", "there/other"):
             for call in (
                 partial(store.get, name, LIMIT),
+                partial(store.get_if_changed, name, LIMIT, ""),
+                partial(store.get_if_changed, name, LIMIT, "tag"),
                 partial(store.get_range, name, 0, 0),
                 lambda: list(store.read(name)),  # noqa: B023 - called in this turn of the loop
                 partial(store.stat, name),
@@ -181,6 +183,29 @@ class StoreContract:
         assert error_code(lambda: store.put("a", [b"second"]), ConflictError) == "object-exists"
         assert store.get("a", LIMIT) == b"first"
         assert not list(store.temporaries())
+
+    def test_many_at_once(self, store: Store) -> None:
+        bodies = {f"many/{i:03d}": bytes([i]) * i for i in range(40)}
+        written = store.put_all(list(bodies.items()))
+        assert [(w.name, w.size) for w in written] == [(name, len(body)) for name, body in bodies.items()]
+        assert [w.sha256 for w in written] == [hashlib.sha256(body).hexdigest() for body in bodies.values()]
+        assert {name: store.get(name, LIMIT) for name in bodies} == bodies
+        assert store.put_all([]) == []
+        again = [("new", b"x"), ("many/007", b"other")]
+        assert error_code(lambda: store.put_all(again), ConflictError) == "object-exists"
+        assert store.get("many/007", LIMIT) == bytes([7]) * 7
+
+    def test_a_look_at_what_may_have_changed(self, store: Store) -> None:
+        store.swap("refs/main", None, b"1")
+        data, tag = store.get_if_changed("refs/main", LIMIT, "")
+        assert data == b"1"
+        assert tag
+        assert store.get_if_changed("refs/main", LIMIT, tag) == (None, tag)
+        store.swap("refs/main", b"1", b"22")
+        data, other = store.get_if_changed("refs/main", LIMIT, tag)
+        assert data == b"22"
+        assert other not in ("", tag)
+        assert error_code(lambda: store.get_if_changed("refs/main", 1, tag), FormatError) == "object-too-large"
 
     def test_a_name_taken_while_the_body_is_made_is_not_overwritten(self, store: Store) -> None:
         def chunks() -> Iterator[bytes]:
@@ -210,7 +235,9 @@ class StoreContract:
     def test_unsafe_names_are_refused(self, store: Store, name: str) -> None:
         for call in (
             lambda: store.put(name, [b"x"]),
+            lambda: store.put_all([(name, b"x")]),
             lambda: store.get(name, LIMIT),
+            lambda: store.get_if_changed(name, LIMIT, ""),
             lambda: store.get_range(name, 0, 1),
             lambda: list(store.read(name)),
             lambda: store.stat(name),

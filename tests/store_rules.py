@@ -1,6 +1,15 @@
 """The rules of spec/STORE.md are about conduct, which no vector can show: each with the test that shows it."""
 
 SHOWN_BY = {
+    "S-FOL-1": "store/test_counted_requests.py::test_a_bucket_follower_stays_inside_the_limits",
+    "S-FOL-2": "test_follow.py::test_damage_on_the_way_is_never_exposed",
+    "S-FOL-3": "test_follow.py::test_which_errors_pass",
+    "S-MIR-1": "test_mirror.py::test_another_repository_is_no_target",
+    "S-MIR-2": "test_mirror.py::test_the_target_is_whole_at_every_instant",
+    "S-MIR-3": "test_mirror.py::test_an_object_of_the_right_size_and_other_bytes_is_no_match",
+    "S-MIR-4": "test_mirror.py::test_a_target_with_other_steps_is_left_alone",
+    "S-MIR-5": "test_mirror.py::test_gc_waits_for_a_mirror",
+    "S-MIR-6": "test_mirror.py::test_from_a_step_on_with_what_restores_it",
     "S-NAME-1": "store_contract.py::test_unsafe_names_are_refused",
     "S-NAME-2": "store_contract.py::test_unsafe_names_are_refused",
     "S-NAME-3": "store/test_local.py::test_an_object_is_no_folder",

@@ -10,10 +10,10 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def session() -> str:
-    """The commands of the console block, less the one that installs the package, as a script."""
-    block = re.search(r"```console\n(.*?)```", README.read_text(), re.S)
-    assert block, "the README has a session to paste"
-    lines = [line.removeprefix("$ ") for line in block[1].splitlines()]
+    """The commands of the console blocks, less the one that installs the package, as a script."""
+    blocks = re.findall(r"```console\n(.*?)```", README.read_text(), re.S)
+    assert blocks, "the README has a session to paste"
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
     return "\n".join(line for line in lines if "pip install" not in line)
 
 

@@ -17,11 +17,15 @@ from deltackpt_cli.convert import convert
 from deltackpt_cli.diff import diff
 from deltackpt_cli.doctor import doctor
 from deltackpt_cli.export import export
+from deltackpt_cli.follow import follow
 from deltackpt_cli.gc import gc
 from deltackpt_cli.import_ import import_
 from deltackpt_cli.inspect import inspect
 from deltackpt_cli.log import log
+from deltackpt_cli.mirror import mirror
 from deltackpt_cli.options import command
+from deltackpt_cli.pull import pull
+from deltackpt_cli.push import push
 from deltackpt_cli.status import status
 from deltackpt_cli.tag import tag
 from deltackpt_cli.verify import verify
@@ -29,25 +33,11 @@ from deltackpt_cli.watch import watch
 from deltackpt_cli.write import write
 
 INTERRUPTED = 130
+KEEPING = (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor)
+MOVING = (mirror, push, pull, follow, watch, import_, export, convert)
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-for function in (
-    write,
-    apply,
-    verify,
-    log,
-    inspect,
-    diff,
-    tag,
-    gc,
-    compact,
-    status,
-    doctor,
-    watch,
-    import_,
-    export,
-    convert,
-):
+for function in (*KEEPING, *MOVING):
     app.command(function.__name__.strip("_"))(command(function))
 
 

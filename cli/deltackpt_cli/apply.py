@@ -11,7 +11,7 @@ import typer
 from deltackpt.errors import UsageError
 from deltackpt_cli import text
 from deltackpt_cli.console import Voice
-from deltackpt_cli.options import Ref, Repo, Step, Threads
+from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Step, Threads, read_through
 
 if TYPE_CHECKING:
     from deltackpt.materialize import ApplyResult
@@ -37,19 +37,19 @@ def apply(
     fresh: Fresh = False,
     sync: Sync = False,
     threads: Threads = None,
+    object_cache: ObjectCache = None,
+    object_cache_size: ObjectCacheSize = "20GB",
 ) -> None:
     """Materialize a step.
 
     OUT becomes a plain checkpoint directory, or, with --cache, a managed cache that is brought to the step.
     """
-    from deltackpt.repository import Repository
-
     if fresh and not cache:
         raise UsageError("usage", where="--fresh", have="no --cache", need="--cache, whose slots it is about")
     if sync and cache:
         raise UsageError("usage", where="--sync", have="--cache", need="a directory: a cache is proven after a restart")
     with voice.progress() as progress:
-        source = Repository.open(repo)
+        source = read_through(repo, object_cache, object_cache_size)
         if cache:
             from deltackpt.cache import apply_to_cache
 

@@ -27,13 +27,13 @@ class Voice:
     """How one call of a command speaks."""
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
-        self._json = json
+        self.json = json
         self._quiet = quiet
         self.verbose = verbose
 
     def result(self, result: Result, lines: Callable[[], Iterable[str]]) -> None:
         """The result for whoever asked: its fields as one JSON object, or as ``lines``."""
-        self.data([json.dumps(result.to_dict())] if self._json else lines())
+        self.data([json.dumps(result.to_dict())] if self.json else lines())
 
     def data(self, lines: Iterable[str]) -> None:
         _print(sys.stdout, lines)
@@ -49,7 +49,7 @@ class Voice:
 
     def error(self, error: DeltackptError) -> int:
         """Say what went wrong, and where scripts look for it too; -> the exit code."""
-        if self._json:
+        if self.json:
             self.data([json.dumps(error.to_dict())])
         if self.verbose:
             self._traceback(error)

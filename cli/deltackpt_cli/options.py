@@ -5,11 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deltackpt_cli import sizes
 from deltackpt_cli.console import Voice
+
+if TYPE_CHECKING:
+    from deltackpt.repository import Repository
 
 Repo = Annotated[
     str, typer.Argument(metavar="REPO", show_default=False, help="The repository: a local directory or a URL.")
@@ -20,6 +25,37 @@ Threads = Annotated[
     typer.Option(metavar="N", min=1, show_default=False, help="Threads to use; all processors if not given."),
 ]
 Step = Annotated[str, typer.Option(metavar="N|latest|TAG", help="The step: a number, `latest`, or a tag.")]
+
+ObjectCache = Annotated[
+    Path | None,
+    typer.Option(
+        "--object-cache",
+        metavar="DIR",
+        envvar="DELTACKPT_OBJECT_CACHE",
+        show_default=False,
+        help="Read a remote repository through this folder, which all processes of a host share.",
+    ),
+]
+ObjectCacheSize = Annotated[
+    str,
+    typer.Option(
+        "--object-cache-size", metavar="SIZE", envvar="DELTACKPT_OBJECT_CACHE_SIZE", help="What it may grow to."
+    ),
+]
+
+
+def read_through(url: str, folder: Path | None, size: str) -> Repository:
+    """The repository at a URL, read through a cache of objects if a folder for it was given."""
+    from deltackpt import repository
+    from deltackpt.store import open_store
+
+    store = open_store(url)
+    if folder is not None and not store.capabilities.local:
+        from deltackpt.store.object_cache import ObjectCache
+        from deltackpt.store.read_through import ReadThrough
+
+        store = ReadThrough(store, ObjectCache(folder, sizes.size(size, "--object-cache-size")))
+    return repository.Repository.at(store)
 
 
 class Encoding(Enum):

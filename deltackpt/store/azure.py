@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import PART, Fetched, Head, Upload
+from deltackpt.store.driver import PART, Fetched, Head, Plain, Upload
 from deltackpt.store.patience import DEFAULT, Patience
 
 MARK = "deltackptput"  # an identifier: the service takes no other
@@ -21,7 +21,7 @@ def options(patience: Patience) -> dict[str, Any]:
     return {"read_timeout": patience.silence, "use_listings_cache": False}
 
 
-class AzureDriver:
+class AzureDriver(Plain):
     """``fs`` is an AzureBlobFileSystem made with options()."""
 
     capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)

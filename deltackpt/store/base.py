@@ -7,8 +7,9 @@ What a store lacks is data (``Capabilities``), never an ``if`` on its kind in a 
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -52,6 +53,8 @@ class Capabilities:
     clock: bool  # now() is the clock that `modified` is read from
     ranged: bool  # get_range() transfers the range, not the object
     local: bool  # local_path() gives files
+    batch: bool = False  # put_all() takes a few requests for many objects
+    pause: float = 0.0  # seconds between two looks at one object that 64 readers can afford; above 0, requests count
 
 
 class Store(Protocol):
@@ -72,8 +75,22 @@ class Store(Protocol):
         """
         ...
 
+    def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
+        """Create small objects, each as `put` does, in as few requests as the store allows.
+
+        Raises what `put` raises; any of them may then be there, whole.
+        """
+        ...
+
     def get(self, name: str, limit: int) -> bytes:
         """Read a whole object; NotFoundError ``object-missing``, FormatError ``object-too-large`` past ``limit``."""
+        ...
+
+    def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
+        """The object and its tag, or None if its tag is still ``tag``: one request where nothing changed.
+
+        A tag differs whenever the bytes do; "" is that of nothing. Raises what `get` raises.
+        """
         ...
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
@@ -149,6 +166,12 @@ def flat(chunk: Buffer) -> memoryview:
     """The bytes of any C-contiguous buffer, without a copy, whatever its item type and shape."""
     view = memoryview(chunk)
     return view.cast("B") if view.nbytes else memoryview(b"")  # an empty shape cannot be cast
+
+
+def unless_same(data: bytes, tag: str) -> tuple[bytes | None, str]:
+    """get_if_changed() for a store that has no tags, or none that it was asked for: the hash of the bytes is one."""
+    found = hashlib.sha256(data).hexdigest()
+    return (None if found == tag else data), found
 
 
 def _unsafe(name: str) -> str:

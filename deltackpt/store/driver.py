@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -70,10 +70,18 @@ class Driver(Protocol):
         """Only if the object's tag is ``tag``, where the driver can."""
         ...
 
+    def create_all(self, objects: Sequence[tuple[str, bytes]]) -> None:
+        """Many small objects in one request, which is no transaction; called only with the capability ``batch``."""
+        ...
+
     def upload(self, key: str, part_size: int, mark: str) -> Upload: ...
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
         """What there is of ``length`` bytes from ``start``; with a ``tag``, only of the object that has it."""
+        ...
+
+    def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
+        """What there is of the first ``length`` bytes; None, in one request, if the object still has the tag."""
         ...
 
     def download(self, key: str, path: Path) -> None:
@@ -81,6 +89,10 @@ class Driver(Protocol):
         ...
 
     def head(self, key: str) -> Head: ...
+
+    def heads(self, keys: Sequence[str]) -> list[Head]:
+        """Those of them that there are, in one request; called only with the capability ``batch``."""
+        ...
 
     def marked(self, key: str, mark: str) -> bool:
         """Whether the object is the one that was put with this mark."""
@@ -103,6 +115,23 @@ class Driver(Protocol):
     def clock(self, prefix: str) -> float:
         """The store's own time, asked for with no more than leave to use what is below the prefix."""
         ...
+
+
+class Plain:
+    """A driver of a service with neither batches nor tags that save a request."""
+
+    def create_all(self, objects: Sequence[tuple[str, bytes]]) -> None:
+        raise NotImplementedError
+
+    def heads(self, keys: Sequence[str]) -> list[Head]:
+        raise NotImplementedError
+
+    def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
+        found = self.fetch(key, 0, length, None)
+        return None if tag and found.tag == tag else found
+
+    def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        raise NotImplementedError
 
 
 class SpooledUpload:

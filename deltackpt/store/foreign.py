@@ -146,6 +146,11 @@ def read(error: Exception, now: float) -> Fault | None:
     return Fault(kind or Kind.REFUSED, said, wait)
 
 
+def status(error: BaseException) -> int | None:
+    """The HTTP status that an exception tells of."""
+    return next((found for cause in _causes(error) if (found := _status(cause)) is not None), None)
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     for _ in range(8):  # a chain may be a ring
         if error is None:

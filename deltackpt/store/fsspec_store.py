@@ -18,7 +18,7 @@ from typing import Any
 from deltackpt.errors import UsageError
 from deltackpt.store import foreign
 from deltackpt.store.base import Capabilities, check_name
-from deltackpt.store.driver import Driver, Fetched, Head, SpooledUpload, Upload
+from deltackpt.store.driver import Driver, Fetched, Head, Plain, SpooledUpload, Upload
 from deltackpt.store.patience import DEFAULT, Patience
 from deltackpt.store.remote import RemoteStore
 
@@ -91,7 +91,7 @@ def _unusable(scheme: str, reason: str) -> UsageError:
     )
 
 
-class FsspecDriver:
+class FsspecDriver(Plain):
     """Any file system: looks before it writes, which two writers can do at the same time."""
 
     capabilities = Capabilities(create_only=False, swap=False, clock=True, ranged=True, local=False)
@@ -184,7 +184,7 @@ def _maker(scheme: str, patience: Patience) -> tuple[Callable[[Any, str], Driver
     if scheme in ("gs", "gcs"):
         from deltackpt.store import gcs
 
-        return gcs.GcsDriver, gcs.options(patience)
+        return partial(gcs.GcsDriver, patience=patience), gcs.options(patience)
     if scheme in ("az", "abfs", "abfss"):
         from deltackpt.store import azure
 

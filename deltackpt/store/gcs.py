@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import io
@@ -13,29 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import PART, Fetched, Head, SpooledUpload, Upload
-from deltackpt.store.patience import Patience
+from deltackpt.store.driver import PART, Fetched, Head, Plain, SpooledUpload, Upload
+from deltackpt.store.patience import DEFAULT, Patience
 
 MARK = "deltackpt-put"
 
 
 def options(patience: Patience) -> dict[str, Any]:
-    """How a GCSFileSystem is to be made. It makes up to six attempts of its own at a request."""
+    """How a GCSFileSystem is to be made."""
     from aiohttp import ClientTimeout
 
     timeout = ClientTimeout(total=patience.limit(PART), sock_connect=patience.silence, sock_read=patience.silence)
     return {"requests_timeout": timeout, "use_listings_cache": False}
 
 
-class GcsDriver:
+class GcsDriver(Plain):
     """``fs`` is a GCSFileSystem made with options()."""
 
     capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
     makes_buckets: bool = False
     downloads: int | None = None
 
-    def __init__(self, fs: Any, bucket: str) -> None:
+    def __init__(self, fs: Any, bucket: str, patience: Patience = DEFAULT) -> None:
         self._fs = fs
+        self._patience = patience
         self._bucket = bucket
         self._host = fs.base.removesuffix("/storage/v1/")
 
@@ -52,7 +54,7 @@ class GcsDriver:
         condition = {"ifGenerationMatch": tag} if tag else {}
         span = {"Range": f"bytes={start}-{start + length - 1}"}
         url, more = f"{self._host}/download/storage/v1/b/{{}}/o/{{}}", {"alt": "media", **condition}
-        headers, data = self._fs.call("GET", url, self._bucket, key, headers=span, **more)
+        headers, data = self._call("GET", url, self._bucket, key, headers=span, **more)
         generation, total = headers["X-Goog-Generation"], headers.get("Content-Range", "").rpartition("/")[2]
         if total.isdigit():
             return Fetched(data, int(total), generation)
@@ -70,14 +72,14 @@ class GcsDriver:
     def scan(self, prefix: str) -> Iterator[Head]:
         token: dict[str, str] = {}
         while True:
-            page = self._fs.call("GET", "b/{}/o", self._bucket, prefix=prefix, json_out=True, **token)
+            page = self._call("GET", "b/{}/o", self._bucket, prefix=prefix, json_out=True, **token)
             yield from map(_head, page.get("items", ()))
             if "nextPageToken" not in page:
                 return
             token = {"pageToken": page["nextPageToken"]}
 
     def remove(self, key: str) -> None:
-        self._fs.call("DELETE", "b/{}/o/{}", self._bucket, key)
+        self._call("DELETE", "b/{}/o/{}", self._bucket, key)
 
     def unfinished(self, prefix: str) -> Iterator[Head]:
         return iter(())  # the service forgets them after a week, and lists them nowhere
@@ -87,24 +89,34 @@ class GcsDriver:
 
     def clock(self, prefix: str) -> float:
         """The Date of an answer, whole seconds."""
-        headers, _ = self._fs.call("GET", "b/{}/o", self._bucket, prefix=prefix, maxResults=1)
+        headers, _ = self._call("GET", "b/{}/o", self._bucket, prefix=prefix, maxResults=1)
         return parsedate_to_datetime(headers["Date"]).timestamp()
 
+    def _call(self, method: str, path: str, *args: str, **request: Any) -> Any:
+        """One request. The library asks up to six times, with pauses; all of that is one attempt of ours, and ends
+        when one would."""
+        from fsspec.asyn import sync
+
+        data = request.get("data")
+        size = len(data.getbuffer()) if isinstance(data, io.BytesIO) else 0
+        asked = self._fs._call(method, path, *args, **request)
+        return sync(self._fs.loop, asyncio.wait_for, asked, self._patience.limit(size))
+
     def _object(self, key: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._fs.call("GET", "b/{}/o/{}", self._bucket, key, json_out=True)
+        found: dict[str, Any] = self._call("GET", "b/{}/o/{}", self._bucket, key, json_out=True)
         return found
 
     def _send(self, path: Path, key: str, part_size: int, mark: str) -> None:
         """A resumable upload, which is in order; the last of its requests makes the object."""
         url, about = f"{self._host}/upload/storage/v1/b/{{}}/o", {"name": key, "metadata": {MARK: mark}}
         begin = {"uploadType": "resumable", "ifGenerationMatch": "0", "json": about}
-        headers, _ = self._fs.call("POST", url, self._bucket, **begin)
+        headers, _ = self._call("POST", url, self._bucket, **begin)
         session, size = headers["Location"], path.stat().st_size
         with path.open("rb") as file:
             for start in range(0, size, part_size):
                 data = file.read(part_size)
                 end = start + len(data) - 1
-                headers, _ = self._fs.call(
+                headers, _ = self._call(
                     "PUT", session, data=_Body(data), headers={"Content-Range": f"bytes {start}-{end}/{size}"}
                 )
                 if headers.get("Range", f"bytes=0-{end}") != f"bytes=0-{end}":
@@ -118,7 +130,7 @@ class GcsDriver:
         kinds = (b"application/json; charset=UTF-8", b"application/octet-stream")
         parts = zip(kinds, (about, data), strict=True)
         body = b"".join(b"%b\r\nContent-Type: %b\r\n\r\n%b\r\n" % (rule, kind, part) for kind, part in parts)
-        self._fs.call(
+        self._call(
             "POST",
             f"{self._host}/upload/storage/v1/b/{{}}/o",
             self._bucket,

@@ -4,17 +4,22 @@ A Bucket has no conditional write: one writer a ref, by contract.  Names that ar
 was overwritten in the same moment is noticed where it can be and reported, never passed over.
 
 Reading takes one request a small object (`/resolve/`, which has the most generous rate limit) and Xet for large ones.
-Writing is a batch of one; an answer of success that lists failures is a failure.  A Bucket that is missing is made,
-private, at the first put.  huggingface_hub makes its own second attempts at API calls, within those of Patience.
+Writing is a batch of one, or of many small objects; an answer of success that lists failures is a failure.  A Bucket
+that is missing is made, private, at the first put.  huggingface_hub makes its own second attempts at API calls: all of
+them are one attempt of Patience, and end in its time.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from deltackpt.errors import StoreError, UsageError
@@ -24,6 +29,9 @@ from deltackpt.store.fsspec_store import check_url, extra_missing
 from deltackpt.store.patience import DEFAULT, Patience
 from deltackpt.store.remote import RemoteStore
 
+T = TypeVar("T")
+
+PAUSE = 10.0  # seconds: 64 readers that look every so often make 1,920 of the 5,000 requests of five minutes
 DOWNLOAD = 8 << 20  # bytes above which Xet's parallel download is worth its three requests
 
 
@@ -47,7 +55,9 @@ def open_bucket(rest: str, patience: Patience = DEFAULT) -> RemoteStore:
 
 
 class BucketDriver:
-    capabilities = Capabilities(create_only=False, swap=False, clock=True, ranged=True, local=False)
+    capabilities = Capabilities(
+        create_only=False, swap=False, clock=True, ranged=True, local=False, batch=True, pause=PAUSE
+    )
     makes_buckets: bool = True
     downloads: int | None = DOWNLOAD
 
@@ -55,6 +65,7 @@ class BucketDriver:
         from huggingface_hub import HfApi
         from huggingface_hub.utils import disable_progress_bars
 
+        logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # second attempts are ours to tell of
         disable_progress_bars()  # they would be drawn over what a caller prints
         for name, seconds in (("RETRY_MAX_DURATION", patience.total), ("READ_TIMEOUT", patience.silence)):
             os.environ.setdefault(f"HF_XET_CLIENT_{name}", f"{max(1, round(seconds))}s")  # else six minutes, and five
@@ -68,12 +79,15 @@ class BucketDriver:
     def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
         self._batch(add=[(data, key)])
 
+    def create_all(self, objects: Sequence[tuple[str, bytes]]) -> None:
+        self._batch(add=[(data, key) for key, data in objects])
+
     def upload(self, key: str, part_size: int, mark: str) -> Upload:
         return SpooledUpload(part_size, lambda path: self._batch(add=[(path, key)]))
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
         answer = self._request(
-            f"buckets/{self._bucket}/resolve/{quote(key, safe='')}",
+            self._resolve(key),
             {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"},
         )
         data, total = bytes(answer.content), answer.headers.get("Content-Range", "").rpartition("/")[2]
@@ -84,17 +98,26 @@ class BucketDriver:
             return Fetched(data, int(total), found)
         return Fetched(data[start : start + length], len(data), found)
 
+    def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
+        """The tag is asked for alone: the bytes would take a second request, to the storage."""
+        if tag and _xet_hash(self._request(self._resolve(key), {}, "HEAD")) == tag:
+            return None
+        return self.fetch(key, 0, length, None)
+
     def download(self, key: str, path: Path) -> None:
         self._api.download_bucket_files(self._bucket, [(self._file(key), path)], raise_on_missing_files=True)
 
     def head(self, key: str) -> Head:
         return _head(self._file(key))
 
+    def heads(self, keys: Sequence[str]) -> list[Head]:
+        return [_head(found) for found in self._infos(keys)]
+
     def marked(self, key: str, mark: str) -> bool:
         return False
 
     def scan(self, prefix: str) -> Iterator[Head]:
-        for found in self._api.list_bucket_tree(self._bucket, prefix or None, recursive=True):
+        for found in self._bounded(self._patience.total, self._tree, prefix):
             if found.type == "file":
                 yield _head(found)
 
@@ -114,10 +137,37 @@ class BucketDriver:
         return parsedate_to_datetime(answer.headers["Date"]).timestamp()
 
     def _file(self, key: str) -> Any:
-        for found in self._api.get_bucket_paths_info(self._bucket, [key]):
+        for found in self._infos([key]):
             if found.path == key:
                 return found
         raise FileNotFoundError(key)
+
+    def _infos(self, keys: Sequence[str]) -> list[Any]:
+        ask = self._api.get_bucket_paths_info
+        return self._bounded(self._patience.silence, lambda: list(ask(self._bucket, [*keys])))
+
+    def _tree(self, prefix: str) -> list[Any]:
+        return list(self._api.list_bucket_tree(self._bucket, prefix or None, recursive=True))
+
+    @staticmethod
+    def _bounded(seconds: float, work: Callable[..., T], *args: Any) -> T:
+        """What reads may take as a whole: the library makes its own second attempts, for half a minute and more.
+
+        One that is given up ends by itself, unheard.
+        """
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work(*args))
+            except BaseException as error:
+                done.set_exception(error)
+
+        Thread(target=run, name="deltackpt-hub", daemon=True).start()  # so that no process waits for it to end
+        try:
+            return done.result(seconds)
+        except FutureTimeout:
+            raise TimeoutError("no answer in time") from None
 
     def _batch(self, **changes: Any) -> None:
         from huggingface_hub.errors import BucketNotFoundError
@@ -144,16 +194,21 @@ class BucketDriver:
                 hint="nothing was published; look at the Bucket's page for what it refuses, then write again",
             ) from None
 
-    def _request(self, path: str, headers: Mapping[str, str]) -> Any:
+    def _resolve(self, key: str) -> str:
+        return f"buckets/{self._bucket}/resolve/{quote(key, safe='')}"
+
+    def _request(self, path: str, headers: Mapping[str, str], method: str = "GET") -> Any:
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-        answer = get_session().get(
+        answer = get_session().request(
+            method,
             f"{self._api.endpoint}/{path}",
             headers={**build_hf_headers(), **headers},
             timeout=self._patience.silence,
-            follow_redirects=True,
+            follow_redirects=method == "GET",
         )
-        hf_raise_for_status(answer)
+        if not (method == "HEAD" and answer.is_redirect):  # what is asked of it is in the headers
+            hf_raise_for_status(answer)
         return answer
 
 

@@ -16,7 +16,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -55,6 +55,9 @@ class LocalStore:
                 self._settle(name, staged)
         return Written(name, size, digest.hexdigest())
 
+    def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
+        return [self.put(name, [body]) for name, body in objects]
+
     def get(self, name: str, limit: int) -> bytes:
         file, size = self._open(name)
         try:
@@ -63,6 +66,9 @@ class LocalStore:
             return self._exactly(name, file, 0, size)
         finally:
             os.close(file)
+
+    def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
+        return base.unless_same(self.get(name, limit), tag)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         with self._opened(name) as (file, size):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -32,11 +32,17 @@ class MemoryStore:
             self._objects[name] = (body, self._clock())
         return Written(name, len(body), hashlib.sha256(body).hexdigest())
 
+    def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
+        return [self.put(name, [body]) for name, body in objects]
+
     def get(self, name: str, limit: int) -> bytes:
         body, _ = self._object(name)
         if len(body) > limit:
             raise base.too_large(self._where(name), len(body), limit)
         return body
+
+    def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
+        return base.unless_same(self.get(name, limit), tag)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         body, _ = self._object(name)

@@ -28,6 +28,7 @@ from deltackpt.store.patience import DEFAULT, Answer, Patience
 
 WINDOW = 16 << 20  # bytes of one request of a long read
 IN_FLIGHT = 4  # requests of one transfer at a time: its memory is this many parts
+PROBE = 1 << 20  # bytes that are read first where the rest may have a faster way
 SWAPS = 4  # readings of a ref that changes and changes back while it is swapped
 
 T = TypeVar("T")
@@ -59,8 +60,37 @@ class RemoteStore:
             self._confirm(name, body.size, first)
         return Written(name, body.size, body.digest.hexdigest())
 
+    def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
+        if not self.capabilities.batch:
+            return [self.put(name, [body]) for name, body in objects]
+        named = {self._prefix + name: bytes(base.flat(body)) for name, body in objects}
+        for name, _ in objects:
+            check_name(name)
+        if found := self._heads(named):
+            raise base.taken(self._where(found[0].key.removeprefix(self._prefix)))
+        self._ask("", lambda: self._driver.create_all([*named.items()]))
+        sizes = {head.key: head.size for head in self._heads(named)}
+        for key, body in named.items():
+            if sizes.get(key) != len(body):  # another writer took the name in the same moment
+                raise base.taken(self._where(key.removeprefix(self._prefix)))
+        bodies = (named[self._prefix + name] for name, _ in objects)
+        pairs = zip(objects, bodies, strict=True)
+        return [Written(name, len(body), hashlib.sha256(body).hexdigest()) for (name, _), body in pairs]
+
     def get(self, name: str, limit: int) -> bytes:
         return self._whole(name, limit)[0]
+
+    def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
+        check_name(name)
+        length = min(limit + 1, WINDOW)
+        found = self._ask(name, lambda: self._driver.fetch_if_changed(self._prefix + name, length, tag))
+        if found is None:
+            return None, tag
+        if found.size > limit:
+            raise base.too_large(self._where(name), found.size, limit)
+        if len(found.data) != found.size:  # more than a window, or cut short
+            found = Fetched(*self._whole(name, limit)[:1], found.size, "")
+        return (found.data, found.tag) if found.tag else base.unless_same(found.data, tag)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         check_name(name)
@@ -77,10 +107,10 @@ class RemoteStore:
     def read(self, name: str, chunk: int = 1 << 20) -> Iterator[bytes]:
         check_name(name)
         limit = self._driver.downloads
-        if limit is not None and (size := self._head(name).size) > limit:
-            yield from self._downloaded(name, size, chunk)
+        first = self._fetch(name, 0, WINDOW if limit is None else min(PROBE, limit))
+        if limit is not None and first.size > limit:
+            yield from self._downloaded(name, first.size, chunk)
             return
-        first = self._fetch(name, 0, WINDOW)
         for block in self._stream(name, first, 0, first.size):
             for at in range(0, len(block), chunk):
                 yield block[at : at + chunk]
@@ -247,6 +277,9 @@ class RemoteStore:
 
     def _head(self, name: str) -> Head:
         return self._ask(name, lambda: self._driver.head(self._prefix + name))
+
+    def _heads(self, keys: Iterable[str]) -> Sequence[Head]:
+        return self._listed("", lambda: self._driver.heads([*keys]))
 
     def _exists(self, name: str) -> bool:
         try:

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deltackpt.errors import FormatError
+from deltackpt.store import foreign
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import Fetched, Head, Upload
+from deltackpt.store.driver import Fetched, Head, Plain, Upload
 from deltackpt.store.patience import DEFAULT, Patience
 
 T = TypeVar("T")
 
 MARK = "deltackpt-put"
 MAX_PARTS = 10_000
+NOT_MODIFIED = 304
 
 
 def options(patience: Patience) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def _loader() -> Any:
     return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
-class S3Driver:
+class S3Driver(Plain):
     """``fs`` is an S3FileSystem made with options(); others that speak its protocol are reached by AWS_ENDPOINT_URL."""
 
     capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
@@ -74,7 +76,17 @@ class S3Driver:
         return _Multipart(self, key, made["UploadId"])
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
-        condition = {"IfMatch": tag} if tag else {}
+        return self._get(key, start, length, {"IfMatch": tag} if tag else {})
+
+    def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
+        try:
+            return self._get(key, 0, length, {"IfNoneMatch": tag} if tag else {})
+        except Exception as error:
+            if foreign.status(error) == NOT_MODIFIED:
+                return None
+            raise
+
+    def _get(self, key: str, start: int, length: int, condition: dict[str, str]) -> Fetched:
         span = f"bytes={start}-{start + length - 1}"
 
         async def get() -> tuple[dict[str, Any], bytes]:

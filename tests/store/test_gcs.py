@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from deltackpt.errors import ConflictError
+from deltackpt.errors import ConflictError, StoreError
 from deltackpt.store import Store
 from deltackpt.store.gcs import GcsDriver, options
+from deltackpt.store.patience import Patience
 from deltackpt.store.remote import RemoteStore
 from tests.fake_gcs import FakeGcs
+from tests.faulty_proxy import FaultyProxy, Status
 from tests.store.conftest import QUICK
-from tests.store_contract import StoreContract
+from tests.store_contract import StoreContract, error_code
 
 pytestmark = pytest.mark.heavy  # the extra gcs is large
 
@@ -39,3 +41,18 @@ def test_a_large_object_is_sent_from_a_file(gcs: Any, root: str) -> None:
     assert b"".join(store.read("large")) == body
     with pytest.raises(ConflictError):
         store.put("large", [body])
+
+
+def test_second_attempts_of_the_library_end_in_our_time() -> None:
+    """Left alone it asks six times, for half a minute."""
+    import gcsfs
+
+    patience = Patience(total=0.3, silence=0.5, first=0.01, most=0.1)
+    with FakeGcs().serve() as url, FaultyProxy(url).serve() as proxy:
+        fs = gcsfs.GCSFileSystem(endpoint_url=proxy.url, token="anon", skip_instance_cache=True, **options(patience))
+        store = RemoteStore(GcsDriver(fs, "bucket", patience), "gs://bucket", patience=patience)
+        store.put("a", [b"x"])
+        proxy.fail(Status(503), times=99)
+        proxy.requests.clear()
+        assert error_code(lambda: store.stat("a"), StoreError) in ("store-silent", "store-busy")
+        assert len(proxy.requests) <= 3

@@ -11,6 +11,7 @@ import pytest
 from deltackpt.errors import StoreError
 from deltackpt.store import Store
 from deltackpt.store.hub import open_bucket
+from deltackpt.store.patience import Patience
 from deltackpt.store.remote import RemoteStore
 from tests.fake_bucket import TOKEN, FakeBucket
 from tests.faulty_proxy import FaultyProxy, Reset, Status
@@ -134,3 +135,18 @@ def test_faults_of_the_network(hub: FakeBucket, monkeypatch: pytest.MonkeyPatch)
             store.get("a", 1000)
         assert caught.value.code == "store-permission"
         assert len(proxy.seen("GET", "/resolve/")) >= 6
+
+
+def test_second_attempts_of_the_library_end_in_our_time(hub: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left alone it asks six times, for 23 seconds; each of our attempts lets it come to one."""
+    from huggingface_hub import constants
+
+    with FaultyProxy(hub.url).serve() as proxy:
+        monkeypatch.setattr(constants, "ENDPOINT", proxy.url)
+        store = open_bucket("buckets/someone/run", Patience(total=0.3, silence=0.5, first=0.01, most=0.1))
+        store.put("a", [b"x"])
+        proxy.fail(Status(503), "", "/paths-info|/tree", times=99)
+        for call in (lambda: store.stat("a"), lambda: list(store.list(""))):
+            proxy.requests.clear()
+            assert error_code(call, StoreError) in ("store-silent", "store-busy")
+            assert len(proxy.requests) <= 2

@@ -148,9 +148,11 @@ def test_a_fork_is_reported(tmp_path: Path, hub: FakeBucket, root: str, monkeypa
     put = RemoteStore.put
 
     def slow(store: RemoteStore, name: str, chunks: Any) -> Any:
+        if name.startswith("steps/"):
+            together.wait(timeout=20)  # neither manifest was there when the other writer looked
         written = put(store, name, chunks)
         if name.startswith("steps/"):
-            together.wait(timeout=20)  # both manifests are there before either ref moves
+            together.wait(timeout=20)  # both are, before either ref moves
         return written
 
     monkeypatch.setattr(RemoteStore, "put", slow)

@@ -1,0 +1,123 @@
+"""`deltackpt follow`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deltackpt.errors import DeltackptError, UsageError
+from deltackpt_cli import sizes, text
+from deltackpt_cli.child import run
+from deltackpt_cli.console import Voice
+from deltackpt_cli.mirror import again
+from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
+from deltackpt_cli.signals import stopped_by_signals
+
+if TYPE_CHECKING:
+    from threading import Event
+
+    from deltackpt.follow import Follower, Switch
+
+Cache = Annotated[
+    Path, typer.Argument(metavar="CACHE", show_default=False, help="A managed cache; made if there is none.")
+]
+Once = Annotated[bool, typer.Option("--once", help="Bring the cache to the newest step, and end.")]
+Poll = Annotated[str, typer.Option(metavar="TIME", help="How often to look; a Bucket is looked at every 10s at most.")]
+Prefetch = Annotated[
+    bool, typer.Option("--prefetch", help="Fetch the next step while CMD runs; into CACHE.objects, or --object-cache.")
+]
+Exec = Annotated[
+    str | None,
+    typer.Option(
+        "--exec",
+        metavar="CMD",
+        show_default=False,
+        help="A shell command to run after each switch, with DELTACKPT_STEP, DELTACKPT_PATH and DELTACKPT_STATE.",
+    ),
+]
+
+
+def follow(
+    voice: Voice,
+    repo: Repo,
+    cache: Cache,
+    ref: Ref = "main",
+    once: Once = False,
+    poll: Poll = "1s",
+    prefetch: Prefetch = False,
+    exec_: Exec = None,
+    threads: Threads = None,
+    object_cache: ObjectCache = None,
+    object_cache_size: ObjectCacheSize = "20GB",
+) -> None:
+    """Keep a managed cache at the newest step, until SIGINT or SIGTERM.
+
+    CACHE/current moves when every byte of a new step is proven. Steps that were missed are read once, and written in
+    one move. A CMD that fails is reported, and run again for the next step; one that was cut short is run again at the
+    next start. With --json every event is a line.
+    """
+    from deltackpt.follow import Follower
+
+    if once and prefetch:
+        raise UsageError("usage", where="--prefetch", have="--once too", need="one of the two")
+    every = sizes.seconds(poll, "--poll")
+    folder = object_cache or (cache.with_name(f"{cache.name}.objects") if prefetch else None)
+    teller = _Teller(voice, exec_)
+    with voice.progress() as progress, stopped_by_signals() as stop:
+        source = read_through(repo, folder, object_cache_size)
+        options: dict[str, Any] = {"ref": ref, "poll": every, "prefetch": prefetch, "threads": threads}
+        follower = Follower(source, cache.absolute(), progress=progress, stop=stop, failed=teller.failed, **options)
+        if once:
+            _once(teller, follower)
+            return
+        for switch in follower.switches():
+            if not teller.switched(switch, stop):
+                break  # and it is not told
+
+
+def _once(teller: _Teller, follower: Follower) -> None:
+    switch = follower.catch_up()
+    if switch is None:
+        teller.event("current", "nothing new")
+    else:
+        if teller.switched(switch, follower.stop):
+            follower.told(switch)
+
+
+class _Teller:
+    """Tells whoever listens, and runs the command."""
+
+    def __init__(self, voice: Voice, command: str | None) -> None:
+        self._voice, self._command = voice, command
+
+    def event(self, event: str, line: str, **fields: Any) -> None:
+        self._voice.data([json.dumps({"event": event, **fields}) if self._voice.json else line])
+
+    def failed(self, error: DeltackptError, wait: float) -> None:
+        again(self._voice, error, wait)
+        if self._voice.json:
+            self.event("outage", "", **error.to_dict(), retry_in=round(wait, 3))
+
+    def switched(self, switch: Switch, stop: Event) -> bool:
+        """-> whether the command came to its end."""
+        missed = "" if switch.behind in (None, 1) else f", {switch.behind} steps at once"
+        line = (
+            f"step {switch.step}  {switch.path}  {switch.lag:.1f} s after it was published{missed}; "
+            f"read {text.count(switch.read)} bytes, wrote {text.count(switch.written)} in {switch.seconds:.3f} s"
+        )
+        self.event("switch", line, **switch.to_dict())
+        if switch.rebuilt is not None:
+            self._voice.note(f"note: the cache was built anew, since {switch.rebuilt}")
+        if self._command is None:
+            return True
+        named = {"STEP": str(switch.step), "PATH": switch.path, "STATE": switch.state}
+        status = run(self._command, {f"DELTACKPT_{name}": value for name, value in named.items()}, stop)
+        if status != 0:
+            how = "was cut short" if status is None else f"ended with status {status}"
+            self._voice.say(f"the command of step {switch.step} {how}")
+        if self._voice.json:
+            self.event("exec", "", step=switch.step, status=status)
+        return status is not None

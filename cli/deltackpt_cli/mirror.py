@@ -1,0 +1,131 @@
+"""`deltackpt mirror`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deltackpt.errors import DeltackptError, UsageError
+from deltackpt_cli import sizes, text
+from deltackpt_cli.console import Voice
+from deltackpt_cli.signals import stopped_by_signals
+
+if TYPE_CHECKING:
+    from deltackpt.mirror_plan import MirrorPlan, MirrorResult, Move
+
+Source = Annotated[str, typer.Argument(metavar="SRC", show_default=False, help="The repository to copy.")]
+Target = Annotated[
+    str, typer.Argument(metavar="DST", show_default=False, help="Its copy: a directory or URL, empty at first.")
+]
+FromStep = Annotated[
+    int | None,
+    typer.Option(metavar="A", min=0, show_default=False, help="Only the steps from A on, and what restoring A needs."),
+]
+Latest = Annotated[bool, typer.Option("--latest-only", help="Only what the newest step of each branch needs.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Go on: copy each new step as it is published.")]
+Poll = Annotated[str, typer.Option(metavar="TIME", help="With --watch: how often to look for a new step.")]
+Limit = Annotated[
+    str | None, typer.Option(metavar="RATE", show_default=False, help="Bytes a second at most, such as 100MB/s.")
+]
+Jobs = Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Objects on their way at a time.")]
+Spool = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", show_default=False, help="Where half-fetched large objects wait; ~/.cache/deltackpt."),
+]
+Dry = Annotated[bool, typer.Option("--dry-run", help="Show the plan; copy nothing.")]
+Check = Annotated[bool, typer.Option("--check", help="Read back and prove every object that DST has already.")]
+Force = Annotated[bool, typer.Option("--force", help="Move DST's refs even from steps that SRC's do not come from.")]
+
+
+def mirror(
+    voice: Voice,
+    source: Source,
+    target: Target,
+    from_step: FromStep = None,
+    latest_only: Latest = False,
+    watch: Watch = False,
+    poll: Poll = "1s",
+    limit: Limit = None,
+    jobs: Jobs = 8,
+    spool: Spool = None,
+    dry_run: Dry = False,
+    check: Check = False,
+    force: Force = False,
+) -> None:
+    """Copy a repository to another store, and keep it whole at every instant.
+
+    What is there and proven is skipped; a mirror that was stopped goes on where it was. DST never loses a step.
+    """
+    from deltackpt.mirror import Mirror, Start
+    from deltackpt.polling import keep_mirrored
+    from deltackpt.repository import Repository
+    from deltackpt.store import open_store
+    from deltackpt.transfer import Transfer, default_spool
+
+    if from_step is not None and latest_only:
+        raise UsageError("usage", where="--from-step", have="--latest-only too", need="one of the two")
+    if dry_run and watch:
+        raise UsageError("usage", where="--dry-run", have="--watch too", need="one of the two")
+    start: Start = "latest" if latest_only else from_step
+    cap = None if limit is None else sizes.rate(limit, "--limit")
+    every = sizes.seconds(poll, "--poll")
+    origin = Repository.open(source)
+    with voice.progress() as progress:
+        transfer = Transfer(origin.store, open_store(target), cap, jobs, spool or default_spool(), progress)
+        work = Mirror(origin, transfer, start=start, force=force, check=check)
+        if dry_run:
+            plan = work.plan()
+            voice.result(plan, lambda: _plan(plan))
+        elif not watch:
+            say(voice, work.run())
+        else:
+            with stopped_by_signals() as stop:
+                for done in keep_mirrored(work, origin, poll=every, stop=stop, failed=partial(again, voice)):
+                    say(voice, done)
+
+
+def again(voice: Voice, error: DeltackptError, wait: float) -> None:
+    """Say that something failed for a while."""
+    voice.say(f"{error.where}: {error.have} [{error.code}]; again in {wait:.1f} s")
+
+
+def say(voice: Voice, done: MirrorResult) -> None:
+    if not done.leased:
+        voice.note("note: the source is read-only, so no lease keeps gc from what is read")
+    voice.result(done, lambda: _lines(done))
+
+
+def _plan(plan: MirrorPlan) -> Iterator[str]:
+    prove = [f for record in plan.records for f in record.prove]
+    copy = [f for record in plan.records for f in record.copy]
+    yield from text.fields(
+        [
+            ("steps", text.count(plan.steps)),
+            ("copy", f"{text.count(len(copy))} objects, {text.count(plan.bytes)} bytes"),
+            ("prove", f"{text.count(len(prove))} objects, {text.count(sum(f.size for f in prove))} bytes"),
+            ("there", f"{text.count(plan.there)} objects"),
+            *_moves(plan.refs, "ref"),
+            *_moves(plan.tags, "tag"),
+        ]
+    )
+
+
+def _lines(done: MirrorResult) -> Iterator[str]:
+    yield from text.fields(
+        [
+            ("steps", text.count(done.steps)),
+            ("copied", f"{text.count(done.objects)} objects, {text.count(done.bytes)} bytes in {done.seconds:.3f} s"),
+            ("there", f"{text.count(done.there)} objects, and {text.count(done.proven)} that were read back"),
+            *_moves(done.refs, "ref"),
+            *_moves(done.tags, "tag"),
+        ]
+    )
+
+
+def _moves(moves: tuple[Move, ...], kind: str) -> Iterator[tuple[str, str]]:
+    for move in moves:
+        yield f"{kind} {move.name}", f"{f'{move.old.step} to ' if move.old else 'at '}{move.new.step}"

@@ -1,0 +1,78 @@
+"""Several patches as one: each tensor is decoded through all of them in memory, and what differs in the end is written.
+
+A reader that is many steps behind reads the chain once, and writes every changed element once, however often it
+changed in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt.codecs import Decoded, Entry
+from deltackpt.errors import ChainError
+from deltackpt.parts import Found, PatchReader
+from deltackpt.patch import PartReader
+from deltackpt.replay import Known, decode_step
+
+DENSE = 3  # with more changes than a third of the elements, all are written: positions would weigh more
+
+
+class Merged(PatchReader):
+    """Stands for ``patches``, in this order, where `PatchReader.entries_of` is all that is asked for."""
+
+    def __init__(self, patches: Sequence[PatchReader]) -> None:
+        super().__init__(patches[-1].hop, ())
+        self._patches = patches
+
+    def entries_of(self, name: str) -> list[Found]:
+        found = [entries for patch in self._patches if (entries := patch.entries_of(name))]
+        if len(found) < 2:
+            return found[0] if found else []
+        part, i = found[0][0]
+        entry = part.entries[i]
+        # As of a part of its own: unboxed, and of an encoding that changes elements.
+        most = sum(part.entries[i].changes for entries in found for part, i in entries)
+        alone = replace(
+            entry, encoding="index", shape=entry.whole, offset=(0,) * len(entry.whole), detail=_Changes(most)
+        )
+        return [(cast(PartReader, _Tensor(part.where, (alone,), found)), 0)]
+
+    @property
+    def names(self) -> set[str]:
+        return set().union(*(patch.names for patch in self._patches))
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """At most so many elements change."""
+
+    changes: int
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """What all patches hold of one tensor, as a part with one entry."""
+
+    where: str
+    entries: tuple[Entry, ...]
+    found: Sequence[list[Found]]
+
+    def decode(self, entry: Entry, words: npt.NDArray[Any]) -> Decoded:
+        """The elements that differ after the last patch; ``words`` is not written to."""
+        known: Known = (entry.dtype.name, entry.whole)
+        new = words.copy()
+        for found in self.found:
+            decoded = decode_step(new.view(np.uint8), known, found)
+            if decoded is None:
+                need = "one shape and dtype all the way"
+                raise ChainError("slot-unusable", where=entry.name[:80], have="another in between", need=need)
+            decoded.write_to(new)
+        positions = np.flatnonzero(new != words)
+        if len(positions) * DENSE > len(new):
+            return Decoded(None, new)
+        return Decoded(positions, new[positions])

@@ -1,0 +1,277 @@
+"""A repository at another place too: plan -> show -> execute (STORE section "Mirroring").
+
+Objects go first, then the manifests and edges that name them, parents before children, and refs last: the target is a
+whole repository at every instant. What is there is believed when its sha256 was read back, or when a manifest says so
+that was; never for its size. Nothing is ever removed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from deltackpt import chain, selection
+from deltackpt.errors import ConflictError, NotFoundError
+from deltackpt.format.manifest import File, Link
+from deltackpt.leases import lease
+from deltackpt.mirror_plan import MirrorPlan, MirrorResult, Move, Record, windows
+from deltackpt.parallel import ordered_map
+from deltackpt.repository import MARKER, MAX_SMALL, Ref, Repository, object_differs
+from deltackpt.selection import Selection
+from deltackpt.survey import FOLDERS
+from deltackpt.transfer import BATCH, Transfer
+
+Start: TypeAlias = int | Literal["latest"] | None
+
+
+class Mirror:
+    """From ``source`` to the store of ``transfer``. Remembers what it proved, so that a later plan reads only what is
+    new.
+
+    ``start``: a step from which on steps are wanted, "latest" for the newest of each branch alone, None for all.
+    ``force``: move a ref although it holds steps that the source's does not lead to. ``check``: read back every object
+    that is there, those of manifests that are there too.
+    """
+
+    def __init__(
+        self,
+        source: Repository,
+        transfer: Transfer,
+        *,
+        start: Start = None,
+        force: bool = False,
+        check: bool = False,
+    ) -> None:
+        self._source, self._store = source, transfer.target
+        self._transfer = transfer
+        self._start, self._force, self._check = start, force, check
+        self._known: set[str] = set()  # records and objects that the target has, proven
+        self._surveyed = False
+
+    def plan(self) -> MirrorPlan:
+        """Decide what goes over; nothing is changed.
+
+        Raises ConflictError ``mirror-diverged``, ``mirror-elsewhere`` (the target is another repository),
+        ``not-a-repository``, NotFoundError ``step-missing``, and what reading the two raises.
+        """
+        target = self._target()
+        heads: dict[str, Ref] = {}
+        if target is not None:  # by name, since a listing may be an old one
+            heads = {r.name: found for r in self._source.refs() if (found := target.ref(r.name)) is not None}
+        selected = self._select([ref.link for ref in heads.values()])
+        moves = [self._move(ref, heads.get(ref.name), target) for ref in selected.refs]
+        named = [self._tag(tag, target.tag(tag.name) if target else None) for tag in selected.tags]
+        listed = {} if self._surveyed or target is None else self._listed()
+        self._believe(selected, listed)
+        records, later = [], set(self._known)
+        for name, files in selected.records.items():
+            mine = [f for f in dict.fromkeys(files) if f.name not in later]
+            later.update(f.name for f in mine)
+            if mine or name not in self._known:
+                there = tuple(f for f in mine if f.name in listed)
+                self._check_sizes(there, listed)
+                away = tuple(f for f in mine if f.name not in listed)
+                records.append(Record(name, name not in self._known, away, there))
+        return MirrorPlan(
+            source=self._source.store.url,
+            target=self._store.url,
+            id=self._source.id,
+            fresh=target is None,
+            records=tuple(records),
+            refs=tuple(move for move in moves if move),
+            tags=tuple(move for move in named if move),
+            there=len({f.name for files in selected.records.values() for f in files} & self._known),
+        )
+
+    def run(self) -> MirrorResult:
+        """Plan and execute, with leases: nothing that is wanted is collected meanwhile, at either place."""
+        with lease(self._source, None) as held:
+            return self.execute(self.plan(), leased=held is not None)
+
+    def execute(self, plan: MirrorPlan, *, leased: bool = False) -> MirrorResult:
+        """Do what the plan says. Killed at any instant, the next plan goes on from there.
+
+        Raises ConflictError ``ref-moved`` if somebody else moved a ref of the target meanwhile, FormatError
+        ``object-hash`` for objects that are not what their manifest says, and what the stores raise.
+        """
+        began = time.monotonic()
+        if plan.fresh:
+            self._make()
+        target = Repository(self._store, self._source.id)
+        proven = copied = size = 0
+        with lease(target, None):
+            self._transfer.progress.start("mirror", plan.bytes)
+            for window in windows(plan.records):
+                proving = [f for record in window for f in record.prove]
+                gone = [f for f, there in zip(proving, self._proven(proving), strict=True) if not there]
+                files = [*(f for record in window for f in record.copy), *gone]
+                size += self._transfer.copy_all(files)
+                copied, proven = copied + len(files), proven + len(proving) - len(gone)
+                self._put_records([record.name for record in window if record.put])
+                self._known.update(record.name for record in window)
+                self._known.update(f.name for record in window for f in (*record.copy, *record.prove))
+            self._move_all(target, plan)
+        names = [record.name for record in plan.records if record.put]
+        return MirrorResult(
+            source=plan.source,
+            target=plan.target,
+            steps=plan.steps,
+            edges=sum(name.startswith("edges/") for name in names),
+            objects=copied,
+            bytes=size,
+            proven=proven,
+            there=plan.there,
+            refs=plan.refs,
+            tags=plan.tags,
+            leased=leased,
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    # What there is
+
+    def _target(self) -> Repository | None:
+        """The repository at the target, None where there is nothing yet."""
+        try:
+            found = Repository.at(self._store)
+        except NotFoundError as error:
+            if error.code != "repository-missing":
+                raise
+            if next(iter(self._store.list("")), None) is None:
+                return None
+            need, hint = "a copy of the repository, or an empty place", "Choose a folder or prefix of its own."
+            raise ConflictError(
+                "not-a-repository", where=self._store.url, have="other files", need=need, hint=hint
+            ) from None
+        if found.id != self._source.id:
+            raise ConflictError(
+                "mirror-elsewhere",
+                where=self._store.url,
+                have=f"repository {found.id}",
+                need=f"a copy of repository {self._source.id}, or an empty place",
+                hint="It holds other steps: mirror into a folder or prefix of its own.",
+            )
+        return found
+
+    def _select(self, heads: Sequence[Link]) -> Selection:
+        have = [link for link in heads if self._has(link)]
+        if self._start == "latest":
+            return selection.latest(self._source, have)
+        if self._start is not None:
+            return selection.since(self._source, self._start, have)
+        found = selection.news(self._source, self._known) if self._surveyed else None
+        return found or selection.everything(self._source)
+
+    def _has(self, link: Link) -> bool:
+        """Is a step of the target one of the source's too?"""
+        try:
+            self._source.load(link)
+        except NotFoundError:
+            return False
+        return True
+
+    def _listed(self) -> dict[str, int]:
+        return {info.name: info.size for folder in FOLDERS for info in self._store.list(folder)}
+
+    def _believe(self, selected: Selection, listed: Mapping[str, int]) -> None:
+        """Read back the records that are there. What one of them names and the target lists, was there before it."""
+        names = [name for name in selected.records if name in listed and name not in self._known]
+        for name in ordered_map(self._believed, names, 1 if self._store.capabilities.local else self._transfer.jobs):
+            if name is None:
+                continue
+            self._known.add(name)
+            if not self._check:
+                self._known.update(f.name for f in selected.records[name] if listed.get(f.name) == f.size)
+
+    def _believed(self, name: str) -> str | None:
+        try:
+            self._transfer.record(self._store, name)
+        except NotFoundError:
+            return None
+        return name
+
+    def _check_sizes(self, files: Sequence[File], listed: Mapping[str, int]) -> None:
+        for file in files:
+            if listed[file.name] != file.size:
+                raise object_differs(f"{self._store.url}/{file.name}", listed[file.name], file)
+
+    def _proven(self, files: Sequence[File]) -> list[bool]:
+        return list(ordered_map(self._transfer.prove, files, self._transfer.jobs))
+
+    # Refs and tags
+
+    def _move(self, ref: Ref, there: Ref | None, target: Repository | None) -> Move | None:
+        if there is None or target is None:
+            return Move(ref.name, None, ref.link)
+        if there.link == ref.link:
+            return None
+        leads = chain.descends(ref.link, there.link, self._source.load)
+        if not leads and not self._force:
+            raise self._diverged(ref, there, collected=leads is None)
+        return Move(ref.name, there.link, ref.link)
+
+    def _diverged(self, ref: Ref, there: Ref, *, collected: bool) -> ConflictError:
+        why = "does not lead to it"
+        if collected:
+            why = "can no longer tell, since the steps between were collected"
+        ours, theirs = ref.link, there.link
+        return ConflictError(
+            "mirror-diverged",
+            where=f"{self._store.url}, ref {ref.name}",
+            have=f"step {theirs.step}, {theirs.id[:12]}; the source is at step {ours.step}, {ours.id[:12]}, and {why}",
+            need="a step that the source's ref comes from",
+            hint="Somebody published there, or the source was rewound. `deltackpt log` shows both; --force moves the "
+            "ref all the same, and what it leaves behind stays until gc.",
+        )
+
+    def _tag(self, tag: Ref, there: Ref | None) -> Move | None:
+        if there is not None and there.link == tag.link:
+            return None
+        if there is not None and not self._force:
+            raise ConflictError(
+                "mirror-diverged",
+                where=f"{self._store.url}, tag {tag.name}",
+                have=f"step {there.link.step}, {there.link.id[:12]}",
+                need=f"step {tag.link.step}, {tag.link.id[:12]}, as at the source",
+                hint="Delete the tag there, or give --force.",
+            )
+        return Move(tag.name, there.link if there else None, tag.link)
+
+    def _move_all(self, target: Repository, plan: MirrorPlan) -> None:
+        for move in plan.tags:
+            if move.old is not None:
+                target.delete_tag(move.name)
+            target.put_tag(move.name, move.new)
+        for move in plan.refs:
+            now = target.ref(move.name)
+            if (now.link if now else None) != move.old:
+                now = Ref(move.name, move.old, b"") if move.old else None  # the swap then says what is there
+            target.move_ref(move.name, now, move.new)
+        self._surveyed = True
+
+    # Writing
+
+    def _make(self) -> None:
+        try:
+            self._store.put(MARKER, [self._source.store.get(MARKER, MAX_SMALL)])
+        except ConflictError:  # somebody else made it in between
+            self._target()
+
+    def _put_records(self, names: Sequence[str]) -> None:
+        """In order, since each may be of use only after the one before; of a batch any may be first, but all follow."""
+        bodies = [(name, self._transfer.record(self._source.store, name)) for name in names]
+        if self._store.capabilities.batch and len(bodies) > 1:
+            for at in range(0, len(bodies), BATCH):
+                try:
+                    self._store.put_all(bodies[at : at + BATCH])
+                except ConflictError:
+                    self._put_each(bodies[at : at + BATCH])
+        else:
+            self._put_each(bodies)
+
+    def _put_each(self, bodies: Sequence[tuple[str, bytes]]) -> None:
+        for name, raw in bodies:
+            try:
+                self._store.put(name, [raw])
+            except ConflictError:  # its name is its hash
+                self._transfer.record(self._store, name)

@@ -1,0 +1,97 @@
+"""What a mirror is about to do, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deltackpt.format.manifest import File, Link
+
+WINDOW = 256 << 20  # bytes of objects that are copied before their manifests follow
+WINDOW_RECORDS = 64
+
+
+@dataclass(frozen=True)
+class Move:
+    """A ref or tag of the target that changes, or is made where ``old`` is None."""
+
+    name: str
+    old: Link | None
+    new: Link
+
+
+@dataclass(frozen=True)
+class Record:
+    """A manifest or edge, and what of it is to be done: put itself, copy objects, read back what is there unproven."""
+
+    name: str
+    put: bool
+    copy: tuple[File, ...]
+    prove: tuple[File, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(f.size for f in (*self.copy, *self.prove))
+
+
+@dataclass(frozen=True)
+class MirrorPlan:
+    """``fresh``: the target is empty yet. ``there`` counts the objects that the target has, proven."""
+
+    source: str
+    target: str
+    id: str
+    fresh: bool
+    records: tuple[Record, ...]
+    refs: tuple[Move, ...]
+    tags: tuple[Move, ...]
+    there: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of objects to copy."""
+        return sum(f.size for record in self.records for f in record.copy)
+
+    @property
+    def steps(self) -> int:
+        return sum(record.put and record.name.startswith("steps/") for record in self.records)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "steps": self.steps, "bytes": self.bytes}
+
+
+@dataclass(frozen=True)
+class MirrorResult:
+    """What was done: ``objects`` and ``bytes`` copied, ``proven`` objects that were read back, ``there`` those that
+    needed neither. ``leased`` is False where the source is read-only, so that a gc there could not be told to wait."""
+
+    source: str
+    target: str
+    steps: int
+    edges: int
+    objects: int
+    bytes: int
+    proven: int
+    there: int
+    refs: tuple[Move, ...]
+    tags: tuple[Move, ...]
+    leased: bool
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def windows(records: Sequence[Record]) -> Iterator[list[Record]]:
+    """Runs of records, each of a bounded size: what was copied has its manifest soon, and needs no second proof."""
+    window: list[Record] = []
+    size = 0
+    for record in records:
+        window.append(record)
+        size += record.bytes
+        if size >= WINDOW or len(window) == WINDOW_RECORDS:
+            yield window
+            window, size = [], 0
+    if window:
+        yield window

@@ -1,0 +1,131 @@
+"""What of a repository is to be at another place too: records in an order that is safe to put, and what they name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from deltackpt.errors import NotFoundError
+from deltackpt.format.edge import Edge
+from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.reach import Node, cheapest
+from deltackpt.repository import Ref, Repository
+from deltackpt.survey import Survey
+
+
+@dataclass(frozen=True)
+class Selection:
+    """``records`` are names of manifests and edges, each with every object that it names, side files included: parents
+    before children, and an edge before the step that it leads to, which may have no other way."""
+
+    refs: tuple[Ref, ...]
+    tags: tuple[Ref, ...]
+    records: Mapping[str, tuple[File, ...]]
+
+
+def everything(repo: Repository) -> Selection:
+    """Every branch and tag, every step that can be restored, and every edge between such steps."""
+    survey = Survey.take(repo)
+    ways = cheapest(survey.nodes, survey.edges, survey.there)
+    for ref in survey.refs:
+        if ref.link.id not in ways:
+            repo.resolve(ref.link)  # says what is wrong
+    steps = [node for id_, node in survey.nodes.items() if id_ in ways]
+    return _selection(repo, survey.refs, survey.tags, steps, survey.edges)
+
+
+def since(repo: Repository, step: int, have: Collection[Link] = ()) -> Selection:
+    """The branches from ``step`` on, and the cheapest way to restore the first of those; nothing of branches that end
+    before it. Edges and tags that belong to these steps too.
+
+    ``have``: steps that can be restored there already. Raises NotFoundError ``step-missing`` if no branch gets that
+    far.
+    """
+    refs = [ref for ref in repo.refs() if ref.link.step >= step]
+    if not refs:
+        raise repo.gone(step)
+    steps: dict[Link, Manifest] = {}
+    for ref in refs:
+        link: Link | None = ref.link
+        first = ref.link
+        while link is not None and link.step >= step and link not in steps:
+            try:
+                steps[link] = repo.load(link)
+            except NotFoundError:
+                if link == ref.link:
+                    raise
+                break
+            first, link = link, steps[link].parent
+        if link not in steps:  # else this branch joins one that is looked after
+            _way(repo, first, have, steps)
+    edges = [found for end in repo.edges().values() for found in end]
+    return _selection(repo, refs, repo.refs("tags/"), map(Node.of, steps.values(), steps), edges)
+
+
+def latest(repo: Repository, have: Collection[Link] = ()) -> Selection:
+    """The newest step of each branch, and what the cheapest way to it needs."""
+    refs = list(repo.refs())
+    steps: dict[Link, Manifest] = {}
+    edges: list[Edge] = []
+    for ref in refs:
+        edges += _way(repo, ref.link, have, steps)
+    return _selection(repo, refs, repo.refs("tags/"), map(Node.of, steps.values(), steps), edges)
+
+
+def news(repo: Repository, known: Collection[str]) -> Selection | None:
+    """What came since the steps and edges ``known`` by name; None where steps in between were collected."""
+    refs = list(repo.refs())
+    steps: dict[Link, Manifest] = {}
+    for ref in refs:
+        link: Link | None = ref.link
+        while link is not None and link.name not in known and link not in steps:
+            try:
+                steps[link] = repo.load(link)
+            except NotFoundError:
+                return None
+            link = steps[link].parent
+    stored = repo.edges()
+    edges = [stored.load(name) for name in stored.names if name not in known]
+    there = {name for name in known if name.startswith("steps/")}
+    return _selection(repo, refs, repo.refs("tags/"), map(Node.of, steps.values(), steps), edges, there)
+
+
+def _way(repo: Repository, link: Link, have: Collection[Link], steps: dict[Link, Manifest]) -> list[Edge]:
+    """Add the steps on the cheapest way to ``link``, from one that is there or from an anchor; -> the edges on it."""
+    edges = repo.edges()
+    ways = [repo.resolve(link, have=start) for start in have if start.step <= link.step] or [repo.resolve(link)]
+    plan = min(ways, key=lambda plan: plan.bytes)
+    begin = plan.anchor.link if plan.anchor else plan.patches[0].start if plan.patches else link
+    for at in (begin, *(hop.end for hop in plan.patches)):
+        steps[at] = repo.load(at)
+    used = [e for e in edges.get(begin, ()) if e.start is None and e.files == plan.whole]
+    return used + [e for hop in plan.patches if hop.fold for e in edges.get(hop.end, ()) if e.files == hop.files]
+
+
+def _selection(
+    repo: Repository,
+    refs: Iterable[Ref],
+    tags: Iterable[Ref],
+    steps: Iterable[Node],
+    edges: Iterable[Edge],
+    there: Collection[str] = (),
+) -> Selection:
+    named = {node.link.name: node for node in steps}
+    ends = {*named, *there}
+    records = {name: tuple(_files(repo, node)) for name, node in named.items()}
+    for edge in edges:
+        if edge.end.name in ends and (edge.start is None or edge.start.name in ends):
+            records[edge.name] = edge.files
+    ordered = {name: records[name] for name in sorted(records, key=_place)}
+    return Selection(tuple(refs), tuple(tag for tag in tags if tag.link.name in ends), ordered)
+
+
+def _files(repo: Repository, node: Node) -> Iterator[File]:
+    yield from node.files
+    for side in repo.layout_of(node.layout).side:
+        yield side.file
+
+
+def _place(name: str) -> tuple[int, str]:
+    folder, _, rest = name.partition("/")
+    return int(rest.partition("-")[0]), folder  # "edges" comes before "steps"

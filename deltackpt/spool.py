@@ -1,0 +1,110 @@
+"""Large objects on their way, in a local folder: what was fetched before a break is not fetched again.
+
+    SPOOL/<sha256>.part   the object's bytes, as far as they came; locked by the process that fetches them
+    SPOOL/<sha256>.done   a byte for each grain of it, 1 once the grain is there
+
+Nothing here is believed: whoever takes an object out of the spool gets it proven by its sha256, or not at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from deltackpt.disk import ensure_space, space_errors
+from deltackpt.format.manifest import File
+from deltackpt.parallel import ordered_map
+from deltackpt.repository import object_differs
+from deltackpt.store import Store
+
+GRAIN = 64 << 10  # bytes; a piece is some of these
+FETCHES = 4  # pieces on their way at a time
+
+Take = Callable[[int], None]
+
+
+@contextmanager
+def fetched(folder: Path, store: Store, file: File, piece: int, take: Take, advance: Take) -> Iterator[BinaryIO]:
+    """The object in a local file, read from its beginning. It is removed when the block ends well, else kept.
+
+    ``take`` is told of bytes before they are asked for, ``advance`` after they came. Raises FormatError
+    ``object-hash``, and what `Store.get_range` raises.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    part, done = folder / f"{file.sha256}.part", folder / f"{file.sha256}.done"
+    with _alone(part) as body:
+        ensure_space(folder, file.size - os.fstat(body.fileno()).st_blocks * 512)
+        with space_errors(part), done.open("ab"):  # made where there is none
+            os.truncate(part, file.size)
+        _fill(body, done, store, file, max(GRAIN, piece - piece % GRAIN), take, advance)
+        digest = hashlib.sha256()
+        while chunk := body.read(1 << 20):
+            digest.update(chunk)
+        if digest.hexdigest() != file.sha256:
+            _remove(part, done)
+            raise object_differs(f"{store.url}/{file.name}", file.size, file)
+        body.seek(0)
+        yield body
+        _remove(part, done)
+
+
+def _fill(body: BinaryIO, done: Path, store: Store, file: File, piece: int, take: Take, advance: Take) -> None:
+    """Fetch what is not there yet, in pieces."""
+    there = done.read_bytes()
+    grains = -(-file.size // GRAIN)
+    missing = [i for i in range(grains) if there[i : i + 1] != b"\1"]
+    advance(file.size - sum(min(GRAIN, file.size - i * GRAIN) for i in missing))
+
+    def fetch(run: range) -> int:
+        start, end = run.start * GRAIN, min(run.stop * GRAIN, file.size)
+        take(end - start)
+        data = memoryview(store.get_range(file.name, start, end - start))
+        with space_errors(done):
+            while data:
+                count = os.pwrite(body.fileno(), data, start)
+                data, start = data[count:], start + count
+            os.pwrite(marks, b"\1" * len(run), run.start)
+        return end - run.start * GRAIN
+
+    marks = os.open(done, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        for count in ordered_map(fetch, _runs(missing, piece // GRAIN), FETCHES):
+            advance(count)
+    finally:
+        os.close(marks)
+
+
+def _runs(grains: list[int], most: int) -> Iterator[range]:
+    """Neighbors together, at most so many."""
+    begin = 0
+    for i in range(1, len(grains) + 1):
+        if i == len(grains) or grains[i] != grains[i - 1] + 1 or i - begin == most:
+            yield range(grains[begin], grains[i - 1] + 1)
+            begin = i
+
+
+@contextmanager
+def _alone(part: Path) -> Iterator[BinaryIO]:
+    """The file, held by this process alone; another one that fetches the same is waited for."""
+    while True:
+        with space_errors(part):
+            body = open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")  # noqa: PTH123, SIM115
+        with body:
+            fcntl.flock(body, fcntl.LOCK_EX)
+            try:
+                same = os.path.samestat(part.stat(), os.fstat(body.fileno()))
+            except FileNotFoundError:
+                same = False
+            if same:  # else it was finished and removed while we waited
+                yield body
+                return
+
+
+def _remove(part: Path, done: Path) -> None:
+    done.unlink(missing_ok=True)
+    part.unlink(missing_ok=True)

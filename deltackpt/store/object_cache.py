@@ -1,0 +1,155 @@
+"""Immutable objects on a host's own disk, by the sha256 of their bytes, shared by all processes there.
+
+    DIR/objects/<sha256>   whole objects; the time of last access says which go first
+    DIR/coming/<sha256>    an object on its way, by whoever holds its lock
+    DIR/locks/<2 digits>   held while an object whose sha256 begins so is fetched, or (`evict`) while room is made
+
+Locks are those of the kernel on open files: they end with the process that holds them, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+LIMIT = 20 * 10**9  # bytes
+
+
+class Unusable(Exception):
+    """The folder cannot be written to, or has no room: the object has to be read past it."""
+
+
+class Differs(Exception):
+    """What was fetched is not what was asked for."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+class ObjectCache:
+    """At most ``limit`` bytes of objects; those that were used last stay."""
+
+    def __init__(self, folder: str | os.PathLike[str], limit: int = LIMIT) -> None:
+        self.folder, self.limit = Path(folder), limit
+        self._proven: set[tuple[str, int, int]] = set()  # what this process hashed: (sha256, inode, time of change)
+
+    def open(self, sha256: str) -> BinaryIO | None:
+        """The object, proven, from its beginning; None if it is not here. It can be read even if it is evicted."""
+        path = self._path(sha256)
+        try:
+            file = path.open("rb")
+        except OSError:
+            return None
+        info = os.fstat(file.fileno())
+        print_ = (sha256, info.st_ino, info.st_mtime_ns)
+        if print_ not in self._proven:
+            if _hash(file) != sha256:  # a disk that lies, or somebody who writes here
+                file.close()
+                path.unlink(missing_ok=True)
+                return None
+            self._proven.add(print_)
+        with suppress(OSError):  # a cache that others own can be read all the same
+            os.utime(path, ns=(time.time_ns(), info.st_mtime_ns))
+        return file
+
+    def fetch(self, sha256: str, size: int | None, chunks: Callable[[], Iterable[bytes]]) -> BinaryIO:
+        """The object, from ``chunks`` if it is not here; of all processes that ask for it at a time, one fetches it.
+
+        Raises Differs for bytes of another sha256, Unusable, and what ``chunks`` raises.
+        """
+        if (file := self.open(sha256)) is not None:
+            return file
+        if size is not None and size > self.limit:
+            raise Unusable
+        with self._locked(sha256[:2]):
+            if (file := self.open(sha256)) is not None:
+                return file
+            coming = self.folder / "coming" / sha256
+            try:
+                found, size = self._receive(coming, chunks)
+                if found != sha256:
+                    raise Differs(size)
+                self._make_room(size)
+                with _usable():
+                    self._path(sha256).parent.mkdir(exist_ok=True)
+                    os.replace(coming, self._path(sha256))
+            except BaseException:
+                coming.unlink(missing_ok=True)
+                raise
+            if (file := self.open(sha256)) is None:
+                raise Unusable
+            return file
+
+    def size(self) -> int:
+        return sum(info.st_size for _, info in self._entries())
+
+    def _path(self, sha256: str) -> Path:
+        return self.folder / "objects" / sha256
+
+    def _receive(self, coming: Path, chunks: Callable[[], Iterable[bytes]]) -> tuple[str, int]:
+        digest, size = hashlib.sha256(), 0
+        with _usable():
+            coming.parent.mkdir(parents=True, exist_ok=True)
+            file = coming.open("wb")
+        with file:
+            for chunk in chunks():  # its exceptions are the store's
+                digest.update(chunk)
+                size += len(chunk)
+                with _usable():
+                    file.write(chunk)
+            with _usable():
+                file.flush()
+        return digest.hexdigest(), size
+
+    def _make_room(self, size: int) -> None:
+        """Remove what was not used for longest, until ``size`` bytes more fit."""
+        with self._locked("evict"):
+            entries = self._entries()
+            total = sum(info.st_size for _, info in entries) + size
+            for path, info in sorted(entries, key=lambda entry: entry[1].st_atime_ns):
+                if total <= self.limit:
+                    break
+                path.unlink(missing_ok=True)
+                total -= info.st_size
+
+    def _entries(self) -> list[tuple[Path, os.stat_result]]:
+        found = []
+        with suppress(FileNotFoundError), os.scandir(self.folder / "objects") as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    found.append((Path(entry.path), entry.stat()))
+        return found
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        with _usable():
+            (self.folder / "locks").mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.folder / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _usable() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise Unusable from None
+
+
+def _hash(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    file.seek(0)
+    return digest.hexdigest()

@@ -1,0 +1,167 @@
+"""Objects from one store to another, each hashed as it passes: what is not what its manifest says never lands."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deltackpt import spool
+from deltackpt.errors import ConflictError, FormatError, NotFoundError
+from deltackpt.format.edge import MAX_EDGE
+from deltackpt.format.manifest import MAX_MANIFEST, File
+from deltackpt.parallel import ordered_map
+from deltackpt.progress import SILENT, Progress
+from deltackpt.rate import Rate
+from deltackpt.repository import object_differs
+from deltackpt.store import Store
+
+JOBS = 8  # objects on their way at a time
+LARGE = 16 << 20  # bytes from which an object is fetched by ranges, and goes through the spool
+SMALL = 1 << 20  # bytes up to which an object may go in a batch
+BATCH = 200  # objects of a batch
+BATCH_BYTES = 16 << 20
+ATTEMPTS = 3  # at an object that was damaged on its way
+
+
+def default_spool() -> Path:
+    """Where large objects wait that a break stopped half-way: the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "deltackpt" / "spool"
+
+
+@dataclass
+class Transfer:
+    """From ``source`` to ``target``; ``limit`` is in bytes a second, of each of the two links that is no local disk."""
+
+    source: Store
+    target: Store
+    limit: float | None = None
+    jobs: int = JOBS
+    folder: Path = field(default_factory=default_spool)
+    progress: Progress = SILENT
+
+    def __post_init__(self) -> None:
+        self._down = Rate(None if self.source.capabilities.local else self.limit)
+        self._up = Rate(None if self.target.capabilities.local else self.limit)
+
+    def copy_all(self, files: Sequence[File]) -> int:
+        """Copy many, in any order, small ones in batches where the store takes them; -> bytes that were copied.
+
+        Raises what `copy` raises; some of them may then be there.
+        """
+        alone = list(files)
+        moved = 0
+        if self.target.capabilities.batch:
+            alone = [f for f in files if f.size > SMALL]
+            moved += sum(map(self._copy_batch, _batches([f for f in files if f.size <= SMALL])))
+        return moved + sum(ordered_map(self.copy, alone, self.jobs))
+
+    def copy(self, file: File) -> int:
+        """Copy one object; -> the bytes copied, 0 if it was there already, and proven by its sha256.
+
+        Raises FormatError ``object-hash`` where the source's bytes, or those that the target has under this name, are
+        others; and what the two stores raise. Then nothing was published.
+        """
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                self._put(file)
+                return file.size
+            except ConflictError as error:
+                if error.code != "object-exists":
+                    raise
+                if not self.prove(file):
+                    raise
+                return 0
+            except FormatError as error:
+                if error.code != "object-hash" or not left:
+                    raise
+        raise AssertionError
+
+    def prove(self, file: File) -> bool:
+        """Read back what the target has; False if it has nothing. Raises FormatError ``object-hash``."""
+        self._up.take(file.size)
+        try:
+            for _ in self._checked(self.target, file, self.target.read(file.name)):
+                pass
+        except NotFoundError:
+            return False
+        return True
+
+    def record(self, store: Store, name: str) -> bytes:
+        """A manifest or an edge, proven by the hash in its name. Raises FormatError ``manifest-hash``."""
+        limit, sha256 = MAX_EDGE if name.startswith("edges/") else MAX_MANIFEST, name[-69:-5]
+        for left in reversed(range(ATTEMPTS)):
+            raw = store.get(name, limit)
+            if hashlib.sha256(raw).hexdigest() == sha256:
+                return raw
+            if not left:
+                need = f"sha256 {sha256}"
+                raise FormatError("manifest-hash", where=f"{store.url}/{name}", have="other bytes", need=need)
+        raise AssertionError
+
+    def _put(self, file: File) -> None:
+        if file.size > LARGE and not self.source.capabilities.local:
+            take, advance = self._down.take, self.progress.advance
+            with spool.fetched(self.folder, self.source, file, self._down.piece, take, advance) as body:
+                self.target.put(file.name, self._paced(iter(lambda: body.read(1 << 20), b"")))
+            return
+        self._down.take(file.size)
+        read = self._checked(self.source, file, self.source.read(file.name))
+        self.target.put(file.name, self._told(self._paced(read)))
+
+    def _copy_batch(self, files: Sequence[File]) -> int:
+        bodies = list(ordered_map(self._fetch, files, self.jobs))
+        try:
+            self.target.put_all([(f.name, body) for f, body in zip(files, bodies, strict=True)])
+        except ConflictError as error:  # one of them is there: find out which
+            if error.code != "object-exists":
+                raise
+            return sum(ordered_map(self.copy, files, self.jobs))
+        size = sum(f.size for f in files)
+        self.progress.advance(size)
+        return size
+
+    def _fetch(self, file: File) -> bytes:
+        for left in reversed(range(ATTEMPTS)):
+            self._down.take(file.size)
+            try:
+                return b"".join(self._checked(self.source, file, self.source.read(file.name)))
+            except FormatError as error:
+                if error.code != "object-hash" or not left:
+                    raise
+        raise AssertionError
+
+    def _paced(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._up.take(len(chunk))
+            yield chunk
+
+    def _told(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+            self.progress.advance(len(chunk))
+
+    @staticmethod
+    def _checked(store: Store, file: File, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The chunks; an error instead of the end if they are not the file's."""
+        digest, size = hashlib.sha256(), 0
+        for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
+        if size != file.size or digest.hexdigest() != file.sha256:
+            raise object_differs(f"{store.url}/{file.name}", size, file)
+
+
+def _batches(files: Sequence[File]) -> Iterator[list[File]]:
+    batch: list[File] = []
+    for file in files:
+        if batch and (len(batch) == BATCH or sum(f.size for f in batch) + file.size > BATCH_BYTES):
+            yield batch
+            batch = []
+        batch.append(file)
+    if batch:
+        yield batch

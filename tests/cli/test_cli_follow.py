@@ -1,0 +1,98 @@
+"""`follow`: its events, the command that it runs, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import World, command, deltackpt, environment
+
+from deltackpt.follow import Switch
+
+
+@contextmanager
+def following(*args: object) -> Iterator[subprocess.Popen[Any]]:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command("follow", *args), env=environment(), **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def event(process: subprocess.Popen[Any]) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.stderr and process.stderr.read()
+    return dict(json.loads(line))
+
+
+def test_once(world: World, tmp_path: Path) -> None:
+    script = 'echo "$DELTACKPT_STEP $DELTACKPT_STATE"; readlink -f "$DELTACKPT_PATH" >> paths'
+    options = ["--once", "--exec", f"cd {tmp_path} && {script}"]
+    done = deltackpt("follow", world.repo, tmp_path / "cache", *options, "--json")
+    events = [json.loads(line) for line in done.out.splitlines()]
+    assert done.status == 0
+    assert [e["event"] for e in events] == ["switch", "exec"]
+    assert events[0].keys() == {"event", *Switch.__dataclass_fields__}
+    assert done.err == f"2 {events[0]['state']}\n"  # what the command prints is talk
+    assert (tmp_path / "paths").read_text().strip() == str((tmp_path / "cache" / "current").resolve())
+    again = deltackpt("follow", world.repo, tmp_path / "cache", *options, "--json")
+    assert again.json == {"event": "current"}
+    plain = deltackpt("follow", world.repo, tmp_path / "cache", "--once")
+    assert (plain.out, plain.err, plain.status) == ("nothing new\n", "", 0)
+
+
+def test_a_command_that_fails_is_reported(world: World, tmp_path: Path) -> None:
+    done = deltackpt("follow", world.repo, tmp_path / "cache", "--once", "--exec", "exit 3")
+    assert done.out.startswith("step 2  ")
+    assert (done.err, done.status) == ("the command of step 2 ended with status 3\n", 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_follows_until_it_is_told_to_end(world: World, tmp_path: Path, number: int) -> None:
+    repo = world.copy(tmp_path)
+    with following(repo, tmp_path / "cache", "--poll", "10ms", "--json", "--exec", "true") as process:
+        assert event(process).items() >= {"event": "switch", "step": 2, "behind": None}.items()
+        assert event(process) == {"event": "exec", "step": 2, "status": 0}
+        assert deltackpt("write", world.steps[3], repo).status == 0
+        assert event(process).items() >= {"event": "switch", "step": 3, "behind": 1}.items()
+        assert event(process)["status"] == 0
+        time.sleep(0.2)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert (out, err, process.returncode) == (b"", b"", 0)
+    assert deltackpt("follow", repo, tmp_path / "cache", "--once", "--json").json == {"event": "current"}
+
+
+def test_a_command_that_is_cut_short_ends_with_us_and_runs_again(world: World, tmp_path: Path) -> None:
+    script = f"echo $$ > {tmp_path}/pid; sleep 60 & wait"
+    with following(world.repo, tmp_path / "cache", "--json", "--exec", script) as process:
+        assert event(process)["event"] == "switch"
+        until = time.monotonic() + 30
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        process.terminate()
+        out, _ = process.communicate(timeout=30)
+    assert json.loads(out) == {"event": "exec", "step": 2, "status": None}
+    assert process.returncode == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    again = deltackpt("follow", world.repo, tmp_path / "cache", "--once", "--json").json
+    assert (again["event"], again["switched"]) == ("switch", False)
+
+
+def test_errors(world: World, tmp_path: Path) -> None:
+    assert deltackpt("follow", tmp_path / "none", tmp_path / "cache").status == 6
+    assert deltackpt("follow", world.repo, tmp_path / "cache", "--once", "--prefetch").status == 2
+    assert deltackpt("follow", world.repo, tmp_path / "cache", "--poll", "soon").status == 2
+    assert deltackpt("follow", world.repo, world.steps[0]).status == 7

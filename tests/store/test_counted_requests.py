@@ -1,0 +1,170 @@
+"""What following and mirroring ask of real clients and servers, counted in requests; never in seconds."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chains import World
+from states import tree
+
+from deltackpt.follow import Follower
+from deltackpt.mirror import Mirror
+from deltackpt.polling import Glance, pause_of
+from deltackpt.repository import Repository
+from deltackpt.store import MemoryStore
+from deltackpt.store.hub import PAUSE, open_bucket
+from deltackpt.store.remote import RemoteStore
+from deltackpt.store.s3 import S3Driver
+from deltackpt.transfer import Transfer
+from deltackpt.verify import verify_repository
+from tests.fake_bucket import FakeBucket
+from tests.faulty_proxy import FaultyProxy
+from tests.store.conftest import BUCKET, QUICK
+
+pytestmark = pytest.mark.stores
+
+FOLLOWERS = 64
+WINDOW = 300  # seconds of the Hub's limits
+CALLS, RESOLVES = 1_000, 5_000  # what a free account may ask for in one
+
+
+@pytest.fixture
+def proxy(s3_environment: str) -> Iterator[FaultyProxy]:
+    with FaultyProxy(s3_environment).serve() as proxy:
+        yield proxy
+
+
+def proxied(proxy: FaultyProxy, root: str) -> Repository:
+    import s3fs
+
+    from deltackpt.store.s3 import options
+
+    fs = s3fs.S3FileSystem(endpoint_url=proxy.url, skip_instance_cache=True, **options(QUICK))
+    return Repository.at(RemoteStore(S3Driver(fs, BUCKET, QUICK), f"s3://{BUCKET}/{root}", root, patience=QUICK))
+
+
+def test_a_look_at_s3_is_one_conditional_get(
+    tmp_path: Path, s3_url: str, root: str, proxy: FaultyProxy, s3: Any
+) -> None:
+    world = World(tmp_path, s3_url)
+    world.run(2)
+    repo = proxied(proxy, root)
+    glance = Glance(repo, "main")
+    assert glance.look() is not None
+    proxy.requests.clear()
+    for n in range(5):
+        assert glance.look() is None
+        assert [(m, p.split("?")[0]) for _, m, p in proxy.requests] == [("GET", f"/{BUCKET}/{root}/refs/main.json")] * (
+            n + 1
+        )
+    world.run(1)
+    proxy.requests.clear()
+    found = glance.look()
+    assert found is not None
+    assert found.link.step == 2
+    assert len(proxy.requests) == 1
+
+
+def calls(hub: FakeBucket) -> Counter[str]:
+    """Requests by what the Hub limits: `resolve`, and all else of its API; those to its storage are not counted."""
+    kinds: Counter[str] = Counter()
+    for method, path in hub.requests:
+        if path.startswith("/storage/"):
+            continue
+        kind = "resolve" if "/resolve/" in path else "tree" if "/tree" in path else "api"
+        kinds[f"{kind} {method}" if kind == "resolve" else kind] += 1
+    hub.requests.clear()
+    return kinds
+
+
+def test_a_bucket_follower_stays_inside_the_limits(tmp_path: Path, hub: FakeBucket, root: str) -> None:
+    url = f"hf://buckets/someone/{root}"
+    world = World(tmp_path, url)
+    world.run(3)
+    repo = Repository.at(open_bucket(f"buckets/someone/{root}", QUICK))
+    follower = Follower(repo, tmp_path / "cache", poll=0.1, threads=1)
+    assert pause_of(repo, 0.1) == PAUSE
+    assert follower.catch_up() is not None
+    glance = Glance(repo, "main")
+    glance.look()
+    calls(hub)
+    for _ in range(5):
+        assert glance.look() is None
+    looks = calls(hub)
+    assert looks == {"resolve HEAD": 5}
+    for _ in range(3):
+        world.run(1)
+        calls(hub)
+        ref = glance.look()
+        assert ref is not None
+        assert follower._move(ref.link) is not None
+        move = calls(hub)
+        assert set(move) <= {"resolve HEAD", "resolve GET"}, "no tree, no listing, no API"
+        assert tree(tmp_path / "cache" / "current") == world.trees[ref.link.id]
+    # 64 of them, and a step a minute
+    resolves = sum(move.values()) * WINDOW / 60 + WINDOW / PAUSE
+    assert resolves * FOLLOWERS < RESOLVES
+    assert not list(repo.store.list("leases/"))
+
+
+@pytest.mark.parametrize("behind", [2, 5])
+def test_a_bucket_follower_that_is_behind_lists_once(tmp_path: Path, hub: FakeBucket, root: str, behind: int) -> None:
+    world = World(tmp_path, f"hf://buckets/someone/{root}")
+    world.run(2)
+    repo = Repository.at(open_bucket(f"buckets/someone/{root}", QUICK))
+    follower = Follower(repo, tmp_path / "cache", threads=1)
+    follower.catch_up()
+    world.run(behind)
+    calls(hub)
+    done = follower.catch_up()
+    assert done is not None
+    assert done.behind == behind
+    assert calls(hub)["tree"] <= 1
+
+
+def test_small_objects_go_to_a_bucket_in_batches(tmp_path: Path, hub: FakeBucket, root: str) -> None:
+    world = World(tmp_path)
+    world.run(30)
+    target = open_bucket(f"buckets/someone/{root}", QUICK)
+    done = Mirror(world.repo, Transfer(world.repo.store, target, folder=tmp_path / "spool")).run()
+    asked = Counter(re.sub(r"^/api/buckets/[^/]+/[^/]+/?", "", p.split("?")[0]).split("/")[0] for m, p in hub.requests)
+    assert done.steps == 30
+    assert done.objects > 60
+    assert asked["batch"] < 12, asked
+    assert sum(asked.values()) < 90, asked
+    assert verify_repository(Repository.open(f"hf://buckets/someone/{root}"), threads=1).ok
+    back = MemoryStore()
+    Mirror(Repository.at(target), Transfer(target, back, folder=tmp_path / "spool")).run()
+    names = {i.name for i in world.repo.store.list("")}
+    assert {i.name for i in back.list("")} == names
+
+
+def test_a_batch_in_which_something_failed_is_a_failure(tmp_path: Path, hub: FakeBucket, root: str) -> None:
+    from deltackpt.errors import StoreError
+
+    world = World(tmp_path)
+    world.run(3)
+    target = open_bucket(f"buckets/someone/{root}", QUICK)
+    name = next(i.name for i in world.repo.store.list("patches/"))
+    hub.refuse[f"{root.partition('/')[2]}/{name}"] = "no"
+    mirror = Mirror(world.repo, Transfer(world.repo.store, target, folder=tmp_path / "spool"))
+    with pytest.raises(StoreError, match="store-refused"):
+        mirror.run()
+    assert not list(target.list("steps/"))
+    hub.refuse.clear()
+    assert mirror.run().steps == 3
+
+
+def test_between_s3_and_a_bucket(tmp_path: Path, s3_url: str, hub: FakeBucket, root: str) -> None:
+    world = World(tmp_path, s3_url)
+    world.run(4)
+    target = open_bucket(f"buckets/someone/{root}", QUICK)
+    assert Mirror(world.repo, Transfer(world.repo.store, target, folder=tmp_path / "spool")).run().steps == 4
+    world.run(1)
+    assert Mirror(world.repo, Transfer(world.repo.store, target, folder=tmp_path / "spool")).run().steps == 1
+    world.check(world.repo.find(), Repository.at(target))
