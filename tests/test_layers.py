@@ -20,7 +20,6 @@ ORDER = [
     "disk",
     "sniff",
     "checkpoint_files",
-    "shard_writer",
     "checkpoint",
     "contents",
     "patch",
