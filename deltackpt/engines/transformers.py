@@ -156,7 +156,7 @@ def _check(repo: Repository, plan: Plan, found: dict[str, Place], changes: Chang
 
 def _same(a: tuple[Decoded, Words] | None, b: tuple[Decoded, Words] | None) -> bool:
     if a is None or b is None:
-        return a is b
+        return not any(x is not None and len(x[0].values) for x in (a, b))
     p, q = a[0].positions, b[0].positions
     assert p is not None
     assert q is not None
