@@ -27,7 +27,8 @@ class Memory:
     def words(self) -> Words:
         """All words: a view in host memory, else a copy."""
         array = self.flat.cpu().numpy()
-        return array.view(f"<u{array.itemsize}")
+        words: Words = array.view(f"<u{array.itemsize}")
+        return words
 
     def read(self, positions: Words) -> Words:
         """The words at some positions."""
@@ -35,7 +36,8 @@ class Memory:
             return self.words()[positions]
         where = from_host(positions.astype(np.int64), self.flat.device)
         array = self.flat[where].cpu().numpy()
-        return array.view(f"<u{array.itemsize}")
+        words: Words = array.view(f"<u{array.itemsize}")
+        return words
 
     def write(self, positions: Words, values: Words) -> None:
         """Put words at some positions, in place. On the host a position outside is an IndexError and nothing is
@@ -61,4 +63,4 @@ def memories(model: torch.nn.Module) -> dict[int, Memory]:
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     flat = torch.empty(0, dtype=INTS[tensor.itemsize], device=tensor.device)
-    return flat.set_(storage, 0, (storage.nbytes() // tensor.itemsize,), (1,))  # type: ignore[no-any-return]
+    return flat.set_(storage, 0, (storage.nbytes() // tensor.itemsize,), (1,))

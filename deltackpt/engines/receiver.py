@@ -273,7 +273,18 @@ class _Staged:
         self.thread = threading.Thread(target=self._run, name="deltackpt-stage", daemon=True)
 
     def _run(self) -> None:
+        """Prepare, and say so: whoever asked pauses the engine only then."""
         self.error = self.to._attempt(self._prepare)
+        report = Report(self.to.engine.rank, "staged", state=self.state, reason=self.reason, seconds=dict(self.seconds))
+        report.mode = "reload" if self.scatter is None else "scatter"
+        report.elements = self.scatter.elements if self.scatter else 0
+        if self.to.link is not None:
+            report.step, report.id = self.to.link.step, self.to.link.id
+            if self.to.link == self.link and not self.to.wedged:
+                report.mode = "none"
+        report.error = self.error.to_dict() if self.error else None
+        if self.want.token:
+            report.save(self.to.cache, f"{self.want.token}-staged")
 
     def _prepare(self) -> None:
         to, link, began = self.to, self.link, time.monotonic()

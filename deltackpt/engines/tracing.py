@@ -16,9 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deltackpt.bits import DTYPES, nbytes
-from deltackpt.engines.load import to_torch
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.regions import Region
+from deltackpt.engines.weights import to_torch
 from deltackpt.format.safetensors_header import Tensor
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
@@ -72,7 +72,7 @@ def _replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     return before.keys() != after.keys() or any(after[name] is not value for name, value in before.items())
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, found: Trace, memory: Mapping[int, Memory]) -> None:
         super().__init__()
         self._found, self._memory = found, memory
@@ -143,7 +143,7 @@ def _odd(*tensors: torch.Tensor) -> bool:
 
 def _address(tensor: torch.Tensor) -> int:
     try:
-        return tensor.untyped_storage().data_ptr()
+        return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):  # a subclass without a storage
         return 0
 

@@ -23,7 +23,7 @@ from deltackpt.repository import Repository
 ORIGIN = ""  # the slot that this process loaded its weights from
 
 
-class DeltaLoader(BaseModelLoader):
+class DeltaLoader(BaseModelLoader):  # type: ignore[misc]
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
         given = load_config.model_loader_extra_config

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class DeltaInit(WeightTransferInitInfo):
+class DeltaInit(WeightTransferInitInfo):  # type: ignore[misc]
     """``repository`` is a URL, ``cache`` a directory of this host that all its engines may share."""
 
     repository: str
@@ -30,7 +30,7 @@ class DeltaInit(WeightTransferInitInfo):
 
 
 @dataclass
-class DeltaUpdate(WeightTransferUpdateInfo):
+class DeltaUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
     """`Update`, and the repository again for whoever wants to name it with every step."""
 
     step: int | str = "latest"
@@ -41,7 +41,7 @@ class DeltaUpdate(WeightTransferUpdateInfo):
     repository: str | None = None
 
 
-class DeltaTransfer(WeightTransferEngine[DeltaInit, DeltaUpdate]):
+class DeltaTransfer(WeightTransferEngine[DeltaInit, DeltaUpdate]):  # type: ignore[misc]
     init_info_cls, update_info_cls, supports_draft_weight_update = DeltaInit, DeltaUpdate, False
 
     def __init__(self, *args: Any, **options: Any) -> None:
