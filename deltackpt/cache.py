@@ -359,7 +359,8 @@ def _unusable(have: str) -> ChainError:
     return ChainError("slot-unusable", where="the cache", have=have, need="a slot to patch")
 
 
-_MAKING = {"lock", ".cache.json", "cache.json"}  # what another process that makes this cache has put there so far
+# What another process that makes this cache, or an engine that waits for it, has put there so far.
+_MAKING = {"lock", ".cache.json", "cache.json", "receivers"}
 
 
 @contextmanager

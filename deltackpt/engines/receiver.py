@@ -54,7 +54,6 @@ class Receiver:
         """Raises what opening the repository raises, ChainError ``base-differs`` where ``origin``, the checkpoint that
         the engine was started from, is at hand and no model of this repository."""
         self.engine, self.cache, self.ref = engine, Path(cache), ref
-        self.repo = Repository.open(url)
         self.origin = origin
         self.link: Link | None = None
         self.proof: Proof | None = None
@@ -63,15 +62,15 @@ class Receiver:
         self.memory = memories(engine.model)
         self._staged: _Staged | None = None
         self._kept: tuple[Link | None, Scatter | None] | None = None
-        self._all(self._attempt(self._attach))
+        self._all(self._attempt(lambda: self._attach(url)))
         found = engine.agree((self.link, self.proof is not None))
         if any(said != found[0] for said in found):
             self.link, self.proof, self.why = None, None, "the ranks were not started from one step"
 
-    def update(self, want: Update) -> Report:
+    def update(self, want: Update, *, open: bool = False) -> Report:
         """Do a phase. Raises the typed error of the first rank that could not, on every rank."""
         began = time.monotonic()
-        report = Report(self.engine.rank, want.phase)
+        report = Report(self.engine.rank, want.phase, open=open)
         try:
             if want.phase not in PHASES:
                 raise UsageError("update-phase", where="update", have=repr(want.phase), need=" or ".join(PHASES))
@@ -94,8 +93,9 @@ class Receiver:
 
     # Phases
 
-    def _attach(self) -> None:
+    def _attach(self, url: str) -> None:
         """Find the step that the engine was started from, have it in the cache, and learn the map against it."""
+        self.repo = Repository.open(url)
         self.link = identify(self.repo, self.origin, self.ref)
         if self.link is None:
             return
@@ -111,7 +111,7 @@ class Receiver:
 
     def _stage(self, want: Update, report: Report) -> None:
         link = self._target(want)
-        self._staged = _Staged(self, link, want)
+        self._staged = _Staged(self, link, want, report.open)
         self._staged.thread.start()
 
     def _apply(self, want: Update, report: Report) -> None:
@@ -264,8 +264,8 @@ class _Slot:
 class _Staged:
     """An update that is being prepared, in a thread of its own: nothing of the engine is written here."""
 
-    def __init__(self, to: Receiver, link: Link, want: Update) -> None:
-        self.to, self.link, self.want = to, link, want
+    def __init__(self, to: Receiver, link: Link, want: Update, open: bool = False) -> None:
+        self.to, self.link, self.want, self.open = to, link, want, open
         self.scatter: Scatter | None = None
         self.state = self.reason = ""
         self.error: DeltackptError | None = None
@@ -275,7 +275,14 @@ class _Staged:
     def _run(self) -> None:
         """Prepare, and say so: whoever asked pauses the engine only then."""
         self.error = self.to._attempt(self._prepare)
-        report = Report(self.to.engine.rank, "staged", state=self.state, reason=self.reason, seconds=dict(self.seconds))
+        report = Report(
+            self.to.engine.rank,
+            "staged",
+            open=self.open,
+            state=self.state,
+            reason=self.reason,
+            seconds=dict(self.seconds),
+        )
         report.mode = "reload" if self.scatter is None else "scatter"
         report.elements = self.scatter.elements if self.scatter else 0
         if self.to.link is not None:

@@ -40,6 +40,7 @@ class Report:
     elements: int = 0
     checked: str = ""
     wedged: bool = False
+    open: bool = False  # whether an update session of the engine is open
     error: dict[str, Any] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     proof: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Report:
         if not token:
             return
         folder = Path(cache) / REPORTS
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{token}.{self.rank}.tmp"
         draft.write_text(json.dumps(self.to_dict()))
         os.replace(draft, folder / f"{token}.{self.rank}.json")

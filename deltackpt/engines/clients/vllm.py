@@ -9,7 +9,7 @@ from typing import Any
 
 from deltackpt.engines.clients.base import Client, Host, Ready
 from deltackpt.engines.update import Report, read_reports
-from deltackpt.errors import ChainError, DeltackptError, StoreError
+from deltackpt.errors import ChainError, StoreError
 from deltackpt.format.manifest import Link
 
 _POLL = 0.02  # seconds
@@ -29,25 +29,18 @@ class VllmClient(Client):
     def stage(self, link: Link, state: str, path: Path) -> Ready:
         self._want = {"step": f"{link.step}-{link.id}", "state": state, "mode": self.host.mode}
         self._step = str(link.step)
-        try:
-            reports = self._staged()
-        except ChainError as error:
-            if error.code != "engine-refused" or "engine-unattached" not in error.have:
-                raise
-            init = {"repository": self.host.repository, "cache": str(self.host.cache), "ref": self.host.ref}
-            self.http.post("/init_weight_transfer_engine", {"init_info": init})
-            reports = self._staged()
+        reports = self._staged()
         _raise(reports, self.name)
         ready = _ready(reports)
         ready.quiet = all(r.mode == "none" or (r.mode == "scatter" and r.elements == 0) for r in reports)
+        self._session(reports)
         return ready
 
     def _staged(self) -> list[Report]:
-        """Begin, and wait until every rank has prepared."""
-        self._session()
+        """Attach, begin to prepare, and wait until every rank has. No session is needed for that."""
         token = secrets.token_hex(8)
-        self._send("stage", token)
-        read_reports(self.host.cache, token)
+        init = {"repository": self.host.repository, "cache": str(self.host.cache), "ref": self.host.ref}
+        self.http.post("/init_weight_transfer_engine", {"init_info": {**init, **self._want, "token": token}})
         ranks = int(self.http.get("/get_world_size?include_dp=true", 10)["world_size"])
         found: list[Report] = []
         end = time.monotonic() + self.host.timeout
@@ -57,18 +50,23 @@ class VllmClient(Client):
                 have, need = f"{len(found)} of {ranks} ranks", "all of them"
                 raise StoreError("engine-silent", where=self.name, have=have, need=need)
             time.sleep(_POLL)
+        read_reports(self.host.cache, token)
         return found
 
-    def _session(self) -> None:
+    def _session(self, reports: list[Report]) -> None:
         """vLLM's update session; one that a killed follower left open is closed first."""
-        try:
-            self.http.post("/start_weight_update")
-        except ChainError:
+        if any(report.open for report in reports):
             self.http.post("/finish_weight_update", {})
-            self.http.post("/start_weight_update")
+        self.http.post("/start_weight_update")
 
-    def _send(self, phase: str, token: str) -> None:
+    def _phase(self, phase: str) -> list[Report]:
+        token = secrets.token_hex(8)
         self.http.post("/update_weights", {"update_info": {**self._want, "phase": phase, "token": token}})
+        reports = read_reports(self.host.cache, token)
+        if any(report.error is not None for report in reports):
+            self.http.post("/finish_weight_update", {})
+        _raise(reports, self.name)
+        return reports
 
     def pause(self) -> None:
         self.http.post(f"/pause?mode={self.host.pause}")
@@ -76,15 +74,6 @@ class VllmClient(Client):
     def apply(self) -> Ready:
         reports = self._phase("apply")
         return _ready(reports)
-
-    def _phase(self, phase: str) -> list[Report]:
-        token = secrets.token_hex(8)
-        try:
-            self._send(phase, token)
-        except DeltackptError:
-            _raise(read_reports(self.host.cache, token), self.name)
-            raise
-        return read_reports(self.host.cache, token)
 
     def drop_cache(self) -> None:
         """Requests that stand still are computed anew, or the blocks that they hold would stay."""
@@ -105,7 +94,7 @@ class VllmClient(Client):
         self.http.post("/resume")
 
     def check(self) -> None:
-        self._session()
+        self.http.post("/start_weight_update")
         self._phase("check")
         self.http.post("/finish_weight_update", {})
 

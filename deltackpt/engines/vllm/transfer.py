@@ -1,4 +1,9 @@
-"""The weight-transfer backend: vLLM's own RL API and HTTP routes drive it."""
+"""The weight-transfer backend: vLLM's own RL API and HTTP routes drive it.
+
+vLLM (0.32) reads the answers of its ranks in their order, stops at the first error, and takes what it left unread for
+the answers to the next call. So an error that all ranks share is raised by the last one alone; and whoever gives a
+token, and so reads the reports, has none raised at all, and closes the session with finish_weight_update.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.distributed.parallel_state import get_world_group as world
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -13,20 +19,31 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from deltackpt.engines.receiver import Receiver
-from deltackpt.engines.update import Update
+from deltackpt.engines.update import Report, Update
 from deltackpt.engines.vllm.rank import attach
-from deltackpt.errors import UsageError
+from deltackpt.errors import DeltackptError, UsageError
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class DeltaInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """``repository`` is a URL, ``cache`` a directory of this host that all its engines may share."""
+    """``repository`` is a URL, ``cache`` a directory of this host that all its engines may share.
+
+    Said again it changes nothing. With a ``token``, the step is prepared in the background as well (`Update`).
+    """
 
     repository: str
     cache: str
     ref: str = "main"
+    step: int | str = "latest"
+    state: str | None = None
+    mode: str = "auto"
+    token: str = ""
+
+    @property
+    def where(self) -> tuple[str, str, str]:
+        return self.repository, self.cache, self.ref
 
 
 @dataclass
@@ -48,28 +65,57 @@ class DeltaTransfer(WeightTransferEngine[DeltaInit, DeltaUpdate]):  # type: igno
         super().__init__(*args, **options)
         self.receiver: Receiver | None = None
         self._init: DeltaInit | None = None
+        self._open = False  # vLLM's session, as far as this engine saw it
 
     def init_transfer_engine(self, init_info: DeltaInit) -> None:
-        self.receiver = attach(self.model, self.vllm_config, init_info.repository, init_info.cache, init_info.ref)
-        self._init = init_info
+        i = init_info
+        try:
+            self._attach(i)
+            if i.token and self.receiver is not None:
+                self.receiver.update(Update(i.step, i.state, "stage", i.mode, i.token), open=self._open)
+        except DeltackptError as error:
+            if i.token:
+                Report(world().rank_in_group, "staged", error=error.to_dict()).save(i.cache, f"{i.token}-staged")
+            else:
+                _by_the_last(error)
+
+    def _attach(self, info: DeltaInit) -> None:
+        if self.receiver is None or self._init is None or self._init.where != info.where:
+            self.receiver = None
+            self.receiver = attach(self.model, self.vllm_config, *info.where)
+            self._init = info
 
     def start_weight_update(self) -> None:
         """Nothing is begun before all is prepared."""
+        self._open = True
 
     def receive_weights(self, update_info: DeltaUpdate) -> None:
         """Any phase. An error leaves the weights as they were, on every rank, and ends vLLM's update session."""
+        try:
+            self._receive(update_info)
+        except DeltackptError as error:
+            if not update_info.token or self.receiver is None:
+                _by_the_last(error)
+
+    def _receive(self, u: DeltaUpdate) -> None:
         if self.receiver is None or self._init is None:
             need = "init_weight_transfer_engine with repository and cache, first"
             raise UsageError("engine-unattached", where="the engine", have="no repository", need=need)
-        if update_info.repository not in (None, self._init.repository):
-            self.init_transfer_engine(DeltaInit(update_info.repository or "", self._init.cache, self._init.ref))
-        u = update_info
+        if u.repository is not None:
+            self._attach(DeltaInit(u.repository, self._init.cache, self._init.ref))
         report = self.receiver.update(Update(u.step, u.state, u.phase, u.mode, u.token))
         log.info("deltackpt: %s", report.to_dict())
 
     def finish_weight_update(self) -> None:
+        self._open = False
         if self.receiver is not None:
             self.receiver.confirm()
 
     def shutdown(self) -> None:
         self.receiver = None
+
+
+def _by_the_last(error: DeltackptError) -> None:
+    if world().rank_in_group == world().world_size - 1:
+        raise error
+    log.error("deltackpt: %s", error)

@@ -29,6 +29,9 @@ def update(llm, run, step="latest", **more):
         llm.update_weights({"update_info": {"step": step, "token": "t", **more}})
     finally:
         reports = read_reports(run.root / "cache", "t")
+    for error in (r.error for r in reports if r.error):
+        llm.finish_weight_update()
+        raise RuntimeError(str(error))
     llm.finish_weight_update(str(step))
     llm.reset_prefix_cache()
     return reports
