@@ -19,7 +19,8 @@ from deltackpt.survey import Survey
 
 
 class Reachable:
-    """Decided when it is made; `objects` and `rebases` tell."""
+    """Decided when it is made; `objects` and `rebases` tell. Raises FormatError, ChainError for an edge that cannot be
+    read where a step that is wanted has no other way."""
 
     def __init__(self, repo: Repository, survey: Survey, policy: Policy) -> None:
         self._repo, self._survey = repo, survey
@@ -84,6 +85,8 @@ class Reachable:
             self._followed.add(at)
             way = self._ways.get(at)
             if way is None:  # nothing leads there: keep what is left of its past
+                if self._survey.broken:  # it may be what led there, and read well the next time
+                    raise self._survey.broken[0]
                 for node in branch(self._nodes[at].link, self._nodes):
                     if node.link.id in self._past:
                         return
