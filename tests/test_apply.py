@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import State, changed, file_bytes, make_checkpoint, mutate, random_bytes, random_state, tree
 
+from deltackpt import materialize
 from deltackpt import draft as draft_module
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError
 from deltackpt.format.manifest import Link
@@ -214,6 +215,27 @@ def test_an_output_that_exists(pair, tmp_path):
         assert (error.value.code, error.value.exit_code) == ("output-exists", 7)
     assert (tmp_path / "file").read_bytes() == b"x"
     assert tree(tmp_path / "empty") == tree(dirs[3])
+
+
+def test_an_output_that_nothing_can_take_the_place_of(pair, tmp_path, monkeypatch):
+    """The directory that is worked in, a mount point, and one that was filled while the step was built."""
+    repo, out = Repository.open(pair[0]), tmp_path / "out"
+    out.mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(out)
+        for name in (".", out):
+            with pytest.raises(ConflictError, match="worked in"):
+                apply(repo, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_mount", lambda self: self == out)
+        with pytest.raises(ConflictError, match="mount point"):
+            apply(repo, out)
+    build = materialize.build
+    monkeypatch.setattr(materialize, "build", lambda *a: (build(*a), (out / "theirs").touch()))
+    with pytest.raises(ConflictError, match="something there"):
+        apply(repo, out)
+    assert [p.name for p in out.parent.glob("*out*")] == ["out"]
+    assert [p.name for p in out.iterdir()] == ["theirs"]
 
 
 def test_an_output_in_folders_that_are_not_there(pair, tmp_path):
