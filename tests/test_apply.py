@@ -14,14 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import State, changed, file_bytes, make_checkpoint, mutate, random_bytes, random_state, tree
 
-from deltackpt import materialize
 from deltackpt import draft as draft_module
+from deltackpt import materialize
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
 from deltackpt.store import open_store
+from deltackpt.verify import verify_checkpoint
 from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
@@ -236,6 +237,17 @@ def test_an_output_that_nothing_can_take_the_place_of(pair, tmp_path, monkeypatc
         apply(repo, out)
     assert [p.name for p in out.parent.glob("*out*")] == ["out"]
     assert [p.name for p in out.iterdir()] == ["theirs"]
+
+
+def test_a_pipe_in_the_place_of_a_side_file(pair, tmp_path):
+    """Told, and not waited for."""
+    repo = Repository.open(pair[0])
+    apply(repo, tmp_path / "out")
+    side = next(p for p in (tmp_path / "out").iterdir() if p.suffix != ".safetensors")
+    side.unlink()
+    os.mkfifo(side)
+    report = verify_checkpoint(tmp_path / "out", repo, threads=1)
+    assert ("not-a-file", str(side)) in [(f.code, f.where) for f in report.findings]
 
 
 def test_an_output_in_folders_that_are_not_there(pair, tmp_path):
