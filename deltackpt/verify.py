@@ -170,7 +170,7 @@ def _check_header(found: Checkpoint, path: str, text: bytes) -> None:
 
 def _check_file(path: Path, file: File) -> None:
     try:
-        with open(open_regular(path), "rb") as found:
+        with os.fdopen(open_regular(path), "rb") as found:
             size = os.fstat(found.fileno()).st_size
             if size != file.size:
                 raise ChainError("file-differs", where=path, have=f"{size:,} bytes", need=f"{file.size:,} bytes")
