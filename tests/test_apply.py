@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from states import State, changed, file_bytes, make_checkpoint, mutate, random_bytes, random_state, tree
 
 from deltackpt import draft as draft_module
+from deltackpt import materialize
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
 from deltackpt.store import open_store
+from deltackpt.verify import verify_checkpoint
 from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
@@ -214,6 +216,38 @@ def test_an_output_that_exists(pair, tmp_path):
         assert (error.value.code, error.value.exit_code) == ("output-exists", 7)
     assert (tmp_path / "file").read_bytes() == b"x"
     assert tree(tmp_path / "empty") == tree(dirs[3])
+
+
+def test_an_output_that_nothing_can_take_the_place_of(pair, tmp_path, monkeypatch):
+    """The directory that is worked in, a mount point, and one that was filled while the step was built."""
+    repo, out = Repository.open(pair[0]), tmp_path / "out"
+    out.mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(out)
+        for name in (".", out):
+            with pytest.raises(ConflictError, match="worked in"):
+                apply(repo, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_mount", lambda self: self == out)
+        with pytest.raises(ConflictError, match="mount point"):
+            apply(repo, out)
+    build = materialize.build
+    monkeypatch.setattr(materialize, "build", lambda *a: (build(*a), (out / "theirs").touch()))
+    with pytest.raises(ConflictError, match="something there"):
+        apply(repo, out)
+    assert [p.name for p in out.parent.glob("*out*")] == ["out"]
+    assert [p.name for p in out.iterdir()] == ["theirs"]
+
+
+def test_a_pipe_in_the_place_of_a_side_file(pair, tmp_path):
+    """Told, and not waited for."""
+    repo = Repository.open(pair[0])
+    apply(repo, tmp_path / "out")
+    side = next(p for p in (tmp_path / "out").iterdir() if p.suffix != ".safetensors")
+    side.unlink()
+    os.mkfifo(side)
+    report = verify_checkpoint(tmp_path / "out", repo, threads=1)
+    assert ("not-a-file", str(side)) in [(f.code, f.where) for f in report.findings]
 
 
 def test_an_output_in_folders_that_are_not_there(pair, tmp_path):
