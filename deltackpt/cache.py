@@ -359,29 +359,18 @@ def _unusable(have: str) -> ChainError:
     return ChainError("slot-unusable", where="the cache", have=have, need="a slot to patch")
 
 
+_MAKING = {"lock", ".cache.json", "cache.json"}  # what another process that makes this cache has put there so far
+
+
 @contextmanager
 def _locked(repo: Repository, root: Path) -> Iterator[Cache]:
     """The cache's directory, made if there is none, checked to be this repository's, and locked by this process."""
     marker = root / "cache.json"
     if not marker.exists():
-        draft = root / ".cache.json"  # may be there, of a process that was killed
-        if root.is_symlink() or (root.exists() and (not root.is_dir() or any(p != draft for p in root.iterdir()))):
+        there = root.is_symlink() or (root.exists() and not root.is_dir())
+        if there or (root.exists() and any(path.name not in _MAKING for path in root.iterdir())):
             raise _not_a_cache(root, "something else there")
         root.mkdir(parents=True, exist_ok=True)
-        with draft.open("w") as file:
-            file.write(json.dumps({"format": FORMAT, "version": VERSION, "repository": repo.id}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # the one file here that nothing else can stand for
-        os.replace(draft, marker)
-        fsync_dir(root)
-    try:
-        value = json.loads(marker.read_bytes())
-        about = (value["format"], value["version"], value["repository"])
-    except (OSError, ValueError, KeyError, TypeError):
-        about = ("", 0, "")
-    if about != (FORMAT, VERSION, repo.id):
-        have = f"the cache of repository {about[2]}" if about[0] == FORMAT else "another cache.json"
-        raise _not_a_cache(root, have)
     fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
@@ -394,6 +383,22 @@ def _locked(repo: Repository, root: Path) -> Iterator[Cache]:
                 need="one at a time",
                 hint="Wait for it, or give every process a cache of its own.",
             ) from error
+        if not marker.exists():
+            draft = root / ".cache.json"
+            with draft.open("w") as file:
+                file.write(json.dumps({"format": FORMAT, "version": VERSION, "repository": repo.id}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # the one file here that nothing else can stand for
+            os.replace(draft, marker)
+            fsync_dir(root)
+        try:
+            value = json.loads(marker.read_bytes())
+            about = (value["format"], value["version"], value["repository"])
+        except (OSError, ValueError, KeyError, TypeError):
+            about = ("", 0, "")
+        if about != (FORMAT, VERSION, repo.id):
+            have = f"the cache of repository {about[2]}" if about[0] == FORMAT else "another cache.json"
+            raise _not_a_cache(root, have)
         yield Cache(root)
     finally:
         os.close(fd)

@@ -1,0 +1,66 @@
+"""The storages of an engine's parameters and buffers, as flat words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deltackpt.hooks.words import INTS, from_host
+from deltackpt.kernels import scatter
+
+Words = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One storage. ``tensors``: the parameters and buffers that live in it, by name; ``flat``: all of it as integers
+    of the width of their elements.
+    """
+
+    flat: torch.Tensor
+    tensors: tuple[tuple[str, torch.Tensor, bool], ...]  # name, tensor, and whether it is a parameter
+
+    def words(self) -> Words:
+        """All words: a view in host memory, else a copy."""
+        array = self.flat.cpu().numpy()
+        words: Words = array.view(f"<u{array.itemsize}")
+        return words
+
+    def read(self, positions: Words) -> Words:
+        """The words at some positions."""
+        if self.flat.device.type == "cpu":
+            return self.words()[positions]
+        where = from_host(positions.astype(np.int64), self.flat.device)
+        array = self.flat[where].cpu().numpy()
+        words: Words = array.view(f"<u{array.itemsize}")
+        return words
+
+    def write(self, positions: Words, values: Words) -> None:
+        """Put words at some positions, in place. On the host a position outside is an IndexError and nothing is
+        written."""
+        if self.flat.device.type == "cpu":
+            scatter(self.words(), positions, values)
+        else:
+            where = from_host(positions.astype(np.int64), self.flat.device)
+            self.flat[where] = from_host(values, self.flat.device)
+
+
+def memories(model: torch.nn.Module) -> dict[int, Memory]:
+    """{address of a storage: it} for every parameter and buffer that has elements; tied ones share it."""
+    found: dict[int, list[tuple[str, torch.Tensor, bool]]] = {}
+    named = [(n, t, True) for n, t in model.named_parameters(remove_duplicate=False)]
+    named += [(n, t, False) for n, t in model.named_buffers(remove_duplicate=False)]
+    for name, tensor, own in named:
+        if tensor.numel() and tensor.device.type != "meta":
+            found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor.detach(), own))
+    return {address: Memory(_flat(held[0][1]), tuple(held)) for address, held in found.items()}
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=INTS[tensor.itemsize], device=tensor.device)
+    return flat.set_(storage, 0, (storage.nbytes() // tensor.itemsize,), (1,))

@@ -1,0 +1,92 @@
+"""The changed elements between two steps, tensor by tensor, decoded against the old words and never written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from deltackpt.bits import DTYPES, uint
+from deltackpt.chain import Plan
+from deltackpt.codecs import Decoded
+from deltackpt.errors import ChainError, FormatError
+from deltackpt.parts import Found, PatchReader
+from deltackpt.replay import Bytes, Known, Replay, decode_step
+from deltackpt.repository import Repository
+
+
+class Moves:
+    """What leads to a plan's target. Patches where it begins at a state that is there, all tensors where at an anchor.
+
+    A context manager: every part is fetched and hashed on entry.
+    """
+
+    def __init__(self, repo: Repository, plan: Plan) -> None:
+        self._repo, self._plan = repo, plan
+        self._stack = ExitStack()
+        self._patches: Sequence[PatchReader] = ()
+        self._whole: Replay | None = None
+
+    def __enter__(self) -> Moves:
+        if self._plan.anchor is not None:
+            self._whole = self._stack.enter_context(Replay.open(self._repo, self._plan))
+        else:
+            self._patches = self._stack.enter_context(PatchReader.open_all(self._repo, self._plan.patches))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Of the tensors that may differ."""
+        if self._whole is not None:
+            return self._whole.tensors
+        return sorted(set().union(*(patch.names for patch in self._patches)), key=str.encode)
+
+    def of(self, name: str, old: Bytes, known: Known) -> Decoded:
+        """The elements of a tensor that end up changed: sorted flat positions, and values.
+
+        ``old``: its bytes now, of dtype and shape ``known``. Raises ChainError ``tensor-shape`` for one that is
+        another tensor at the target, ``base-differs`` where ``old`` is not what the patches apply to.
+        """
+        words = old.view(uint(DTYPES[known[0]].width))
+        if self._whole is not None:
+            return _difference(words, self._whole.bytes_of(name).view(words.dtype))
+        steps = [found for patch in self._patches if (found := patch.entries_of(name))]
+        if len(steps) == 1:
+            return _sorted(_step(name, old, known, steps[0]), words.dtype)
+        new = old.copy()
+        for found in steps:
+            _step(name, new, known, found).write_to(new.view(words.dtype))
+        return _difference(words, new.view(words.dtype))
+
+
+def _step(name: str, old: Bytes, known: Known, found: Sequence[Found]) -> Decoded:
+    try:
+        decoded = decode_step(old, known, found)
+    except FormatError as error:  # the parts have their sha256, so it is the old values that lead astray
+        have, need = f"old values that a patch does not apply to [{error.code}]", "those of the step before"
+        hint = "Somebody else wrote to the weights. Load them again."
+        raise ChainError("base-differs", where=name[:80], have=have, need=need, hint=hint) from error
+    if decoded is None:
+        raise ChainError("tensor-shape", where=name[:80], have="another tensor of this name", need="the same tensor")
+    return decoded
+
+
+def _sorted(decoded: Decoded, width: np.dtype[Any]) -> Decoded:
+    positions, values = decoded.positions, decoded.values.view(width)
+    if positions is None:
+        return Decoded(np.arange(len(values), dtype=np.int64), values)
+    positions = positions.astype(np.int64, copy=False)
+    if np.all(positions[:-1] < positions[1:]):
+        return Decoded(positions, values)
+    order = np.argsort(positions)
+    return Decoded(positions[order], values[order])
+
+
+def _difference(old: Bytes, new: Bytes) -> Decoded:
+    positions = np.flatnonzero(old != new)
+    return Decoded(positions, new[positions])

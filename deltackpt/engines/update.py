@@ -1,0 +1,67 @@
+"""What an engine is asked to take in, and what it says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+PHASES = ("stage", "apply", "check", "undo")
+REPORTS = "receivers"  # in the cache
+
+
+@dataclass(frozen=True)
+class Update:
+    """``step`` is a step as `Repository.find` takes it; ``state`` the digest that it must have. ``phase``: `stage`
+    prepares in the background, `apply` prepares what is not and writes, `check` reads all weights, `undo` goes back to
+    what was before the last `apply`. ``token`` names the report; ``mode`` reload asks for no scatter.
+    """
+
+    step: int | str = "latest"
+    state: str | None = None
+    phase: str = "apply"
+    mode: str = "auto"
+    token: str = ""
+
+
+@dataclass
+class Report:
+    """Of one rank. ``seconds`` by part; ``reason`` says why a mode was taken, ``error`` what went wrong."""
+
+    rank: int = 0
+    phase: str = ""
+    step: int | None = None
+    id: str = ""
+    state: str = ""
+    mode: str = ""
+    reason: str = ""
+    elements: int = 0
+    checked: str = ""
+    wedged: bool = False
+    error: dict[str, Any] | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    proof: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def save(self, cache: str | os.PathLike[str], token: str) -> None:
+        """Where whoever asked, on the same host, finds it."""
+        if not token:
+            return
+        folder = Path(cache) / REPORTS
+        folder.mkdir(exist_ok=True)
+        draft = folder / f".{token}.{self.rank}.tmp"
+        draft.write_text(json.dumps(self.to_dict()))
+        os.replace(draft, folder / f"{token}.{self.rank}.json")
+
+
+def read_reports(cache: str | os.PathLike[str], token: str) -> list[Report]:
+    """The reports of all ranks under a token, taken away."""
+    found = []
+    for path in sorted((Path(cache) / REPORTS).glob(f"{token}.*.json")):
+        found.append(Report(**json.loads(path.read_text())))
+        path.unlink(missing_ok=True)
+    return found

@@ -1,0 +1,35 @@
+"""The entry point in vLLM's group `vllm.general_plugins`: called in every process, maybe more than once."""
+
+from __future__ import annotations
+
+import os
+
+NAME = "deltackpt"
+KEEP_PACKED = "DELTACKPT_KEEP_ONEDNN"
+
+
+def register() -> None:
+    """Make the backend and the load format known. Nothing else is imported until they are asked for.
+
+    On a CPU, vLLM hands weights to oneDNN in a form that nobody can read back, and that leaves a tied head at old
+    weights when they are loaded again. It is told not to, unless DELTACKPT_KEEP_ONEDNN is 1; then updates are refused.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu() and os.environ.get(KEEP_PACKED) != "1":
+        import vllm._custom_ops as ops
+
+        ops._supports_onednn = False
+    try:
+        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
+    except ImportError:  # before vLLM had that API: the worker extension stands in
+        pass
+    else:
+        if NAME not in Factory._registry:
+            Factory.register_engine(NAME, "deltackpt.engines.vllm.transfer", "DeltaTransfer")
+    from vllm.model_executor import model_loader
+
+    if NAME not in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
+        from deltackpt.engines.vllm.loader import DeltaLoader
+
+        model_loader.register_model_loader(NAME)(DeltaLoader)

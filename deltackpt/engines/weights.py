@@ -1,0 +1,56 @@
+"""A step as torch tensors, straight from a repository: for engines that deltackpt does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deltackpt.bits import DTYPES, storage_shape
+from deltackpt.errors import CheckpointError
+from deltackpt.hooks.words import NAMES
+from deltackpt.leases import pinned
+from deltackpt.materialize import check_tensor
+from deltackpt.replay import Replay
+from deltackpt.repository import Repository
+
+_TORCH = {safe: dtype for dtype, safe in NAMES.items()}
+
+
+def tensors(repo: Repository, step: str | int = "latest", *, ref: str = "main") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a step in host memory, one at a time, each proven by its digest before it is yielded.
+
+    The step is pinned until the last one. Raises what `materialize.apply` raises, CheckpointError ``dtype-torch``.
+    """
+    with pinned(repo, step, ref) as (link, _):
+        plan = repo.resolve(link)
+        layout, digests = repo.layout(plan.target), repo.digests(plan.target)
+        with Replay.open(repo, plan) as state:
+            for name, tensor in layout.tensors.items():
+                data = state.bytes_of(name)
+                check_tensor(name, data, digests, layout)
+                yield name, to_torch(data if data.flags.writeable else data.copy(), tensor.dtype, tensor.shape, name)
+                state.release(name)
+
+
+def load(repo: Repository, step: str | int = "latest", *, ref: str = "main") -> dict[str, torch.Tensor]:
+    """The state dict of a step, as its checkpoint names it. Raises what `tensors` raises."""
+    return dict(tensors(repo, step, ref=ref))
+
+
+def to_torch(data: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...], where: str) -> torch.Tensor:
+    """The bytes of a tensor as torch has them, sharing their memory. ``dtype`` and ``shape`` are of its header."""
+    if (wanted := torch_dtype(dtype)) is None:
+        hint = "A newer torch may have it; `deltackpt apply` writes the checkpoint all the same."
+        need = "a dtype of this torch"
+        raise CheckpointError("dtype-torch", where=where[:80], have=dtype, need=need, hint=hint)
+    flat = torch.from_numpy(data) if len(data) else torch.empty(0, dtype=torch.uint8)
+    stored = storage_shape(DTYPES[dtype], shape)
+    return flat.view(wanted).reshape(stored)
+
+
+def torch_dtype(dtype: str) -> torch.dtype | None:
+    """The torch dtype of a safetensors one, None where this torch has none."""
+    return _TORCH.get(dtype)

@@ -1,0 +1,88 @@
+"""Tiny models of several architectures with a tokenizer of words, and engines that run them."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PROMPTS = ("w5 w6 w7 w8", "w100 w101", " ".join(f"w{5 + i}" for i in range(60)))
+SIZES = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 3, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 3, **{f"w{i}": i for i in range(4, 512)}}
+    made = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    ).save_pretrained(folder)
+
+
+def tiny(folder: Path, kind: str = "Qwen3", **changes: Any) -> dict[str, torch.Tensor]:
+    """Config and tokenizer into a folder; -> the state of a random model, tied weights once."""
+    import transformers
+
+    tokenizer(folder)
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, "tie_word_embeddings": False, **changes})
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    tied = changes.get("tie_word_embeddings", False)
+    return {k: v.detach() for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
+
+
+def engine(path: Path | str, *, tp: int = 1, **options: Any) -> Any:
+    from vllm import LLM
+
+    options = {"weight_transfer_config": {"backend": "deltackpt"}, **options}
+    if tp == 1:
+        options.setdefault("distributed_executor_backend", "uni")
+    worker = "deltackpt.engines.vllm.worker.DeltaWorker"
+    return LLM(
+        str(path), enforce_eager=True, dtype="bfloat16", max_model_len=256, seed=0, tensor_parallel_size=tp,
+        worker_extension_cls=worker, **options,
+    )  # fmt: skip
+
+
+def answers(llm: Any) -> Any:
+    """Greedy tokens and their logprobs: they repeat bit for bit in engines with equal weights."""
+    from vllm import SamplingParams
+
+    out = llm.generate(list(PROMPTS), SamplingParams(temperature=0, max_tokens=12, logprobs=0), use_tqdm=False)
+    return [
+        (tuple(x.outputs[0].token_ids), tuple(next(iter(d.values())).logprob for d in x.outputs[0].logprobs))
+        for x in out
+    ]
+
+
+def checksums(llm: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for rank in llm.collective_rpc("compute_weight_checksums"):
+        found.update(rank)
+    return found
+
+
+def of_fresh(path: Path, *, tp: int = 1, **options: Any) -> Any:
+    """(answers, checksums) of an engine that was started from a whole checkpoint."""
+    llm = engine(path, tp=tp, **options)
+    try:
+        return answers(llm), checksums(llm)
+    finally:
+        close(llm)
+
+
+def close(llm: Any) -> None:
+    if (core := getattr(llm.llm_engine, "engine_core", None)) is not None:
+        core.shutdown()
+    del llm
+    gc.collect()
