@@ -16,9 +16,11 @@ from states import State, changed, file_bytes, make_checkpoint, mutate, random_b
 
 from deltackpt import draft as draft_module
 from deltackpt import materialize
+from deltackpt.cache import apply_to_cache
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor, build_header
+from deltackpt.journal import Journal
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
 from deltackpt.store import open_store
@@ -248,6 +250,30 @@ def test_a_pipe_in_the_place_of_a_side_file(pair, tmp_path):
     os.mkfifo(side)
     report = verify_checkpoint(tmp_path / "out", repo, threads=1)
     assert ("not-a-file", str(side)) in [(f.code, f.where) for f in report.findings]
+
+
+@pytest.mark.parametrize("where", ["Path.open", "Path.write_text", "Journal.append"])
+def test_a_managed_cache_on_a_disk_that_fills(pair, tmp_path, monkeypatch, where):
+    """Its own small files fail with the same error as the large ones, and the next run ends in the exact step."""
+    repo, cache = Repository.open(pair[0]), tmp_path / "cache"
+    if where == "Journal.append":
+        for step in (0, 1):
+            apply_to_cache(repo, cache, step, threads=1)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    owner, name = {"Path": Path, "Journal": Journal}[where.partition(".")[0]], where.partition(".")[2]
+    real = getattr(owner, name)
+
+    def fill(self, *args, **options):
+        if owner is Path and tmp_path not in self.parents:
+            return real(self, *args, **options)
+        raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fill)
+        with pytest.raises(NoSpaceError) as error:
+            apply_to_cache(repo, cache, 2, threads=1)
+    assert error.value.code == "no-space"
+    assert tree(Path(apply_to_cache(repo, cache, 2, threads=1).path)) == tree(pair[1][2])
 
 
 def test_an_output_in_folders_that_are_not_there(pair, tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -438,3 +439,15 @@ def test_a_broken_edge_that_nobody_needs_goes(world: World) -> None:
     plan, _ = collect(world.repo, Policy(grace=0))
     assert edge.name in dict(plan.delete)
     world.check(links[4])
+
+
+def test_a_saved_plan_that_was_edited_is_refused(world: World, tmp_path: Path) -> None:
+    plan = plan_gc(world.repo, LAST)
+    kept = next(name for name in plan.keep if name.startswith("steps/"))
+    for name in ("deltackpt.json", "refs/main.json", "../outside", "", kept):
+        replace(plan, delete=(*plan.delete, (name, 1))).save(tmp_path / "plan")
+        with pytest.raises(FormatError) as caught:
+            GcPlan.load(tmp_path / "plan")
+        assert caught.value.code == "plan-field"
+    plan.save(tmp_path / "plan")
+    assert GcPlan.load(tmp_path / "plan") == plan
