@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from deltackpt.bits import uint
-from deltackpt.codecs import DENSE
+from deltackpt.codecs import DENSE, SMALL, wants_base
 from deltackpt.codecs.packed import WIDTHS
-from deltackpt.hooks.delta import SMALL, Delta, wants_base
+from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.device_digest import of_changes, to_whole
 from deltackpt.hooks.device_packed import Found, encode, to_host
 from deltackpt.hooks.extract import Piece
