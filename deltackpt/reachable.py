@@ -56,6 +56,9 @@ class Reachable:
             if lease.link is None:
                 for id_ in self._nodes:
                     why.setdefault(id_, f"lease of {lease.holder} on every step")
+        if not heads:  # a ref that was lost, or that another copy has: nobody can tell what was left behind
+            for id_ in self._nodes:
+                why.setdefault(id_, "no ref is there")
         on_branch = {node.link.id for _, head in heads for node in branch(head, self._nodes)}
         for id_, node in self._nodes.items():
             if ages[id_] < policy.grace:

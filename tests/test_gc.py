@@ -451,3 +451,18 @@ def test_a_saved_plan_that_was_edited_is_refused(world: World, tmp_path: Path) -
         assert caught.value.code == "plan-field"
     plan.save(tmp_path / "plan")
     assert GcPlan.load(tmp_path / "plan") == plan
+
+
+def test_a_record_of_a_gc_that_never_ends_is_not_waited_for(world: World, tmp_path: Path) -> None:
+    raw = dumps({"expires": 1 << 53, "holder": "a broken clock"})
+    world.repo.store.put(COLLECTING, [raw])
+    with pytest.raises(ConflictError) as caught:
+        apply(world.repo, tmp_path / "out", threads=1)
+    assert (caught.value.code, caught.value.exit_code) == ("gc-running", 7)
+    assert not read_leases(world.repo)
+
+
+def test_without_a_ref_every_step_stays(world: World) -> None:
+    """A copy that lacks `refs/` is not emptied."""
+    world.repo.store.delete("refs/main.json")
+    assert not plan_gc(world.repo, LAST).delete
