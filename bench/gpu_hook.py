@@ -39,7 +39,6 @@ from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.taking import Taker
 from deltackpt.hooks.team import Alone
 from deltackpt.hooks.words import on_host
-from deltackpt.parallel import ordered_map
 from deltackpt.patch import Origin, PartWriter
 from deltackpt.record import AnchorPolicy
 from deltackpt.store import LocalStore
@@ -210,9 +209,8 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
         def part() -> None:
             take()
             writer = PartWriter(Origin("ab" * 16, 1, "cd" * 32, "ef" * 32))
-            order = [deltas[name] for name in sorted(deltas, key=str.encode)]
-            for made in ordered_map(lambda delta: entry_of(delta, names), order, 4):
-                writer.add(*made)
+            for name in sorted(deltas, key=str.encode):
+                writer.add(*entry_of(deltas[name], names))
             store.put(f"patches/{next(count)}", writer.chunks())
 
         result["diff + encode + part in memory-backed storage"] = size / clock.seconds(part, again) / 1e9

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from deltackpt.codecs.steps import Scale
+from deltackpt.codecs.steps import MAX_EXCEPTION_K, Scale
 from deltackpt.codecs.tiles import Grid, choose_grid
 from deltackpt.hooks.device_down import Copy, owners, put
 from deltackpt.hooks.device_find import Group
 from deltackpt.hooks.device_packed import Coded
 
-MAX_EXCEPTION_K = 15
-
 
 def code(group: Group, which: Sequence[int], side: Any = None) -> Generator[None, None, dict[int, Coded]]:
-    """Code the pieces ``which`` of a group, and release it; yields twice, each time before it waits. Those with a tile of which more
-    than half changed are left out."""
+    """Code the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
+
+    Those with a tile of which more than half changed are left out.
+    """
     from deltackpt.hooks import triton_packed as kernels
     from deltackpt.hooks.triton_crc import checksums
 
@@ -37,24 +37,24 @@ def code(group: Group, which: Sequence[int], side: Any = None) -> Generator[None
     table = put(_rows(grids, first, [group.words[i] for i in which]), device)
     spans, owner = put([grid.span for grid in grids], device), owners(tiles, device)
     counts = kernels.count(table, owner, group.mask, group.before)
-    starts = _running(counts, torch.int32)
+    starts = torch.cumsum(counts, 0, dtype=torch.int32)
     total = sum(group.counts[i] for i in which)
     *changes, cells = kernels.arrange(
         table, owner, group.mask, group.before, starts, group.positions, group.old, group.new, total, dtype.exponent
     )
     group.release()
-    scales = _scales(kernels.weigh(cells, dtype.width))
-    stats = kernels.measure(owner, spans, starts, scales, tuple(changes), dtype.width)
-    known = Copy([counts, stats, scales])
+    scales = kernels.scale(cells, dtype.width, MAX_EXCEPTION_K)
+    stats, sizes = kernels.measure(owner, spans, starts, scales, tuple(changes), dtype.width)
+    addresses = torch.cumsum(sizes, 0)
+    known = Copy([counts, stats, scales, sizes])
     yield
 
-    on_host, stats_on_host, scales_on_host = (t.numpy() for t in known.wait())
-    lengths = stats_on_host[:, 6]
-    addresses = _running(stats[:, 6], torch.int64)
+    on_host, stats_on_host, scales_on_host, lengths = (t.numpy() for t in known.wait())
+    on_host, lengths = on_host[1:], lengths[1:]
     out = kernels.write(
         owner, starts, scales, stats, addresses, tuple(changes), int(lengths.sum()), dtype.width
     )  # fmt: skip
-    payload = Copy([out, checksums(out, addresses, stats[:, 6])], side)
+    payload = Copy([out, checksums(out, addresses, sizes[1:])], side)
     del changes
     unary = (stats_on_host[:, 1:4].sum(1) + 7) >> 3
     flipped = 2 * on_host > np.repeat([grid.span for grid in grids], tiles)
@@ -91,21 +91,3 @@ def _rows(grids: Sequence[Grid], first: Sequence[int], words: Sequence[int]) -> 
             cut = [grid.rows, grid.columns, grid.tile_height, grid.tile_width]
             columns.append([tile, word, grid.height, grid.width, *cut])
     return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _running(counts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    out = torch.zeros(counts.numel() + 1, dtype=dtype, device=counts.device)
-    torch.cumsum(counts, 0, dtype=dtype, out=out[1:])
-    return out
-
-
-def _scales(costs: torch.Tensor) -> torch.Tensor:
-    """(ceiling, anchor, exception_k) of every tensor: `choose_scale`, from what each anchor would cost."""
-    order = torch.arange(costs.shape[1], device=costs.device)
-    best = (costs[:, :, 0] * costs.shape[1] + order).amin(1) % costs.shape[1]
-    chosen = costs.gather(1, best[:, None, None].expand(-1, 1, costs.shape[2])).squeeze(1)
-    exceptions, eligible = chosen[:, 3], chosen[:, 4]
-    quotient = torch.div(eligible - (eligible >> 5), exceptions.clamp(min=1), rounding_mode="floor")
-    powers = torch.arange(MAX_EXCEPTION_K + 1, device=costs.device)
-    k = ((quotient[:, None] >> powers) > 0).sum(1).sub(1).clamp(min=0)
-    return torch.stack((chosen[:, 1], chosen[:, 2], k), 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -42,11 +44,16 @@ def side_stream(device: torch.device) -> Any:
 
 def put(rows: Any, device: torch.device) -> torch.Tensor:
     """Numbers as int64 on the device, without waiting for what is queued there."""
-    there = torch.tensor(rows, dtype=torch.int64)
-    return there.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else there
+    return _there(np.array(rows, np.int64), device)
 
 
 def owners(counts: Sequence[int], device: torch.device) -> torch.Tensor:
     """For each of the programs of a launch, whose it is: ``counts[i]`` of them are i's; int32."""
-    which = torch.arange(len(counts), dtype=torch.int32, device=device)
-    return torch.repeat_interleave(which, put(counts, device), output_size=sum(counts))
+    return _there(np.repeat(np.arange(len(counts), dtype=np.int32), counts), device)
+
+
+def _there(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    if device.type != "cuda":
+        return torch.from_numpy(array)
+    here = torch.from_numpy(array).pin_memory()
+    return here.to(device, non_blocking=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -16,7 +15,7 @@ from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.words import INTS
 
 AT_ONCE = 1 << 29  # elements of a batch
-STAGED = 1 << 26  # the same where words are copied or cast first
+STAGED = 7 << 24  # the same where words of 2 bytes are copied or cast first
 BUFFERS = 3  # one is filled, one compared, one gathered from
 
 
@@ -67,7 +66,7 @@ def groups(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[Group]:
     if not order:
         return
     device = order[0].tensor.device
-    staging = Staging(snapshot, device) if snapshot.of(order[0].name).device != device else None
+    staging = Staging(snapshot, device) if apart(snapshot, order[0]) else None
     ahead: Callable[[], Group] | None = None
     parts: list[Group] = []
 
@@ -94,6 +93,11 @@ def groups(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[Group]:
         last = batch[-1][2] == batch[-1][0].elements
     assert ahead is not None
     yield from ended(ahead(), last)
+
+
+def apart(snapshot: Snapshot, piece: Piece) -> bool:
+    """Is the snapshot elsewhere than the weights: in host memory?"""
+    return snapshot.of(piece.name).device != piece.tensor.device
 
 
 def _batches(order: Sequence[Piece], staged: bool) -> Iterator[list[tuple[Piece, int, int]]]:
@@ -174,11 +178,8 @@ def _launch(runs: list[Run], device: torch.device, staging: Staging | None) -> C
         [run.start + (run.piece.box.start if run.piece.box.proper else 0) for run in runs],
     ]
     table, owner = put(rows, device), owners(blocks, device)
-    mask, counts = kernels.compare(table, owner, width, all(a % 16 == b % 16 == 0 for a, b in at))
-    offsets = torch.zeros(len(owner) + 1, dtype=torch.int32, device=device)
-    torch.cumsum(counts, 0, dtype=torch.int32, out=offsets[1:])
-    edges = put(first, device)
-    known = Copy([offsets[edges]])
+    mask, offsets = kernels.compare(table, owner, width, all(a % 16 == b % 16 == 0 for a, b in at))
+    known = Copy([offsets[put(first, device)]])
     turn = staging.turn if staging is not None else 0
 
     def gather() -> Group:
@@ -191,7 +192,7 @@ def _launch(runs: list[Run], device: torch.device, staging: Staging | None) -> C
         if staging is not None:
             staging.free(turn)
         starts = [kernels.WORDS * block for block in first[:-1]]
-        counts = [b - a for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        counts = [b - a for a, b in pairwise(ends)]
         return Group([r.piece for r in runs], counts, starts, owner, offsets, mask, before, positions, old, new, sums)
 
     return gather
@@ -211,26 +212,18 @@ def _joined(parts: Sequence[Group]) -> Group:
     def together(name: str) -> torch.Tensor:
         return torch.cat([getattr(part, name) for part in parts])
 
-    mask = torch.cat([getattr(part, "mask")[:-1] for part in parts] + [torch.zeros_like(parts[0].owner[:1])])
-    words = [together(name) for name in ("positions", "old", "new")]
-    sums = torch.stack([part.sums for part in parts]).sum(0)
-    return Group(
-        parts[0].pieces,
-        [sum(counts)],
-        [0],
-        together("owner"),
-        running("offsets"),
-        mask,
-        running("before"),
-        *words,
-        sums,
+    mask = torch.cat(
+        [part.mask[:-1] for part in parts if part.mask is not None] + [torch.zeros_like(parts[0].owner[:1])]
     )
+    positions, old, new = together("positions"), together("old"), together("new")
+    gains, before = torch.stack([part.sums for part in parts]).sum(0), running("before")
+    owner, offsets = together("owner"), running("offsets")
+    return Group(parts[0].pieces, [sum(counts)], [0], owner, offsets, mask, before, positions, old, new, gains)
 
 
 def settle(group: Group, snapshot: Snapshot) -> None:
-    """Move the snapshot on to what the group has found."""
+    """Move the snapshot, on the same device, on to what the group has found."""
     from deltackpt.hooks import triton_compare as kernels
 
-    if sum(group.counts):
-        bases: Any = put([snapshot.of(piece.name).data_ptr() for piece in group.pieces], group.owner.device)
-        kernels.settle(bases, group.owner, group.offsets, group.positions, group.new)
+    bases = put([snapshot.of(piece.name).data_ptr() for piece in group.pieces], group.owner.device)
+    kernels.settle(bases, group.owner, group.offsets, group.positions, group.new)

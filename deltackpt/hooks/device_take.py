@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-import torch
 
 from deltackpt.bits import uint
 from deltackpt.codecs import DENSE, SMALL, wants_base
@@ -18,10 +19,12 @@ from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.device_code import code
 from deltackpt.hooks.device_digest import fast, of_changes, to_whole
 from deltackpt.hooks.device_down import Copy, side_stream
-from deltackpt.hooks.device_find import Group, groups, settle
+from deltackpt.hooks.device_find import Group, apart, groups, settle
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.words import on_host
+
+THREADS = 4  # that write to a snapshot in host memory
 
 Job = Generator[None, None, Any]
 
@@ -39,13 +42,29 @@ def sparse(piece: Piece, changes: int, limit: int) -> bool:
 def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, limit: int, coded: bool) -> None:
     """`device.take`, for pieces that `fits`."""
     side = side_stream(pieces[0].tensor.device)
-    jobs = (_deltas(group, snapshot, taken, limit, coded, side) for group in groups(pieces, snapshot))
-    try:
+    with Writers(snapshot) if apart(snapshot, pieces[0]) else nullcontext() as writers:
+        jobs = (_deltas(group, snapshot, taken, limit, coded, side, writers) for group in groups(pieces, snapshot))
         for _ in in_turn(jobs):
             pass
-    finally:
-        if side is not None and snapshot.of(pieces[0].name).device.type == "cpu":
-            torch.cuda.current_stream(pieces[0].tensor.device).synchronize()  # the device may be writing to it
+
+
+class Writers:
+    """Threads that move a snapshot in host memory on, while the device goes on. Left once all is written."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot, self._pool = snapshot, ThreadPoolExecutor(THREADS)
+        self._due: list[Future[None]] = []
+
+    def __enter__(self) -> Writers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()
+        for due in self._due:
+            due.result()
+
+    def write(self, delta: Delta) -> None:
+        self._due.append(self._pool.submit(self._snapshot.advance, delta))
 
 
 def in_turn(jobs: Iterable[Job]) -> Iterable[Any]:
@@ -67,7 +86,9 @@ def _advance(running: deque[Job]) -> Iterable[Any]:
             yield end.value
 
 
-def _deltas(group: Group, snapshot: Snapshot, taken: list[Delta], limit: int, coded: bool, side: Any) -> Job:
+def _deltas(
+    group: Group, snapshot: Snapshot, taken: list[Delta], limit: int, coded: bool, side: Any, writers: Any
+) -> Job:
     pieces = [i for i, n in enumerate(group.counts) if n]
     if not pieces:
         return
@@ -89,10 +110,12 @@ def _deltas(group: Group, snapshot: Snapshot, taken: list[Delta], limit: int, co
             part = slice(start, start := start + n)
             base = on_host(kept[i], piece.dtype) if i in kept else None
             words = at[part], old[part], new[part]
-            taken.append(
-                Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made.get(i), gains[i])
-            )
-    settle(group, snapshot)
+            delta = Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made.get(i), gains[i])
+            taken.append(delta)
+            if writers is not None:
+                writers.write(delta)
+    if writers is None:
+        settle(group, snapshot)
 
 
 def _sums(group: Group, copy: Copy) -> list[Sums]:

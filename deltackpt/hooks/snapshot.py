@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from deltackpt import kernels
 from deltackpt.bits import uint
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.extract import Piece
@@ -68,6 +69,6 @@ class Snapshot:
     def _put(self, delta: Delta, words: np.ndarray[Any, Any]) -> None:
         kept = self._kept[delta.name]
         if kept.device.type == "cpu":
-            kept.numpy().view(uint(delta.dtype.width))[delta.positions] = words
+            kernels.scatter(kept.numpy().view(uint(delta.dtype.width)), delta.positions, words)
         else:
             kept[torch.tensor(delta.positions.astype(np.int64), device=kept.device)] = from_host(words, kept.device)

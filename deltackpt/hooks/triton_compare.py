@@ -39,7 +39,10 @@ def _compare(table, runs, owner, mask, counts, word: tl.constexpr, aligned: tl.c
         held = at + inside < size
         differ = (tl.load(old + at + inside, held, 0) != tl.load(new + at + inside, held, 0)).to(tl.int32)
     tl.store(mask + block.to(tl.int64) * _ROWS + tl.arange(0, _ROWS), tl.sum(differ << bit[None, :], 1))
-    tl.store(counts + block, tl.sum(tl.sum(differ, 1), 0))
+    tl.store(counts + 1 + block, tl.sum(tl.sum(differ, 1), 0))
+    if block == 0:
+        tl.store(counts, 0)
+        tl.store(mask + tl.num_programs(0).to(tl.int64) * _ROWS, 0)
 
 
 @triton.jit
@@ -59,6 +62,8 @@ def _gather(
     n = ones(left)
     to = tl.load(offsets + block) + tl.cumsum(n, 0) - n
     tl.store(before + block.to(tl.int64) * _ROWS + row, to)
+    if block == 0:
+        tl.store(before + tl.num_programs(0).to(tl.int64) * _ROWS, tl.load(offsets + tl.num_programs(0)))
     first = tl.zeros((_ROWS,), tl.int64)
     second = tl.zeros((_ROWS,), tl.int64)
     for _ in range(tl.max(n, 0)):
@@ -96,15 +101,14 @@ def _settle(bases, owner, offsets, positions, news, word: tl.constexpr):
 
 
 def compare(table: Any, owner: Any, width: int, aligned: bool) -> tuple[Any, Any]:
-    """-> (bits: a word of 0 follows them, changes of every block), int32."""
+    """-> (bits: a word of 0 follows them, changes before every block and in all), int32."""
     blocks = owner.numel()
     mask = torch.empty(blocks * WORDS + 1, dtype=torch.int32, device=owner.device)
-    mask[-1:].zero_()
-    counts = torch.empty(blocks, dtype=torch.int32, device=owner.device)
+    counts = torch.empty(blocks + 1, dtype=torch.int32, device=owner.device)
     _compare[(blocks,)](
         table, table.shape[1], owner, mask, counts, word=TYPES[width], aligned=aligned, num_warps=8
     )  # fmt: skip
-    return mask, counts
+    return mask, torch.cumsum(counts, 0, dtype=torch.int32)
 
 
 def gather(
@@ -113,7 +117,6 @@ def gather(
     """-> (changes before every word of ``mask``, positions, old and new words, gains of the two sums by run)."""
     device, blocks, width = owner.device, owner.numel(), like.itemsize
     before = torch.empty(blocks * WORDS + 1, dtype=torch.int32, device=device)
-    before[-1:].copy_(offsets[-1:])
     positions = torch.empty(total, dtype=torch.int32, device=device)
     olds, news = (torch.empty(total, dtype=like, device=device) for _ in range(2))
     sums = torch.zeros((table.shape[1], 2), dtype=torch.int64, device=device)
@@ -125,7 +128,7 @@ def gather(
 
 
 def settle(bases: Any, owner: Any, offsets: Any, positions: Any, news: Any) -> None:
-    """Write the new words where ``bases`` says that the old ones are, which may be pinned host memory."""
+    """Write the new words where ``bases`` says that the old ones are."""
     _settle[(owner.numel(),)](
         bases, owner, offsets, positions, news, word=TYPES[news.element_size()], num_warps=4
     )  # fmt: skip

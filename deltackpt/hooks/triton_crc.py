@@ -26,10 +26,10 @@ def _advance(tables, step, state):
 
 
 @triton.jit
-def _crc(data, addresses, sizes, stride, tables, out):
+def _crc(data, addresses, sizes, tables, out):
     tile = tl.program_id(0)
     begin = tl.load(addresses + tile)
-    size = tl.load(sizes + tile * stride).to(tl.int32)
+    size = tl.load(sizes + tile).to(tl.int32)
     lane = tl.arange(0, _LANES)
     state = tl.zeros((_LANES,), tl.int32)
     rows = (size + 4 * _LANES - 1) // (4 * _LANES)
@@ -66,7 +66,7 @@ def _tables(device: Any) -> Any:
 
 
 def checksums(data: Any, addresses: Any, sizes: Any) -> Any:
-    """crc32 of every tile as int32, right where a tile has 4 bytes or more; ``sizes`` is a column of a table."""
+    """crc32 of every tile as int32, right where a tile has 4 bytes or more."""
     out = torch.empty(sizes.numel(), dtype=torch.int32, device=data.device)
-    _crc[(sizes.numel(),)](data, addresses, sizes, sizes.stride(0), _tables(data.device), out, num_warps=4)
+    _crc[(sizes.numel(),)](data, addresses, sizes, _tables(data.device), out, num_warps=4)
     return ~out

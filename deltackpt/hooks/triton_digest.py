@@ -47,7 +47,7 @@ def _digest(table, runs, owner, a, b, sums, word: tl.constexpr, width: tl.conste
     for r in range(0, _ROWS, _TOGETHER):
         row = (r + tl.arange(0, _TOGETHER))[:, None]
         at = start + row * _BLOCK + column[None, :]
-        if level:
+        if level:  # noqa: SIM108
             block = (place + start) // _BLOCK + row
         else:
             block = (place + at) // _BLOCK

@@ -15,7 +15,7 @@ from deltackpt.hooks.triton_bits import bit_length, ones
 
 LENGTHS = 33
 ANCHORS = 32  # 31 of them are tried
-STATS = 7  # of a tile: k, bits of the three runs of unary codes, exceptions, raw bits, bytes
+STATS = 6  # of a tile: k, bits of the three runs of unary codes, exceptions, raw bits
 _CHUNK = tl.constexpr(1024)
 _ROWS = tl.constexpr(64)
 _LANES = tl.constexpr(8)
@@ -61,7 +61,9 @@ def _count(grids, tensors, owner, mask, before, counts):
         row = r + tl.arange(0, _CHUNK)
         at = tl.where(row < bottom, row, top) * width
         total += tl.where(row < bottom, _edge(mask, before, at + right) - _edge(mask, before, at + left), 0)
-    tl.store(counts + tile, tl.sum(total, 0))
+    tl.store(counts + 1 + tile, tl.sum(total, 0))
+    if tile == 0:
+        tl.store(counts, 0)
 
 
 @triton.jit
@@ -168,6 +170,22 @@ def _weigh(cells, costs, raw_limit: tl.constexpr):
 
 
 @triton.jit
+def _choose(costs, scales, limit: tl.constexpr):
+    """The cheapest anchor, the first of several, and the Rice parameter of the exceptions' gaps."""
+    t = tl.program_id(0)
+    i = tl.arange(0, 32)
+    at = costs + t * (32 * 5)
+    best = (tl.min(tl.load(at + i * 5) * 32 + i, 0) & 31).to(tl.int32)
+    at += best * 5
+    eligible = tl.load(at + 4)
+    quotient = (eligible - (eligible >> 5)) // tl.maximum(tl.load(at + 3), 1)
+    k = tl.sum(((quotient >> i) > 0).to(tl.int32), 0) - 1
+    tl.store(scales + t * 3, tl.load(at + 1))
+    tl.store(scales + t * 3 + 1, tl.load(at + 2))
+    tl.store(scales + t * 3 + 2, tl.minimum(tl.maximum(k, 0), limit).to(tl.int64))
+
+
+@triton.jit
 def _last_two(last, other, next_last, next_other):
     """The last two exceptions of two stretches in a row; -1 stands for none."""
     return (
@@ -178,7 +196,7 @@ def _last_two(last, other, next_last, next_other):
 
 @triton.jit
 def _values(sizes, kinds, at, live, ordinals, last, ceiling, anchor, raw_limit: tl.constexpr):
-    """-> of every change (size, its length, raw bits, is it an exception, gap of the exception), and the two carries."""
+    """-> of every change (size, its length, raw bits, is it an exception, gap of that), and the two carries."""
     size = tl.load(sizes + at, live, 0)
     exponent = tl.load(kinds + at, live, 0).to(tl.int32) & 255
     length = bit_length(size)
@@ -201,7 +219,7 @@ def _gap(ranks, start, i, live):
 
 
 @triton.jit
-def _measure(owner, spans, starts, scales, ranks, sizes, kinds, stats, raw_limit: tl.constexpr):
+def _measure(owner, spans, starts, scales, ranks, sizes, kinds, stats, lengths, raw_limit: tl.constexpr):
     tile = tl.program_id(0)
     t = tl.load(owner + tile)
     start = tl.load(starts + tile)
@@ -245,7 +263,9 @@ def _measure(owner, spans, starts, scales, ranks, sizes, kinds, stats, raw_limit
     tl.store(stats + 3, over)
     tl.store(stats + 4, x)
     tl.store(stats + 5, field)
-    tl.store(stats + 6, size)
+    tl.store(lengths + 1 + tile, size)
+    if tile == 0:
+        tl.store(lengths, size * 0)
 
 
 @triton.jit
@@ -330,8 +350,8 @@ def _write(owner, starts, scales, stats, addresses, ranks, sizes, kinds, out, wo
 
 
 def count(grids: Any, owner: Any, mask: Any, before: Any) -> Any:
-    """Changes of every tile, int32."""
-    counts = torch.empty_like(owner)
+    """A 0, and the changes of every tile, int32."""
+    counts = torch.empty(owner.numel() + 1, dtype=torch.int32, device=owner.device)
     _count[(owner.numel(),)](grids, grids.shape[1], owner, mask, before, counts, num_warps=4)
     return counts
 
@@ -355,20 +375,23 @@ def arrange(
     return ranks, sizes, kinds, cells
 
 
-def weigh(cells: Any, width: int) -> Any:
-    """(cost, ceiling, anchor, exceptions, eligible) for every anchor of every tensor, [tensors, ANCHORS, 5] int64."""
+def scale(cells: Any, width: int, limit: int) -> Any:
+    """(ceiling, anchor, exception_k) of every tensor, int64: `codecs.steps.choose_scale`."""
     costs = torch.empty((cells.shape[0], ANCHORS, 5), dtype=torch.int64, device=cells.device)
+    scales = torch.empty((cells.shape[0], 3), dtype=torch.int64, device=cells.device)
     _weigh[(cells.shape[0], ANCHORS)](cells, costs, raw_limit=8 * width - 1, num_warps=8)
-    return costs
+    _choose[(cells.shape[0],)](costs, scales, limit=limit, num_warps=1)
+    return scales
 
 
-def measure(owner: Any, spans: Any, starts: Any, scales: Any, changes: tuple[Any, ...], width: int) -> Any:
-    """What is known of every tile: [tiles, STATS] int64."""
+def measure(owner: Any, spans: Any, starts: Any, scales: Any, changes: tuple[Any, ...], width: int) -> tuple[Any, Any]:
+    """What is known of every tile: [tiles, STATS] int64; and a 0 and the bytes of every tile, int64."""
     stats = torch.empty((owner.numel(), STATS), dtype=torch.int64, device=owner.device)
+    lengths = torch.empty(owner.numel() + 1, dtype=torch.int64, device=owner.device)
     _measure[(owner.numel(),)](
-        owner, spans, starts, scales, *changes, stats, raw_limit=8 * width - 1, num_warps=4
+        owner, spans, starts, scales, *changes, stats, lengths, raw_limit=8 * width - 1, num_warps=4
     )  # fmt: skip
-    return stats
+    return stats, lengths
 
 
 def write(
