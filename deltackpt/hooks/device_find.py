@@ -17,16 +17,7 @@ from deltackpt.hooks.words import INTS
 AT_ONCE = 1 << 29  # elements of a batch
 STAGED = 7 << 24  # the same where words of 2 bytes are copied or cast first
 BUFFERS = 3  # one is filled, one compared, one gathered from
-
-
-@dataclass(frozen=True)
-class Run:
-    """Some consecutive elements of a piece, and their words before and after, on one device."""
-
-    piece: Piece
-    start: int
-    old: torch.Tensor
-    new: torch.Tensor
+PIECES = 4096  # of a batch, at most
 
 
 @dataclass
@@ -54,7 +45,17 @@ class Group:
         self.mask = self.before = None
 
 
-Load = Callable[[Piece, int, int], torch.Tensor]
+Batch = list[tuple[Piece, int, int]]  # start and stop: what is in one is of one dtype, and whole unless it is alone
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A batch and its old words on the device; ``wait`` before they are read, ``free`` after."""
+
+    batch: Batch
+    old: list[torch.Tensor]
+    wait: Callable[[], None] = lambda: None
+    free: Callable[[], None] = lambda: None
 
 
 def groups(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[Group]:
@@ -67,32 +68,51 @@ def groups(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[Group]:
         return
     device = order[0].tensor.device
     staging = Staging(snapshot, device) if apart(snapshot, order[0]) else None
-    ahead: Callable[[], Group] | None = None
     parts: list[Group] = []
-
-    def ended(found: Group, last: bool) -> Iterator[Group]:
-        parts.append(found)
-        if last:
-            yield _joined(parts)
-            parts.clear()
-
-    last = True
-    for batch in _batches(order, staging is not None):
-        runs = []
-        for piece, start, stop in batch:
-            kept = snapshot.of(piece.name)[start:stop] if staging is None else staging.load(piece, start, stop)
-            runs.append(Run(piece, start, kept, piece.words(start, stop)))
+    try:
+        for found, last in _found(_loaded(_batches(order, staging is not None), snapshot, staging), device):
+            parts.append(found)
+            if last:
+                whole = _joined(parts)
+                parts.clear()
+                del found
+                yield whole
+                del whole
+    finally:
         if staging is not None:
-            staging.loaded()
-        after = _launch(runs, device, staging)
+            staging.close()
+
+
+def _found(loaded: Iterator[Loaded], device: torch.device) -> Iterator[tuple[Group, bool]]:
+    """-> (what changed in a batch, whether its last piece ends there); the next one is compared by then."""
+    ahead: Callable[[], Group] | None = None
+    last = True
+    for load in loaded:
+        after = _launch(load, device)
         ready, ahead = ahead, after
         if ready is not None:
             found = ready()
             del ready  # and with it the bits, if whoever gets them gives them up
-            yield from ended(found, last)
-        last = batch[-1][2] == batch[-1][0].elements
-    assert ahead is not None
-    yield from ended(ahead(), last)
+            yield found, last
+            del found
+        piece, _, stop = load.batch[-1]
+        last = stop == piece.elements
+    if ahead is not None:
+        yield ahead(), last
+
+
+def _loaded(batches: Iterator[Batch], snapshot: Snapshot, staging: Staging | None) -> Iterator[Loaded]:
+    """The batches with their old words; of staged ones, the next is on its way."""
+    ahead: Loaded | None = None
+    for batch in batches:
+        if staging is None:
+            yield Loaded(batch, [snapshot.of(piece.name)[start:stop] for piece, start, stop in batch])
+            continue
+        before, ahead = ahead, staging.load(batch)
+        if before is not None:
+            yield before
+    if ahead is not None:
+        yield ahead
 
 
 def apart(snapshot: Snapshot, piece: Piece) -> bool:
@@ -100,13 +120,13 @@ def apart(snapshot: Snapshot, piece: Piece) -> bool:
     return snapshot.of(piece.name).device != piece.tensor.device
 
 
-def _batches(order: Sequence[Piece], staged: bool) -> Iterator[list[tuple[Piece, int, int]]]:
-    """(piece, start, stop); what is in one batch is of one dtype, and whole unless it is alone."""
-    batch: list[tuple[Piece, int, int]] = []
+def _batches(order: Sequence[Piece], staged: bool) -> Iterator[Batch]:
+    batch: Batch = []
     held = 0
     for piece in order:
         most = STAGED * 2 // piece.dtype.width if staged or piece.cast is not None else AT_ONCE
-        if batch and (held + piece.elements > most or batch[0][0].dtype != piece.dtype):
+        full = held + piece.elements > most or len(batch) == PIECES
+        if batch and (full or batch[0][0].dtype != piece.dtype):
             yield batch
             batch, held = [], 0
         if piece.elements > most:
@@ -124,63 +144,60 @@ class Staging:
 
     def __init__(self, snapshot: Snapshot, device: torch.device) -> None:
         self._snapshot, self._cuda = snapshot, device.type == "cuda"
-        self._room = [torch.empty(STAGED * 2 + 4096 * 16, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
-        self._turn, self._used = 0, 0
+        self._room = [torch.empty(STAGED * 2 + PIECES * 16, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
+        self._turn = 0
         if self._cuda:
             self._stream = torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))
-            self._free = [torch.cuda.Event() for _ in range(BUFFERS)]
+            self._free, self._full = ([torch.cuda.Event() for _ in range(BUFFERS)] for _ in range(2))
 
-    def load(self, piece: Piece, start: int, stop: int) -> torch.Tensor:
-        size = (stop - start) * piece.dtype.width
-        if self._used + size > self._room[self._turn].numel():  # many tiny pieces, each with its gap
-            self._room[self._turn] = torch.cat((self._room[self._turn], torch.empty_like(self._room[self._turn])))
-        into = self._room[self._turn][self._used : self._used + size].view(INTS[piece.dtype.width])
-        self._used += -(-size // 16) * 16
-        words = self._snapshot.of(piece.name)[start:stop]
+    def load(self, batch: Batch) -> Loaded:
+        """Copy the words of a batch, as soon as those of the batch BUFFERS before are no longer wanted."""
+        turn, used, views = self._turn, 0, []
+        self._turn = (turn + 1) % BUFFERS
+        for piece, start, stop in batch:
+            size = (stop - start) * piece.dtype.width
+            views.append(self._room[turn][used : used + size].view(INTS[piece.dtype.width]))
+            used += -(-size // 16) * 16
+        words = [self._snapshot.of(piece.name)[start:stop] for piece, start, stop in batch]
         if not self._cuda:
-            return into.copy_(words)
+            return Loaded(batch, [into.copy_(w) for into, w in zip(views, words, strict=True)])
+        free, full = self._free[turn], self._full[turn]
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._free[self._turn])
-            into.copy_(words, non_blocking=True)
-        return into
+            self._stream.wait_event(free)
+            for into, w in zip(views, words, strict=True):
+                into.copy_(w, non_blocking=True)
+            full.record()
+        return Loaded(batch, views, lambda: torch.cuda.current_stream().wait_event(full), lambda: free.record())
 
-    def loaded(self) -> None:
-        """The batch is complete: what is queued from here on may read it."""
-        self._turn, self._used = (self._turn + 1) % BUFFERS, 0
+    def close(self) -> None:
+        """Nothing writes to the room any more."""
         if self._cuda:
-            torch.cuda.current_stream().wait_stream(self._stream)
-
-    def free(self, turn: int) -> None:
-        if self._cuda:
-            self._free[turn].record()
-
-    @property
-    def turn(self) -> int:
-        """The buffer of the batch that was loaded last."""
-        return (self._turn - 1) % BUFFERS
+            self._stream.synchronize()
 
 
-def _launch(runs: list[Run], device: torch.device, staging: Staging | None) -> Callable[[], Group]:
+def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
     """Compare; what is returned waits for the number of changes, and gathers them."""
     from deltackpt.hooks import triton_compare as kernels
 
-    width = runs[0].piece.dtype.width
-    blocks = [-(-run.new.numel() // kernels.BLOCK) for run in runs]
+    load.wait()
+    batch, olds = load.batch, load.old
+    news = [piece.words(start, stop) for piece, start, stop in batch]
+    width = batch[0][0].dtype.width
+    blocks = [-(-new.numel() // kernels.BLOCK) for new in news]
     first = [0, *accumulate(blocks)]
-    at = [(run.old.data_ptr(), run.new.data_ptr()) for run in runs]
+    at = [(old.data_ptr(), new.data_ptr()) for old, new in zip(olds, news, strict=True)]
     rows = [
         first[:-1],
-        [run.new.numel() for run in runs],
+        [new.numel() for new in news],
         [old for old, _ in at],
         [new for _, new in at],
-        [run.start for run in runs],
-        [run.start + (run.piece.box.start if run.piece.box.proper else 0) for run in runs],
+        [start for _, start, _ in batch],
+        [start + (piece.box.start if piece.box.proper else 0) for piece, start, _ in batch],
     ]
     table, owner = put(rows, device), owners(blocks, device)
     mask, offsets = kernels.compare(table, owner, width, all(a % 16 == b % 16 == 0 for a, b in at))
     known = Copy([offsets[put(first, device)]])
-    turn = staging.turn if staging is not None else 0
 
     def gather() -> Group:
         [ends] = known.wait()
@@ -189,11 +206,13 @@ def _launch(runs: list[Run], device: torch.device, staging: Staging | None) -> C
         low, high = keys(device, power(whole))
         found = kernels.gather(table, owner, mask, offsets, ends[-1], low, high, INTS[width])
         before, positions, old, new, sums = found
-        if staging is not None:
-            staging.free(turn)
+        news.clear()  # kept until now for what was cast
+        load.free()
         starts = [kernels.WORDS * block for block in first[:-1]]
         counts = [b - a for a, b in pairwise(ends)]
-        return Group([r.piece for r in runs], counts, starts, owner, offsets, mask, before, positions, old, new, sums)
+        return Group(
+            [piece for piece, _, _ in batch], counts, starts, owner, offsets, mask, before, positions, old, new, sums
+        )
 
     return gather
 
