@@ -117,7 +117,7 @@ def _loaded(batches: Iterator[Batch], snapshot: Snapshot, staging: Staging | Non
 
 def apart(snapshot: Snapshot, piece: Piece) -> bool:
     """Is the snapshot elsewhere than the weights: in host memory?"""
-    return snapshot.of(piece.name).device != piece.tensor.device
+    return bool(snapshot.of(piece.name).device != piece.tensor.device)
 
 
 def _batches(order: Sequence[Piece], staged: bool) -> Iterator[Batch]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,6 @@ from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.words import on_host
 
-THREADS = 4  # that write to a snapshot in host memory
-
 Job = Generator[None, None, Any]
 
 
@@ -40,31 +36,14 @@ def sparse(piece: Piece, changes: int, limit: int) -> bool:
 
 
 def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, limit: int, coded: bool) -> None:
-    """`device.take`, for pieces that `fits`."""
+    """`device.take`, for pieces that `fits`; a snapshot in host memory is moved on behind."""
     side = side_stream(pieces[0].tensor.device)
-    with Writers(snapshot) if apart(snapshot, pieces[0]) else nullcontext() as writers:
-        jobs = (_deltas(group, snapshot, taken, limit, coded, side, writers) for group in groups(pieces, snapshot))
-        for _ in in_turn(jobs):
-            pass
-
-
-class Writers:
-    """Threads that move a snapshot in host memory on, while the device goes on. Left once all is written."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot, self._pool = snapshot, ThreadPoolExecutor(THREADS)
-        self._due: list[Future[None]] = []
-
-    def __enter__(self) -> Writers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._pool.shutdown()
-        for due in self._due:
-            due.result()
-
-    def write(self, delta: Delta) -> None:
-        self._due.append(self._pool.submit(self._snapshot.advance, delta))
+    behind: list[Delta] | None = [] if apart(snapshot, pieces[0]) else None
+    jobs = (_deltas(group, snapshot, taken, limit, coded, side, behind) for group in groups(pieces, snapshot))
+    for _ in in_turn(jobs):
+        pass
+    if behind is not None:
+        snapshot.advance_behind(behind)
 
 
 def in_turn(jobs: Iterable[Job]) -> Iterable[Any]:
@@ -87,7 +66,7 @@ def _advance(running: deque[Job]) -> Iterable[Any]:
 
 
 def _deltas(
-    group: Group, snapshot: Snapshot, taken: list[Delta], limit: int, coded: bool, side: Any, writers: Any
+    group: Group, snapshot: Snapshot, taken: list[Delta], limit: int, coded: bool, side: Any, behind: list[Delta] | None
 ) -> Job:
     pieces = [i for i, n in enumerate(group.counts) if n]
     if not pieces:
@@ -112,9 +91,9 @@ def _deltas(
             words = at[part], old[part], new[part]
             delta = Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made.get(i), gains[i])
             taken.append(delta)
-            if writers is not None:
-                writers.write(delta)
-    if writers is None:
+            if behind is not None:
+                behind.append(delta)
+    if behind is None:
         settle(group, snapshot)
 
 
