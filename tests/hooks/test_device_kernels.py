@@ -21,6 +21,7 @@ from deltackpt.hooks.extract import Piece  # noqa: E402
 from deltackpt.hooks.snapshot import Snapshot  # noqa: E402
 from deltackpt.hooks.words import NAMES, from_host, on_host  # noqa: E402
 
+pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the interpreter takes its time
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = {name: dtype for dtype, name in NAMES.items()}
 
