@@ -26,6 +26,7 @@ from deltackpt_cli.mirror import mirror
 from deltackpt_cli.options import command
 from deltackpt_cli.pull import pull
 from deltackpt_cli.push import push
+from deltackpt_cli.serve_updates import serve_updates
 from deltackpt_cli.status import status
 from deltackpt_cli.tag import tag
 from deltackpt_cli.verify import verify
@@ -34,11 +35,11 @@ from deltackpt_cli.write import write
 
 INTERRUPTED = 130
 KEEPING = (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor)
-MOVING = (mirror, push, pull, follow, watch, import_, export, convert)
+MOVING = (mirror, push, pull, follow, serve_updates, watch, import_, export, convert)
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 for function in (*KEEPING, *MOVING):
-    app.command(function.__name__.strip("_"))(command(function))
+    app.command(function.__name__.strip("_").replace("_", "-"))(command(function))
 
 
 def _version(wanted: bool) -> None:
