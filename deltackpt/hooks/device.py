@@ -14,6 +14,7 @@ from deltackpt.codecs import wants_base
 from deltackpt.hooks import device_take
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.device_digest import of_changes, to_whole
+from deltackpt.hooks.device_find import in_batch_order
 from deltackpt.hooks.device_packed import Found, encode, to_host
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
@@ -66,10 +67,6 @@ def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, lim
         taken += deltas_of(batch, lambda piece: on_host(snapshot.of(piece.name), piece.dtype), limit=limit, code=code)
         for change in batch:
             snapshot.of(change.piece.name)[change.positions.long()] = change.new
-
-
-def in_batch_order(pieces: Sequence[Piece]) -> list[Piece]:
-    return sorted(pieces, key=lambda piece: (piece.dtype.name, piece.storage, piece.name))
 
 
 def batches(pieces: Sequence[Piece], look: Callable[[Piece], Change | None]) -> Iterator[list[Change]]:

@@ -16,6 +16,7 @@ import torch
 
 from deltackpt.digest import BLOCK, ZERO, Sums, add
 from deltackpt.hooks.boxes import strides
+from deltackpt.hooks.device_down import current
 from deltackpt.hooks.extract import Piece
 
 RUN = 1 << 24  # elements at once, so that the 64-bit copies stay small
@@ -89,7 +90,8 @@ def _launch(runs: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
     from deltackpt.hooks.triton_digest import digest_runs
 
     device = runs[0][0].device
-    found: torch.Tensor = digest_runs(runs, *keys(device, power(max(w.numel() + first for w, first in runs))))
+    with current(device):
+        found: torch.Tensor = digest_runs(runs, *keys(device, power(max(w.numel() + first for w, first in runs))))
     return found
 
 

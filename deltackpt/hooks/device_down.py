@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,11 @@ class Copy:
             self._event.synchronize()
         self._held = ()
         return self._host
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Kernels are launched on the device that is current: make it this one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def side_stream(device: torch.device) -> Any:

@@ -58,12 +58,16 @@ class Loaded:
     free: Callable[[], None] = lambda: None
 
 
+def in_batch_order(pieces: Sequence[Piece]) -> list[Piece]:
+    return sorted(pieces, key=lambda piece: (piece.dtype.name, piece.storage, piece.name))
+
+
 def groups(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[Group]:
     """The changes of all pieces, which are on one device, against a snapshot there or in pinned memory.
 
     The snapshot of a group that was given may be written to; the others are still being read.
     """
-    order = sorted((p for p in pieces if p.elements), key=lambda piece: (piece.dtype.name, piece.storage, piece.name))
+    order = in_batch_order([piece for piece in pieces if piece.elements])
     if not order:
         return
     device = order[0].tensor.device

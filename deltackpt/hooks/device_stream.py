@@ -9,7 +9,8 @@ import torch
 
 from deltackpt.hooks import device_take
 from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.device import Change, batches, deltas_of, in_batch_order
+from deltackpt.hooks.device import Change, batches, deltas_of
+from deltackpt.hooks.device_find import in_batch_order
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.words import INTS, on_host

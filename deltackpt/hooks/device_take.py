@@ -16,7 +16,7 @@ from deltackpt.digest import Sums
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.device_code import code
 from deltackpt.hooks.device_digest import fast, of_changes, to_whole
-from deltackpt.hooks.device_down import Copy, side_stream
+from deltackpt.hooks.device_down import Copy, current, side_stream
 from deltackpt.hooks.device_find import Group, apart, groups, settle
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
@@ -40,8 +40,9 @@ def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, lim
     side = side_stream(pieces[0].tensor.device)
     behind: list[Delta] | None = [] if apart(snapshot, pieces[0]) else None
     jobs = (_deltas(group, snapshot, taken, limit, coded, side, behind) for group in groups(pieces, snapshot))
-    for _ in in_turn(jobs):
-        pass
+    with current(pieces[0].tensor.device):
+        for _ in in_turn(jobs):
+            pass
     if behind is not None:
         snapshot.advance_behind(behind)
 
@@ -78,17 +79,17 @@ def _deltas(
     changes = Copy([group.positions, group.old, group.new], side)
     sums = Copy([group.sums])
     made = yield from work
-    at, old, new = (t.numpy() for t in changes.wait())
+    where, old, new = (t.numpy() for t in changes.wait())
     gains = _sums(group, sums)
     kept = dict(zip(small, bases.wait(), strict=True))
     width = uint(group.pieces[0].dtype.width)
-    at, old, new = at.view(np.uint32), old.view(width), new.view(width)
+    where, old, new = where.view(np.uint32), old.view(width), new.view(width)
     start = 0
     for i, (piece, n) in enumerate(zip(group.pieces, group.counts, strict=True)):
         if n:
             part = slice(start, start := start + n)
             base = on_host(kept[i], piece.dtype) if i in kept else None
-            words = at[part], old[part], new[part]
+            words = where[part], old[part], new[part]
             delta = Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made.get(i), gains[i])
             taken.append(delta)
             if behind is not None:
@@ -103,7 +104,7 @@ def _sums(group: Group, copy: Copy) -> list[Sums]:
     for i, piece in enumerate(group.pieces):
         if not piece.box.contiguous and group.counts[i]:
             part = slice(starts[i], starts[i + 1])
-            at = to_whole(group.positions[part], piece)
+            whole = to_whole(group.positions[part], piece)
             old, new = group.old[part], group.new[part]
-            gains[i] = of_changes(at, old, new, [group.counts[i]], math.prod(piece.box.whole))[0]
+            gains[i] = of_changes(whole, old, new, [group.counts[i]], math.prod(piece.box.whole))[0]
     return gains
