@@ -69,7 +69,8 @@ def prove(
             for region in regions:
                 if region.tensor:
                     proof.unproven.setdefault(region.tensor, why)
-            if any(own for _, _, own in held.tensors) and not regions:
+            blamed = address in found.spoiled and address not in found.strays
+            if any(own for _, _, own in held.tensors) and not regions and not blamed:
                 proof.unproven.update(dict.fromkeys(table, why))
     for name, regions in by_tensor.items():
         if name in proof.unproven:
@@ -101,9 +102,10 @@ def _covered(held: Memory, regions: Sequence[Region], proof: Proof) -> str | Non
         if (seen == i + 1).all():
             continue
         over = next((r for r in regions[i + 1 :] if _same_place(r, region)), None)
-        if over is None or not region.tensor or not over.tensor:
+        if over is None or bool(region.tensor) != bool(over.tensor):
             return f"{region.tensor or 'a constant'} is partly overwritten by another tensor"
-        proof.ties[region.tensor] = over.tensor
+        if region.tensor:
+            proof.ties[region.tensor] = over.tensor
     return None
 
 

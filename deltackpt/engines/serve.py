@@ -124,6 +124,8 @@ class Serving:
         for seat in group:
             try:
                 seat.ready = seat.client.stage(link, state, path)
+                # One that nobody of this process has seen through: who began may have been killed on the way.
+                seat.ready.quiet &= seat.at is not None
             except DeltackptError as error:
                 self._failed(seat, error)
                 return
@@ -152,6 +154,8 @@ class Serving:
                     seat.client.resume()
         if failed is not None:
             self._failed(*failed)
+            for seat in written:
+                seat.at = None
             return
         now = time.monotonic()
         published = self.repo.load(link).time

@@ -29,12 +29,14 @@ class Trace:
     """``regions``: plain copies, in order; None stands for a constant fill of a ``Region`` without a tensor.
 
     ``unproven``: {checkpoint tensor: why it was not only copied}; ``spoiled``: {storage: why its contents are not only
-    copies}; ``broken``: why nothing of the trace may be used.
+    copies}; ``strays``: those of them that were written from nobody knows where; ``broken``: why nothing of the trace
+    may be used.
     """
 
     regions: list[Region] = field(default_factory=list)
     unproven: dict[str, str] = field(default_factory=dict)
     spoiled: dict[int, str] = field(default_factory=dict)
+    strays: set[int] = field(default_factory=set)
     broken: str | None = None
 
 
@@ -77,6 +79,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._found, self._memory = found, memory
         self._sources: dict[int, str] = {}
+        self._made: dict[int, set[str]] = {}  # storages of what was computed from stand-ins
         self._kept: list[torch.Tensor] = []  # so that no two stand-ins ever have one address
 
     def stand_ins(self, tensors: Iterable[Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -93,6 +96,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         given = list(_tensors(args, kwargs))
         sources = {name for t in given if (name := self._sources.get(_address(t))) is not None}
+        for t in given:
+            sources |= self._made.get(_address(t), set())
         written = [t for t in _written(func, args, kwargs) if t.numel()]
         targets = [t for t in written if _address(t) in self._memory]
         if targets:
@@ -103,7 +108,12 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
             return args[0]
         if sources and not func.is_view and func not in _HARMLESS:
             self._blame(sources, f"its values go through {func}")
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        for t in _tensors((result,), {}) if sources else ():
+            if (address := _address(t)) not in self._sources:
+                self._made.setdefault(address, set()).update(sources)
+                self._kept.append(t)
+        return result
 
     def _write(self, func: Any, args: Any, targets: list[torch.Tensor], sources: set[str]) -> None:
         if func is torch.ops.aten.copy_.default:
@@ -126,6 +136,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         self._blame(sources, why)
         for t in targets:
             self._found.spoiled.setdefault(_address(t), why)
+            if not sources:
+                self._found.strays.add(_address(t))
 
     def _blame(self, sources: set[str], why: str) -> None:
         for name in sources:

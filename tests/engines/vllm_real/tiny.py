@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-PROMPTS = ("w5 w6 w7 w8", "w100 w101", " ".join(f"w{5 + i}" for i in range(60)))
+PROMPTS = ([5, 6, 7, 8], [100, 101], [*range(5, 65)])
 SIZES = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
@@ -58,7 +58,8 @@ def answers(llm: Any) -> Any:
     """Greedy tokens and their logprobs: they repeat bit for bit in engines with equal weights."""
     from vllm import SamplingParams
 
-    out = llm.generate(list(PROMPTS), SamplingParams(temperature=0, max_tokens=12, logprobs=0), use_tqdm=False)
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    out = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, logprobs=0), use_tqdm=False)
     return [
         (tuple(x.outputs[0].token_ids), tuple(next(iter(d.values())).logprob for d in x.outputs[0].logprobs))
         for x in out
