@@ -27,7 +27,12 @@ from deltackpt.interop.slime import DIRECTORY
 
 FILE: Final = re.compile(r"rank([0-9]{4})_flush([0-9]{6})\.safetensors")
 ENCODINGS: Final = ("indices", "deltas", "deltas_zstd")
-NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+NAMES: Final = {
+    **{"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64", "bool": "BOOL"},
+    **{f"{'u' * u}int{n}": f"{'IU'[u]}{n}" for u in (0, 1) for n in (8, 16, 32, 64)},
+    **{f"float8_{torch}": f"F8_{name}" for torch, name in (("e4m3fn", "E4M3"), ("e5m2", "E5M2"), ("e8m0fnu", "E8M0"))},
+    **{f"float8_{name}": f"F8_{name.upper()}" for name in ("e4m3fnuz", "e5m2fnuz")},
+}  # torch's name to safetensors'
 EXACT: Final = {("F32", "BF16"), ("F32", "F16"), ("F64", "F32")}  # promoted, and back without a loss
 
 

@@ -6,6 +6,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,15 @@ from deltackpt.bits import DTYPES, storage_shape, uint
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.codecs import Change, wants_base
 from deltackpt.codecs.change import Elements
-from deltackpt.diff import Difference, State
+from deltackpt.diff import CHUNK, Difference, State, comparison
 from deltackpt.digest import TensorDigest, xxh3
 from deltackpt.disk import ensure_space, space_errors
 from deltackpt.errors import FormatError
 from deltackpt.interop.changes import same_length, tensor_of
 from deltackpt.interop.protocol import Bytes, Touched, Update
+from deltackpt.kernels import scatter
+
+_POPULATE_WRITE = 23  # not in Python's mmap
 
 
 def by_name(touched: Iterable[Touched], base: Checkpoint, where: object) -> dict[str, Touched]:
@@ -65,6 +69,14 @@ class Working:
             page = first - first % mmap.PAGESIZE
             self._maps[tensor.shard].madvise(mmap.MADV_DONTNEED, page, last - page)
 
+    def _populate(self, name: str) -> None:
+        """Map the pages of a tensor to be written to, in one call: a fault each costs several times as much."""
+        tensor = self.tensors[name]
+        if tensor.start < tensor.end:
+            page = tensor.start - tensor.start % mmap.PAGESIZE
+            with suppress(OSError):  # before Linux 5.14
+                self._maps[tensor.shard].madvise(_POPULATE_WRITE, page, tensor.end - page)
+
     def take(self, update: Update) -> Change:
         """Change the tensor, and check what it has become. -> the change.
 
@@ -73,11 +85,13 @@ class Working:
         dtype, shape = DTYPES[self.tensors[update.name].dtype], self.tensors[update.name].shape
         data = self.bytes_of(update.name)
         words = data.view(uint(dtype.width))
+        if update.positions is None or len(update.positions) > len(data) // mmap.PAGESIZE:
+            self._populate(update.name)
         positions, new = changed_words(update, words)
         old = words[positions]
         keep = wants_base(dtype, len(words), len(positions))
         base = words.copy() if keep else np.broadcast_to(np.zeros(1, words.dtype), words.shape)
-        words[positions] = new
+        scatter(words, positions, new)
         if update.check is not None:
             update.check(data)
         return Change(dtype, storage_shape(dtype, shape), positions, old, new, base, words)
@@ -114,8 +128,8 @@ def changed_words(update: Update, words: Elements) -> tuple[npt.NDArray[np.int64
     if update.positions is None:
         values = update.values.view(words.dtype)
         same_length(len(values), len(words), where)
-        at = np.flatnonzero(values if update.xor else values != words)
-        return at, words[at] ^ values[at] if update.xor else values[at]
+        at, new = _differing(None if update.xor else words, values)
+        return at, words[at] ^ new if update.xor else new
     same_length(len(update.values), len(update.positions), where)
     if update.unit == wide:
         at, new = update.positions, update.values.view(words.dtype)
@@ -131,6 +145,19 @@ def changed_words(update: Update, words: Elements) -> tuple[npt.NDArray[np.int64
         raw[place] = raw[place] ^ update.values if update.xor else update.values
     differ = new != words[at]
     return (at, new) if differ.all() else (at[differ], new[differ])
+
+
+def _differing(old: Elements | None, new: Elements) -> tuple[npt.NDArray[np.int64], Elements]:
+    """Where ``new`` is not as ``old``, or not zero, and what it is there; in pieces that stay in the cache."""
+    most = min(CHUNK // new.itemsize, len(new))
+    compare, zeros = comparison(most, new.dtype), np.zeros(most, new.dtype)
+    pieces = [(np.zeros(0, np.int64), new[:0])]
+    for first in range(0, len(new), max(1, most)):
+        piece = new[first : first + most]
+        at, _, there = compare(zeros[: len(piece)] if old is None else old[first : first + most], piece, first)
+        pieces.append((at, there))
+    at, there = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+    return at, there
 
 
 def _map(path: Path) -> mmap.mmap:
