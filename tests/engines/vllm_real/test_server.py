@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("vllm")
 pytest.importorskip("torch")
 
-from engines.steps import Run, nudge  # noqa: E402
-from engines.vllm_real.tiny import PROMPTS, tiny  # noqa: E402
+from engines.steps import Run, nudge
+from engines.vllm_real.tiny import PROMPTS, tiny
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 ASK = {"model": "tiny", "max_tokens": 12, "temperature": 0, "logprobs": 0}
@@ -31,7 +31,10 @@ def free_port():
 
 
 class Server:
-    def __init__(self, run, path, tp=1):
+    """``core``: where its threads run, so that two servers do not spin on one."""
+
+    def __init__(self, run, path, tp=1, core=0):
+        self.core = core
         self.run, self.path, self.tp, self.port = run, path, tp, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = (run.root / f"server-{self.port}.log").open("w")
@@ -39,8 +42,7 @@ class Server:
 
     def start(self):
         env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-        if self.tp == 2:
-            env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if self.tp == 2 else str(self.core)
         line = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.path)),
             *("--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--dtype", "bfloat16"),
@@ -61,7 +63,7 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=180) as answer:
             return json.loads(answer.read() or b"null")
 
     def version(self):
@@ -116,9 +118,11 @@ def wait_for(server, step, seconds=60):
 
 def native(reference, run, step):
     """A second server, brought to the whole checkpoint by vLLM itself."""
-    reference.call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(run.checkpoint(step))}})
+    reference.call(
+        "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(run.checkpoint(step))}}
+    )
     reference.call("/reset_prefix_cache")
-    return reference.answers(), reference.checksums()
+    return reference.checksums()
 
 
 class Asking(threading.Thread):
@@ -147,7 +151,7 @@ class Asking(threading.Thread):
 def test_followed_live_over_http(tmp_path, tp):
     run = Run(tmp_path, tmp_path / "side")
     run.publish(tiny(tmp_path / "side"))
-    server, reference = Server(run, run.checkpoint(0), tp), Server(run, run.checkpoint(0), tp)
+    server, reference = Server(run, run.checkpoint(0), tp), Server(run, run.checkpoint(0), tp, core=1)
     follower = serve(run, [server])
     asking = Asking(server)
     try:
@@ -155,13 +159,13 @@ def test_followed_live_over_http(tmp_path, tp):
         for step in range(1, 21 if tp == 1 else 6):
             run.publish(nudge(run.states[step - 1], step))
             wait_for(server, step)
-            assert server.checksums() == native(reference, run, step)[1]
-            if step % 5 == 0:
+            assert server.checksums() == native(reference, run, step)
+            if step % 10 == 0:
                 assert server.answers() == reference.answers()
         follower.terminate()
         assert follower.wait(30) == 0
         taken = [e for e in events(run) if e["event"] == "taken"]
-        assert {e["mode"] for e in taken if e["step"] > 0} == {"scatter"}
+        assert {e["mode"] for e in taken[1:]} == {"scatter"}  # the first may find a cache that is past the base
         assert taken[-1]["step"] == step
         assert not [e for e in events(run) if e["event"] in ("failed", "wedged")]
     finally:
@@ -178,7 +182,7 @@ def test_killed_at_random(tmp_path):
     run = Run(tmp_path, tmp_path / "side")
     run.publish(tiny(tmp_path / "side"))
     server = Server(run, run.checkpoint(0))
-    reference = Server(run, run.checkpoint(0))
+    reference = Server(run, run.checkpoint(0), core=1)
     rng = random.Random(7)
     follower = serve(run, [server])
     try:
@@ -198,12 +202,13 @@ def test_killed_at_random(tmp_path):
                 follower.wait()
                 # Whatever it was in the midst of: the engine holds one whole step, old or new.
                 sums = server.checksums()
-                assert sums in [native(reference, run, s)[1] for s in {step, step - 1, max(step - 2, 0)}]
+                assert sums in [native(reference, run, s) for s in {step, step - 1, max(step - 2, 0)}]
                 follower = serve(run, [server])
             if follower.poll() is not None:
                 follower = serve(run, [server])
         wait_for(server, 10)
-        assert (server.answers(), server.checksums()) == native(reference, run, 10)
+        assert server.checksums() == native(reference, run, 10)
+        assert server.answers() == reference.answers()
     finally:
         follower.kill()
         server.close()
@@ -214,7 +219,7 @@ def test_two_engines_together(tmp_path):
     """One of them cannot take the step: neither does. Later both do."""
     run = Run(tmp_path, tmp_path / "side")
     run.publish(tiny(tmp_path / "side"))
-    a, b = Server(run, run.checkpoint(0)), Server(run, run.checkpoint(0))
+    a, b = Server(run, run.checkpoint(0)), Server(run, run.checkpoint(0), core=1)
     try:
         first = serve(run, [a, b], "--together", "--once")
         assert first.wait(120) == 0

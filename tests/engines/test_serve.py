@@ -1,0 +1,213 @@
+"""The follower of a host over fake engines: SGLang's HTTP routes, as far as they are used, and nothing behind them."""
+
+import json
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from chains import World
+from deltackpt_cli.app import run
+
+from deltackpt.engines.clients import Host, client_of
+from deltackpt.engines.metrics import Metrics
+from deltackpt.engines.serve import Serving
+from deltackpt.errors import ChainError, UsageError
+from deltackpt.follow import Follower
+from deltackpt.repository import Repository
+
+
+class FakeSglang:
+    """Remembers calls; ``refuses`` steps, by their folder's name."""
+
+    def __init__(self):
+        self.calls, self.path, self.version, self.paused = [], "start", "default", False
+        self.refuses, self.vanishes = set(), False
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.answer({"weight_version": fake.version, "model_path": fake.path})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
+                fake.calls.append(self.path)
+                if self.path == "/update_weights_from_disk":
+                    if any(body["model_path"].split("/")[-1].startswith(r) for r in fake.refuses):
+                        self.answer({"success": False, "message": "no such weights"})
+                        return
+                    assert fake.paused
+                    fake.path = body["model_path"]
+                    fake.version = body.get("weight_version", fake.version)
+                    self.answer({"success": True, "message": ""})
+                    return
+                fake.paused = {"/pause_generation": True, "/continue_generation": False}.get(self.path, fake.paused)
+                self.answer({})
+
+            def answer(self, body):
+                raw = json.dumps(body).encode()
+                self.send_response(503 if fake.vanishes else 200)
+                self.send_header("content-length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *_): ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.spec = f"sglang=http://127.0.0.1:{self.server.server_address[1]}"
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def fakes():
+    made = [FakeSglang(), FakeSglang()]
+    yield made
+    for fake in made:
+        fake.close()
+
+
+class Told(list):
+    def __call__(self, event, fields):
+        self.append((event, fields))
+
+
+def serving(world, fakes, **options):
+    repo, cache, told = Repository.open_or_create(world.url), world.root / "cache", Told()
+    host = Host(str(world.url), cache, timeout=5)
+    clients = [client_of(fake.spec, host) for fake in fakes]
+    metrics = Metrics()
+    made = Serving(repo, Follower(repo, cache, threads=1), clients, told, metrics, cache, **options)
+    return made, told, metrics
+
+
+def test_every_engine_comes_to_every_step_on_a_path_of_its_own(tmp_path, fakes):
+    world = World(tmp_path)
+    made, told, metrics = serving(world, fakes)
+    paths = set()
+    for step in range(3):
+        world.run(1)
+        made.move()
+        assert made.engines()
+        assert [(f.version, f.paused) for f in fakes] == [(str(step), False)] * 2
+        paths.add(fakes[0].path)
+    assert len(paths) == 3
+    assert fakes[0].calls[:4] == [
+        "/pause_generation", "/update_weights_from_disk", "/flush_cache", "/continue_generation",
+    ]  # fmt: skip
+    assert [event for event, _ in told] == ["switch", "taken", "taken"] * 3
+    before = len(fakes[0].calls)
+    assert made.engines()
+    assert len(fakes[0].calls) == before  # nothing new: nothing is stopped
+    text = metrics.text()
+    assert f'deltackpt_updates_total{{engine="{fakes[0].spec}"}} 3' in text
+    assert f'deltackpt_lag_steps{{engine="{fakes[1].spec}"}} 0' in text
+
+
+def test_one_that_refuses_stays_and_goes_on(tmp_path, fakes):
+    world = World(tmp_path)
+    made, told, metrics = serving(world, fakes)
+    world.run(1)
+    made.move()
+    made.engines()
+    fakes[0].refuses.add("00000001-")
+    world.run(1)
+    made.move()
+    assert not made.engines()
+    assert not made.engines()
+    assert [(f.version, f.paused) for f in fakes] == [("0", False), ("1", False)]
+    failures = [fields for event, fields in told if event == "failed"]
+    assert len(failures) == 1  # told once
+    assert (failures[0]["engine"], failures[0]["error"]) == (fakes[0].spec, "engine-refused")
+    assert "no such weights" in failures[0]["have"]
+    fakes[0].refuses.clear()
+    assert made.engines()
+    assert f'deltackpt_failures_total{{engine="{fakes[0].spec}"}} 2' in metrics.text()
+
+
+def test_together_is_all_or_none(tmp_path, fakes):
+    world = World(tmp_path)
+    made, told, _ = serving(world, fakes, together=True)
+    world.run(1)
+    made.move()
+    assert made.engines()
+    old = fakes[0].path
+    fakes[1].refuses.add("00000001-")
+    world.run(1)
+    made.move()
+    assert not made.engines()
+    assert [f.paused for f in fakes] == [False, False]
+    assert fakes[0].path == old  # it had taken the step, and was taken back
+    assert [f["step"] for event, f in told if event == "taken"] == [0, 0]
+    fakes[1].refuses.clear()
+    assert made.engines()
+    assert [f.version for f in fakes] == ["1", "1"]
+
+
+def test_one_that_is_away_comes_later_and_one_that_was_restarted_is_brought_along(tmp_path, fakes):
+    world = World(tmp_path)
+    made, told, _ = serving(world, fakes)
+    fakes[0].vanishes = True
+    world.run(1)
+    made.move()
+    assert not made.engines()
+    assert fakes[1].version == "0"
+    fakes[0].vanishes = False
+    assert made.engines()
+    fakes[1].version = "default"
+    assert made.engines()
+    assert fakes[1].version == "0"
+    assert [event for event, _ in told].count("failed") == 1
+
+
+def test_a_wedged_engine_is_marked_and_left_alone_until_it_restarts(tmp_path, fakes, monkeypatch):
+    world = World(tmp_path)
+    made, told, metrics = serving(world, fakes[:1])
+    world.run(1)
+    made.move()
+    made.engines()
+
+    def wedged():
+        raise ChainError("engine-wedged", where="w", have="other bits", need="those of the step")
+
+    monkeypatch.setattr(made._seats[0].client, "check", wedged)
+    fakes[0].refuses.add("00000001-")
+    world.run(1)
+    made.move()
+    assert not made.engines()
+    assert fakes[0].paused  # better no answers than wrong ones
+    fakes[0].refuses.clear()
+    made.engines()
+    assert fakes[0].version == "0"
+    assert [event for event, _ in told].count("wedged") == 1
+    assert "deltackpt_wedged" in metrics.text()
+    fakes[0].version, fakes[0].paused = "default", False  # it was restarted
+    assert made.engines()
+    assert fakes[0].version == "1"
+
+
+def test_metrics_on_a_port():
+    metrics = Metrics()
+    metrics.add("deltackpt_updates_total", 2, 'a"b')
+    with metrics.on(0) as port, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    assert '# TYPE deltackpt_updates_total counter\ndeltackpt_updates_total{engine="a\\"b"} 2' in text
+
+
+def test_the_command(tmp_path, fakes, capsys):
+    world = World(tmp_path)
+    world.run(2)
+    line = ["serve-updates", str(world.url), str(tmp_path / "cache"), "--once", "--json"]
+    assert run([*line, "--engine", fakes[0].spec]) == 0
+    events = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+    assert [(e["event"], e["step"]) for e in events] == [("switch", 1), ("taken", 1)]
+    fakes[0].refuses.add("00000002-")
+    world.run(1)
+    assert run([*line, "--engine", fakes[0].spec]) == 4
+    assert run([*line, "--engine", "sglang=nowhere"]) == 2
+    assert run([*line, "--engine", fakes[0].spec, "--pause", "never"]) == 2
+    with pytest.raises(UsageError):
+        client_of("trt=http://x", Host("r", tmp_path))
