@@ -1,4 +1,4 @@
-"""A vLLM server and `deltackpt serve-updates`, as processes: followed live, killed at random, and asked all the while."""
+"""A vLLM server and `deltackpt serve-updates`, as processes: followed live, killed at random, asked all the while."""
 
 import json
 import os
