@@ -73,12 +73,17 @@ def main(root: Path, steps: int) -> None:
         found[report.mode].append((stopped, report.seconds))
         print(step, report.mode, round(stopped, 4), report.seconds, report.reason, flush=True)
     ours = checksums(llm)
-    llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+    bare = []
+    for _ in range(3):
+        began = time.monotonic()
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        bare.append(time.monotonic() - began)
     assert ours == checksums(llm), "not what vLLM itself loads"
     sparse = _sparse(llm, state, old)
     result = {
         "scatter": _median(found["scatter"]),
         "reload": _median(found["reload"]),
+        "vllm reload_weights, nothing checked": {"pause": round(statistics.median(bare), 4)},
         "vllm sparse patches": {"pause": round(sparse, 4)},
         "restart": {"pause": round(restart, 2)},
         "scatter / reload": round(_median(found["scatter"])["pause"] / _median(found["reload"])["pause"], 3),

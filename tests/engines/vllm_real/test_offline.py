@@ -124,7 +124,7 @@ def test_what_goes_wrong_leaves_the_engine_as_it_was(tmp_path, monkeypatch):
     other = Run(tmp_path / "other")
     other.root.mkdir()
     other.publish({"some.weight": torch.zeros(4, 4)})
-    with pytest.raises(Exception, match=r"base-differs.*another model|another model"):
+    with pytest.raises(Exception, match="another model"):
         attach(llm, other)
     attach(llm, run)
     update(llm, run, 1)
