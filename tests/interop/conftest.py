@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 from foreign_runs import World, run_of
+from states import State
+
+
+@pytest.fixture(scope="session")
+def run() -> list[State]:
+    return run_of(4)
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path, run_of(4))
+def world(tmp_path: Path, run: list[State]) -> World:
+    return World(tmp_path, list(run))

@@ -1,15 +1,11 @@
 """Any byte of any file may be another: a typed error, or a state that the layout could not tell from the right one."""
 
 import random
-import shutil
 
 import pytest
 from foreign_layouts import prime_files, prime_ranks, prime_update, slime, slime_v1, trl
 
-from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
-from deltackpt.interop import reader
-from deltackpt.interop.working import Working, by_name
 
 LAYOUTS = {
     "slime": slime,
@@ -38,23 +34,10 @@ def damage(chance: random.Random, data: bytes) -> bytes:
     return data[:at] + piece + data[at + len(piece) :]
 
 
-def take(world) -> None:
-    """What an import does with a step, less the publishing."""
-    out = world.root / "damaged"
-    shutil.rmtree(out, ignore_errors=True)
-    _, source = reader("auto", world.src)
-    (step,) = source.steps()
-    with Checkpoint.open(world.base) as base:
-        working = Working.copy(base, out)
-        for item in by_name(source.read(step, base), base, "damaged").values():
-            working.take(item.load())
-    source.prove(step, working)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_damage(world, layout):
     LAYOUTS[layout](world.src, 1, world.states[0], world.states[1])
-    take(world)
+    world.take()
     files = sorted(path for path in world.src.rglob("*") if path.is_file())
     chance, refused = random.Random(layout), 0
     for _ in range(TIMES):
@@ -62,7 +45,7 @@ def test_damage(world, layout):
         data = path.read_bytes()
         path.write_bytes(damage(chance, data))
         try:
-            take(world)
+            world.take()
         except DeltackptError as error:
             refused += 1
             assert error.exit_code in (2, 3, 4)
@@ -73,4 +56,4 @@ def test_damage(world, layout):
 def test_nothing_of_a_pickle_is_read(world):
     path = trl(world.src, 1, world.states[0], world.states[1])
     path.write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")
-    world.refused("header-too-long")
+    world.not_taken("header-too-long")
