@@ -70,10 +70,10 @@ def test_followed_live(tmp_path, tp, tied, monkeypatch):
 
 ARCHITECTURES = {
     "Llama": {},
-    "Qwen2": {"head_dim": 16},
+    "Qwen2": {"hidden_size": 128},
     "Qwen3": {"tie_word_embeddings": True},
     "Gemma3Text": {"tie_word_embeddings": True, "sliding_window": 64},
-    "Phi3": {"head_dim": 16},
+    "Phi3": {"hidden_size": 128},
 }
 
 
@@ -200,18 +200,19 @@ def test_a_head_that_is_in_the_checkpoint_under_both_names(tmp_path):
     llm = engine(run.checkpoint(0))
     attach(llm, run)
     (report,) = update(llm, run, 1)
-    assert report.mode in ("scatter", "reload")
-    assert (answers(llm), checksums(llm)) == of_fresh(run.checkpoint(1))
+    assert report.mode == "scatter", report
+    seen = answers(llm), checksums(llm)
     close(llm)
+    assert seen == of_fresh(run.checkpoint(1))
 
 
 def test_no_change_moves_the_version_alone(tmp_path):
     state = tiny(tmp_path / "side")
     run = Run(tmp_path, tmp_path / "side")
     run.publish(state)
-    run.publish(state)
     llm = engine(run.checkpoint(0))
     attach(llm, run)
+    run.publish(state)
     before = checksums(llm)
     (report,) = update(llm, run, 1)
     assert (report.mode, report.elements) == ("scatter", 0)
@@ -228,11 +229,12 @@ def test_cold_start_from_a_repository_and_the_worker_extension(tmp_path):
     config = tmp_path / "config"
     shutil.copytree(tmp_path / "side", config, ignore=shutil.ignore_patterns("*.safetensors"))
     llm = engine(config, load_format="deltackpt", model_loader_extra_config=given)
-    assert (answers(llm), checksums(llm)) == of_fresh(run.checkpoint(1))
+    first = answers(llm), checksums(llm)
     assert llm.collective_rpc("deltackpt_init", args=(str(run.url), str(cache))) == [1]
     (report,) = llm.collective_rpc("deltackpt_update", kwargs={"step": 2})
     assert (report["mode"], report["step"]) == ("scatter", 2)
     llm.collective_rpc("deltackpt_confirm")
     llm.reset_prefix_cache()
-    assert (answers(llm), checksums(llm)) == of_fresh(run.checkpoint(2))
+    second = answers(llm), checksums(llm)
     close(llm)
+    assert [first, second] == [of_fresh(run.checkpoint(step)) for step in (1, 2)]
