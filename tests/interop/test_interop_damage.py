@@ -18,7 +18,7 @@ LAYOUTS = {
     "prime update": lambda *a: prime_update(*a, compressed=True),
     "prime ranks": prime_ranks,
 }
-TIMES = 30
+TIMES = 12
 
 
 def damage(chance: random.Random, data: bytes) -> bytes:
@@ -35,12 +35,13 @@ def damage(chance: random.Random, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_damage(world, layout):
+@pytest.mark.parametrize("times", [TIMES, pytest.param(300, marks=pytest.mark.heavy)])
+def test_damage(world, layout, times):
     LAYOUTS[layout](world.src, 1, world.states[0], world.states[1])
     world.take()
     files = sorted(path for path in world.src.rglob("*") if path.is_file())
     chance, refused = random.Random(layout), 0
-    for _ in range(TIMES):
+    for _ in range(times):
         path = chance.choice(files)
         data = path.read_bytes()
         path.write_bytes(damage(chance, data))
@@ -50,7 +51,7 @@ def test_damage(world, layout):
             refused += 1
             assert error.exit_code in (2, 3, 4)
         path.write_bytes(data)
-    assert refused > TIMES // 3
+    assert refused > times // 3
 
 
 def test_nothing_of_a_pickle_is_read(world):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from foreign_layouts import BITS, WIDTH, prime_files, prime_ranks, prime_update, slime, slime_v1, trl
 from states import make_checkpoint, random_bytes
-from test_interop_round_trips import FORMATS, there_and_back
+from test_interop_round_trips import FORMATS, published, there_and_back
 from test_interop_vllm import receive
 
 from deltackpt.bits import DTYPES
@@ -15,8 +15,6 @@ from deltackpt.errors import DeltackptError
 from deltackpt.interop import READERS, WRITERS, give, reader, writer
 from deltackpt.interop.vllm import read
 from deltackpt.interop.working import Working, by_name
-from deltackpt.repository import Repository
-from deltackpt.write import write
 
 SPEC = Path(__file__).parent.parent.parent / "spec" / "INTEROP.md"
 SHAPE = (8, 24)
@@ -28,9 +26,9 @@ LAYOUTS = {
 }
 
 
-def one_after_the_other():
-    """A tensor of each dtype; each step changes one of them, the last one all. Never to a NaN: flips the last bit of
-    twelve words whose upper bits are what a small number has."""
+def states_of_all():
+    """Three states of a tensor of each dtype, all of which change. Never to a NaN: the last bit of twelve words turns,
+    whose upper bits are what a small number has."""
     rng = np.random.default_rng(3)
 
     def calm(dtype):
@@ -39,32 +37,25 @@ def one_after_the_other():
 
     states = [{dtype: (dtype, SHAPE, calm(dtype)) for dtype in sorted(DTYPES)}]
 
-    def flipped(value):
+    def flipped(value, first):
         words = np.frombuffer(value[2], f"<u{WIDTH[value[0]]}").copy()
-        words[7 : 7 + 5 * 12 : 5] ^= 1
+        words[first : first + 5 * 12 : 5] ^= 1
         return (*value[:2], words.tobytes())
 
-    for dtype in sorted(DTYPES):
-        states.append({**states[-1], dtype: flipped(states[-1][dtype])})
-    states.append({name: flipped(value) for name, value in states[-1].items()})
+    for first in (7, 9):
+        states.append({name: flipped(value, first) for name, value in states[-1].items()})
     return states
 
 
 @pytest.fixture(scope="module")
 def states():
-    return one_after_the_other()
-
-
-def published(root, states):
-    for i, state in enumerate(states):
-        write(make_checkpoint(root / "in" / str(i), state, shards=2), root / "repo", threads=1)
-    return Repository.open(root / "repo")
+    return states_of_all()
 
 
 @pytest.fixture(scope="module")
 def repo(states, tmp_path_factory):
     """All dtypes in one step."""
-    return published(tmp_path_factory.mktemp("dtypes"), [states[0], states[-2], states[-1]])
+    return published(tmp_path_factory.mktemp("dtypes"), states)
 
 
 def names(dtypes) -> str:
@@ -94,9 +85,16 @@ def test_written_and_read_back(tmp_path, repo, kind):
         assert row("read", kind) == need
 
 
-def test_trl_is_written_and_read_back(tmp_path, states):
-    done, dtypes = there_and_back(tmp_path, published(tmp_path, states), "trl gap_delta"), sorted(DTYPES)
-    whole = {dtypes[number - 1]: why for number, why in done.whole if 1 <= number <= len(dtypes)}
+@pytest.mark.parametrize("kind", ["trl gap_delta", "trl raw"])
+def test_trl_is_written_and_read_back(tmp_path, states, repo, kind):
+    there_and_back(tmp_path, repo, kind)
+    made, whole = writer("trl", tmp_path / "trl", **FORMATS[kind][1])[1], {}
+    with Checkpoint.open(make_checkpoint(tmp_path / "old", states[0])) as old:
+        for i, dtype in enumerate(sorted(DTYPES)):
+            path = make_checkpoint(tmp_path / dtype, {**states[0], dtype: states[1][dtype]})
+            with Checkpoint.open(path) as new:
+                if (why := made.delta(i, old, new, 1)) is not None:
+                    whole[dtype] = why
     assert row("written", "trl") == [names(DTYPES.keys() - whole), names(whole), "–"]
     assert all(why == f"{dtype!r} is {dtype}, and its values are BF16 alone" for dtype, why in whole.items())
 
@@ -106,7 +104,7 @@ def test_vllm_takes_each(tmp_path, states, repo):
     give(repo, "vllm", writer("vllm", out)[1], out, threads=1)
     found, state = {}, states[0]
     with Checkpoint.open(make_checkpoint(tmp_path / "base", states[0])) as base:
-        for i, need in enumerate((states[-2], states[-1]), 1):
+        for i, need in enumerate(states[1:], 1):
             for call in read(out / f"step_{i:06d}.safetensors", base):
                 state = receive(call, state)
                 found |= {patch.name: call.sparse for patch in call.patches}
@@ -124,7 +122,7 @@ def test_changes_are_read(tmp_path, states, form):
         for make in LAYOUTS[form]:
             for dtype in dtypes:
                 src = tmp_path / f"{LAYOUTS[form].index(make)}-{dtype}"
-                new = {**states[0], dtype: states[-2][dtype]}
+                new = {**states[0], dtype: states[1][dtype]}
                 make(src, 1, states[0], new)
                 try:
                     found, source = reader("auto", src)
