@@ -97,6 +97,10 @@ def _index(path: Path) -> _Delta | None:
     if not isinstance(weight_map, dict) or not isinstance(metadata, dict):
         raise field_error(file, "no usable metadata or weight_map", "two objects")
     if "delta_encoding" not in metadata:
+        if odd := sorted(metadata.keys() & {"base_version", "compression_format", "checksum_format"}):
+            raise field_error(
+                file, f"{odd[0]}, and no delta_encoding", "an index of changes, or one of a whole version"
+            )
         return None
     if any(not isinstance(shard, str) or not is_plain(shard) or "/" in shard for shard in weight_map.values()):
         raise field_error(file, "a shard that is no plain name", "names of files beside the index")

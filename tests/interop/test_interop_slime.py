@@ -98,6 +98,11 @@ def test_refused(world):
             value[key] = {**value[key], **item} if key == "metadata" else item(value[key])
         (two / INDEX).write_text(json.dumps(value))
 
+    def drop_encoding():
+        value = json.loads((two / INDEX).read_text())
+        del value["metadata"]["delta_encoding"]
+        (two / INDEX).write_text(json.dumps(value))
+
     def drop_name(weight_map):
         return dict(list(weight_map.items())[1:])
 
@@ -121,6 +126,7 @@ def test_refused(world):
         "foreign-field": [
             lambda: edit_index(metadata={"compression_format": "gzip"}),
             lambda: edit_index(metadata={"delta_encoding": "more"}),
+            drop_encoding,
             lambda: edit_index(metadata={"checksum_format": "md5"}),
             lambda: edit_index(weight_map=lambda m: dict.fromkeys(m, "../x.safetensors")),
             lambda: edit_index(weight_map=lambda m: []),
