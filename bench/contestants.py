@@ -4,7 +4,7 @@ new ones. All in memory, one function a tensor, over the same threads. What is w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -263,48 +263,4 @@ CONTESTANTS: tuple[Any, ...] = (
 )
 
 
-# Chunks that two files share, as content-addressed stores see them
-
-TARGET, SMALLEST, LARGEST = 1 << 16, 1 << 13, 1 << 17  # bytes: those of Xet
-_BLOCK = 1 << 22
-
-
-def chunk_ends(data: Words) -> list[int]:
-    """Content-defined chunks by a gear hash over 64 bytes: an end where its upper 16 bits are zero."""
-    gear = np.random.default_rng(0).integers(0, 1 << 63, 256, np.uint64)
-    found: list[Words] = []
-    for at in range(0, len(data), _BLOCK):
-        first = max(0, at - 64)
-        h = gear[data[first : at + _BLOCK]]
-        for n in (1, 2, 4, 8, 16, 32):
-            h[n:] += h[:-n] << np.uint64(n)
-        here = np.flatnonzero(h >> np.uint64(47) == 0) + first + 1
-        found.append(here[here > at])
-    ends, last = [], 0
-    for end in np.concatenate([*found, np.array([len(data)])]).tolist():
-        while end - last > LARGEST:
-            last += LARGEST
-            ends.append(last)
-        if end - last >= SMALLEST or end == len(data):
-            ends.append(end)
-            last = end
-    return ends
-
-
-def new_chunk_bytes(old: Iterable[Words], new: Iterable[Words]) -> int:
-    """Bytes of the chunks of ``new`` that are not among those of ``old``."""
-
-    def chunks(files: Iterable[Words]) -> dict[bytes, int]:
-        known: dict[bytes, int] = {}
-        for data in files:
-            start = 0
-            for end in chunk_ends(data):
-                known[xxhash.xxh3_128_digest(data[start:end].data)] = end - start
-                start = end
-        return known
-
-    had = chunks(old)
-    return sum(size for digest, size in chunks(new).items() if digest not in had)
-
-
-__all__ = ["CONTESTANTS", "Contestant", "Pair", "State", "new_chunk_bytes"]
+__all__ = ["CONTESTANTS", "Contestant", "Pair", "State"]

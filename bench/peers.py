@@ -1,16 +1,21 @@
 """deltackpt beside what others send, in one run on the same bytes: sizes, and seconds to encode and to apply.
 
     python bench/peers.py [--only real|synthetic] [--scale 0.5] [--steps 10] [--turns 3] [--threads 1] [--work DIR]
+                          [--real OLD NEW] [--synthetic OLD NEW]
 
-Two pairs of states: the last two of a real chain (bench/chain.py), and the synthetic model's (bench/synth.py).
+Two pairs of states: the last two of a real chain (bench/chain.py), and the synthetic model's (bench/synth.py); each is
+made, unless two directories are given that are there already.
 Layouts are raced in memory, in turns, and the median counts; each result is compared with the new state. General tools
 run as their own processes on whole files, once. A tool that is missing, or takes too long, is a line that says so.
-The tools are the Debian packages zstd, xdelta3 and bsdiff. Prints a table for bench/RESULTS.md.
+The tools are the Debian packages zstd, xdelta3 and bsdiff, and the wheel hf_xet (bench/xet.py). Prints a table for
+bench/RESULTS.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import shutil
 import statistics
 import subprocess
@@ -21,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from contestants import CONTESTANTS, Contestant, Pair, new_chunk_bytes
+from contestants import CONTESTANTS, Contestant, Pair
 from floor import floor
 from run import machine
 from synth import generate
@@ -123,12 +128,22 @@ def tools(pair: Pair, work: Path) -> Iterator[Row]:
             if back.read_bytes() != new.read_bytes():
                 raise SystemExit(f"peers: {name} does not give the file back")
             yield Row(name, "theirs", out.stat().st_size, *seconds)
-    say(f"{pair.title}: chunks")
-    began = time.perf_counter()
-    size = new_chunk_bytes(*([np.fromfile(path, np.uint8)] for path in (old, new)))
-    yield Row("chunk dedup, 64 KiB as Xet's", "ours, their sizes", size, time.perf_counter() - began)
     for path in (old, new, out, back):
         path.unlink(missing_ok=True)
+
+
+def xet(pair: Pair, work: Path) -> Row:
+    """The Hub's own transfer library, with a folder as its server."""
+    name = "hf_xet, the step before in its store"
+    say(f"{pair.title}: {name}")
+    if importlib.util.find_spec("hf_xet") is None:
+        return Row(name, "theirs", note="not installed")
+    command = [sys.executable, str(HERE / "xet.py"), str(pair.old.root), str(pair.new.root), str(work / "xet")]
+    try:
+        found = json.loads(subprocess.run(command, check=True, timeout=2 * LIMIT, stdout=subprocess.PIPE).stdout)
+    except subprocess.TimeoutExpired:
+        return Row(name, "theirs", note=f"not done after {2 * LIMIT} s")
+    return Row(name, "theirs", found["bytes"], found["upload"], found["download"])
 
 
 def timed(command: list[str]) -> float:
@@ -140,7 +155,9 @@ def timed(command: list[str]) -> float:
 def table(pair: Pair, rows: list[Row], bits: float) -> Iterator[str]:
     (ours,) = (row for row in rows if row.name == "deltackpt auto")
     elements = sum(len(words) for words in pair.words(pair.new).values())
-    yield f"{pair.title}: {pair.changes:,} of {elements:,} elements changed ({pair.changes / elements:.2%});"
+    size = sum(words.nbytes for words in pair.words(pair.new).values())
+    share = pair.changes / elements
+    yield f"{pair.title}: {pair.changes:,} of {elements:,} elements changed ({share:.2%}), {size:,} bytes;"
     yield f"the entropy of positions and ULP steps is {bits:.2f} bits a change.\n"
     yield "| | whose | bytes | bits a change | of ours | encode s | of ours | apply s | of ours |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
@@ -152,7 +169,7 @@ def measure(title: str, old: Path, new: Path, work: Path, turns: int, threads: i
     found = floor(old, new)
     with Checkpoint.open(old) as a, Checkpoint.open(new) as b:
         pair = Pair(title, a, b, found.changes)
-        rows = [*race(pair, turns, threads), *tools(pair, work)]
+        rows = [*race(pair, turns, threads), *tools(pair, work), xet(pair, work)]
         yield from table(pair, rows, found.per_change(found.bits))
         yield ""
 
@@ -167,6 +184,12 @@ def real(work: Path, steps: int) -> tuple[Path, Path]:
     return out / f"step_{steps - 1:06d}", out / f"step_{steps:06d}"
 
 
+def synthetic(work: Path, scale: float) -> tuple[Path, Path]:
+    shutil.rmtree(work / "model", ignore_errors=True)
+    old, new = generate(work / "model", 1, scale=scale)
+    return old, new
+
+
 def say(what: str) -> None:
     print(f"... {what}", file=sys.stderr, flush=True)
 
@@ -176,6 +199,10 @@ def main() -> None:
     parser.add_argument("--only", choices=("real", "synthetic"))
     parser.add_argument("--scale", type=float, default=0.5, help="of the synthetic model; 1 is 1.2 GB")
     parser.add_argument("--steps", type=int, default=10, help="of the real chain, whose last one is raced")
+    parser.add_argument("--real", type=Path, nargs=2, metavar=("OLD", "NEW"), help="steps that are there, not trained")
+    parser.add_argument(
+        "--synthetic", type=Path, nargs=2, metavar=("OLD", "NEW"), help="steps that are there, not made"
+    )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--work", type=Path, default=HERE / "work")
@@ -186,13 +213,12 @@ def main() -> None:
     facts = machine()
     try:
         if args.only != "synthetic":
-            title = f"Real chain, step {args.steps - 1} to {args.steps}"
-            for line in measure(title, *real(work, args.steps), work, args.turns, args.threads):
+            old, new = args.real or real(work, args.steps)
+            for line in measure(f"Real chain, {old.name} to {new.name}", old, new, work, args.turns, args.threads):
                 print(line, flush=True)
         if args.only != "real":
-            shutil.rmtree(work / "model", ignore_errors=True)
-            old, new = generate(work / "model", 1, scale=args.scale)
-            for line in measure(f"Synthetic, scale {args.scale:g}", old, new, work, args.turns, args.threads):
+            old, new = args.synthetic or synthetic(work, args.scale)
+            for line in measure("Synthetic pair", old, new, work, args.turns, args.threads):
                 print(line, flush=True)
     finally:
         if not args.keep:

@@ -33,7 +33,7 @@ from pathlib import Path
 from deltackpt import chain
 from deltackpt.chain import Plan
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.disk import boot_id, fsync_dir
+from deltackpt.disk import boot_id, fsync_dir, space_errors
 from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.journal import Journal
@@ -169,13 +169,13 @@ def apply_to_cache(
     From an ancestor step only the patches in between are read and only changed elements written. From elsewhere, such
     as a branch that was rewound, the other slot is brought along where it is an ancestor, or the step is built from an
     anchor; the result says why. With ``fresh`` a new directory is built. Raises ConflictError ``not-a-cache`` for a
-    directory that holds anything else, ``cache-locked`` while another process moves it, and what `materialize.apply`
-    raises; the current step then stays.
+    directory that holds anything else, ``cache-locked`` while another process moves it, StoreError
+    ``not-writable``, and what `materialize.apply` raises; the current step then stays.
     """
     began = time.monotonic()
     root = Path(cache)
     count = threads_or_default(threads)
-    with _locked(repo, root) as held:
+    with space_errors(root), _locked(repo, root) as held:
         if not (trusted := held.trusted):
             held.drop(keep=held.current())
         held.finish_switch()

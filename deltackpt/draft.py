@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,20 +131,24 @@ def put_parts(
     draft: Draft,
     parent: Manifest,
     old: State,
-    new: Checkpoint,
+    new: State,
     encoding: str,
     threads: int,
     scan_limit: int,
     base: str | os.PathLike[str] | None,
     progress: Progress,
+    compare: Callable[[str, State, State], Difference] = difference,
 ) -> None:
-    """Compare, prove, encode and store every tensor, streaming; fills the draft's parts and digests."""
+    """Compare, prove, encode and store every tensor, streaming; fills the draft's parts and digests.
+
+    ``compare`` is for callers that know how a tensor differs without reading all of it.
+    """
     before = draft.repo.digests(parent)
     all_names = {*old.tensors, *new.tensors}
     wrong: list[str] = []
 
     def prepare(name: str) -> _Ready:
-        found = difference(name, old, new)
+        found = compare(name, old, new)
         if found.old_xxh3 is not None and (name not in before or not _same(found.old_xxh3, name, old, before[name])):
             wrong.append(name)
         entry, encoded, after = _encode(found, before.get(name), new, encoding, scan_limit, all_names)
@@ -186,7 +190,7 @@ def _put_part(draft: Draft, writer: PartWriter) -> None:
 
 
 def _encode(
-    found: Difference, before: TensorDigest | None, new: Checkpoint, encoding: str, scan_limit: int, names: set[str]
+    found: Difference, before: TensorDigest | None, new: State, encoding: str, scan_limit: int, names: set[str]
 ) -> tuple[Entry | None, Any, TensorDigest | None]:
     change = found.change
     if change is None:
@@ -199,7 +203,7 @@ def _encode(
         sums = digest.of_run(change.target)
     else:
         sums = digest.add(before.sums, digest.of_change(change.positions, change.old, change.new))
-    shape = new.tensors[found.name].shape
+    shape = tuple(new.tensors[found.name].shape)
     chosen, encoded = encode(change, shape, encoding, scan_limit=scan_limit)
     entry = Entry(found.name, chosen, change.dtype, shape, shape, (0,) * len(shape), encoded.detail)
     if collides(entry, names):

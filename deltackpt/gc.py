@@ -26,7 +26,8 @@ from deltackpt.reachable import Reachable
 from deltackpt.renewal import Renewal, holder
 from deltackpt.repository import Repository
 from deltackpt.retention import Policy
-from deltackpt.survey import PAYLOADS, Survey, current_fingerprint
+from deltackpt.store.base import is_temporary
+from deltackpt.survey import FOLDERS, PAYLOADS, Survey, current_fingerprint
 
 FORMAT = "deltackpt-gc-plan"
 VERSION = 1
@@ -104,7 +105,10 @@ class GcPlan:
             value["policy"] = Policy(**{**value["policy"], "tags": tuple(value["policy"]["tags"])})
             value["rebases"] = tuple(Rebase(Link(**r["step"]), r["cost"], r["frees"]) for r in value["rebases"])
             value["delete"] = tuple((str(name), int(size)) for name, size in value["delete"])
-            return cls(**{**value, "leases": tuple(value["leases"]), "waiting": tuple(value["waiting"])})
+            plan = cls(**{**value, "leases": tuple(value["leases"]), "waiting": tuple(value["waiting"])})
+            if any(name in plan.keep or not _removable(name) for name, _ in plan.delete):
+                raise ValueError
+            return plan
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError("plan-field", where=path, have="another file", need="a plan of `deltackpt gc`") from error
 
@@ -244,6 +248,11 @@ def plan_of(repo: Repository, survey: Survey, policy: Policy) -> GcPlan:
         rebases=tuple(Rebase(step, cost, frees) for step, cost, frees in found.rebases()),
         kept_bytes=sum(survey.objects[name].size for name in keep if name in survey.objects),
     )
+
+
+def _removable(name: str) -> bool:
+    """Is it of a kind that a gc ever removes? Neither marker nor ref is, whatever a saved plan says."""
+    return name.startswith((*FOLDERS, "leases/")) or is_temporary(name)
 
 
 def _order(name: str) -> tuple[int, int, int, str]:

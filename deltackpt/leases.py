@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deltackpt.errors import DeltackptError, FormatError, NoSpaceError, NotFoundError, StoreError
+from deltackpt.errors import ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError, StoreError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Fields, Link
 from deltackpt.renewal import MAX_RECORD, Renewal, holder
@@ -24,6 +24,7 @@ from deltackpt.repository import Repository
 TTL = 600  # seconds
 ATTEMPTS = 5  # at a branch whose steps go as fast as they are found
 COLLECTING = "gc.json"
+LONGEST = 3600  # seconds that a gc may ask readers to wait before it renews
 
 _NAME = re.compile(r"leases/[0-9a-f]{12,64}\.json")
 _LIMIT = 1 << 53
@@ -152,8 +153,18 @@ def collecting(repo: Repository) -> tuple[bytes, str, int] | None:
 
 
 def wait_for_gc(repo: Repository, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Wait until no gc is removing steps; a dead one is waited for until it lapses."""
+    """Wait until no gc is removing steps; a dead one is waited for until it lapses. Raises ConflictError ``gc-running``
+    for a record that holds longer than any gc asks for: nobody renews it, and a reader would wait for ever.
+    """
     pause = 0.01
-    while (found := collecting(repo)) is not None and repo.store.now() < found[2]:
+    while (found := collecting(repo)) is not None and (left := found[2] - repo.store.now()) > 0:
+        if left > LONGEST:
+            raise ConflictError(
+                "gc-running",
+                where=f"{repo.store.url}/{COLLECTING}",
+                have=f"a gc of {found[1][:200]} that says it goes on for {left / 86400:,.1f} days",
+                need=f"at most {LONGEST} seconds",
+                hint="It was put by another tool, or by a broken clock. If no gc runs, remove the object.",
+            )
         sleep(pause)
         pause = min(pause * 2, 0.5)

@@ -77,14 +77,7 @@ def apply(
     """
     began = time.monotonic()
     out = Path(out)
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
-        raise ConflictError(
-            "output-exists",
-            where=out,
-            have="something there",
-            need="no such path, or an empty directory",
-            hint="Choose another path; `--cache` keeps a directory that follows a repository.",
-        )
+    _check_free(out)
     with pinned(repo, step, ref) as (link, held):
 
         def once() -> tuple[Plan, int]:
@@ -94,13 +87,36 @@ def apply(
                 build(repo, layout, repo.digests(plan.target), state, folder, threads_or_default(threads), progress)
                 if sync:
                     fsync_tree(folder)
-                os.rename(folder, out)
+                _move(folder, out)
                 if sync:
                     fsync_dir(out.absolute().parent)
             return plan, layout.size
 
         plan, written = again_if_gone(repo, once)
     return replace(result(out, plan, written, began), leased=held is not None)
+
+
+def _check_free(out: Path) -> None:
+    """Raise ConflictError ``output-exists`` unless a directory can be renamed to ``out``."""
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        hint = "Choose another path; `--cache` keeps a directory that follows a repository."
+        raise _in_the_way(out, "something there", hint)
+    if out.exists() and (out.samefile(os.curdir) or out.is_mount()):
+        hint = "The step is built beside it and takes its place at once. Name a directory inside it."
+        raise _in_the_way(out, "the directory that is worked in, or a mount point", hint)
+
+
+def _in_the_way(out: Path, have: str, hint: str) -> ConflictError:
+    return ConflictError("output-exists", where=out, have=have, need="no such path, or an empty directory", hint=hint)
+
+
+def _move(folder: Path, out: Path) -> None:
+    try:
+        os.rename(folder, out)
+    except OSError:
+        _check_free(out)  # somebody else may have filled it meanwhile
+        with space_errors(out):
+            raise
 
 
 def again_if_gone(repo: Repository, work: Callable[[], T]) -> T:

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from deltackpt.format.edge import Edge
-from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.format.manifest import FORMAT, VERSION, File, Link, Manifest
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Node:
         """From the bytes of a manifest whose sha256 was checked. Raises KeyError, TypeError or ValueError for any
         other: `Repository.load` then says what is wrong."""
         value = json.loads(raw)
+        if (value["format"], value["version"], value["step"]) != (FORMAT, VERSION, link.step) or "requires" in value:
+            raise ValueError(link)  # it may need objects that are not known here
         return cls(
             link,
             None if value["parent"] is None else _link(**value["parent"]),
@@ -62,7 +64,7 @@ def _link(step: Any, id: Any) -> Link:
 
 
 def _file(name: Any, size: Any, sha256: Any) -> File:
-    if type(name) is not str or type(size) is not int or size < 0:
+    if type(name) is not str or type(size) is not int or size < 0 or type(sha256) is not str:
         raise ValueError(name)
     return File(name, size, sha256)
 

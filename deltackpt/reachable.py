@@ -19,7 +19,8 @@ from deltackpt.survey import Survey
 
 
 class Reachable:
-    """Decided when it is made; `objects` and `rebases` tell."""
+    """Decided when it is made; `objects` and `rebases` tell. Raises FormatError, ChainError for an edge that cannot be
+    read where a step that is wanted has no other way."""
 
     def __init__(self, repo: Repository, survey: Survey, policy: Policy) -> None:
         self._repo, self._survey = repo, survey
@@ -55,6 +56,9 @@ class Reachable:
             if lease.link is None:
                 for id_ in self._nodes:
                     why.setdefault(id_, f"lease of {lease.holder} on every step")
+        if not heads:  # a ref that was lost, or that another copy has: nobody can tell what was left behind
+            for id_ in self._nodes:
+                why.setdefault(id_, "no ref is there")
         on_branch = {node.link.id for _, head in heads for node in branch(head, self._nodes)}
         for id_, node in self._nodes.items():
             if ages[id_] < policy.grace:
@@ -84,6 +88,8 @@ class Reachable:
             self._followed.add(at)
             way = self._ways.get(at)
             if way is None:  # nothing leads there: keep what is left of its past
+                if self._survey.broken:  # it may be what led there, and read well the next time
+                    raise self._survey.broken[0]
                 for node in branch(self._nodes[at].link, self._nodes):
                     if node.link.id in self._past:
                         return

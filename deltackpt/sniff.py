@@ -43,6 +43,8 @@ def sniff(first: bytes, size: int) -> Guess | None:
     """Guess from the ``first`` SNIFF_BYTES of a file of ``size`` bytes that did not parse; None if nothing is known."""
     if size == 0:
         return Guess("an empty file", "Write or download the file again.")
+    if size >= 8 and not first.strip(b"\0"):
+        return Guess("a file that begins with zeros, as a copy does that was cut off", "Copy or download it again.")
     for magic, guess in _MAGIC:
         if first.startswith(magic):
             return guess
@@ -59,4 +61,6 @@ def sniff(first: bytes, size: int) -> Guess | None:
     length = int.from_bytes(first[:8], "little")
     if size < 8 or (length + 8 > size and length < 1 << 32 and first[8:9] in (b"{", b"")):
         return Guess(f"a truncated safetensors file of {size:,} bytes", "Write or download the file again.")
+    if text and text.isascii() and text.decode().replace("\n", " ").replace("\r", " ").replace("\t", " ").isprintable():
+        return Guess("text", _DOWNLOAD)
     return None

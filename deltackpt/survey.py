@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deltackpt.edges import StoredEdges
-from deltackpt.errors import DeltackptError, NotFoundError
+from deltackpt.errors import ChainError, DeltackptError, FormatError, NotFoundError
 from deltackpt.format.canonical import dumps
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import MAX_MANIFEST, File, Link
@@ -37,11 +37,12 @@ class Survey:
     objects: dict[str, ObjectInfo]
     nodes: dict[str, Node]
     edges: tuple[Edge, ...]
+    broken: tuple[DeltackptError, ...]  # what is wrong with the edges that cannot be read
 
     @classmethod
     def take(cls, repo: Repository) -> Survey:
-        """Raises FormatError for a manifest that is damaged: what it needs cannot be told. A step that a gc removes
-        meanwhile is not in it."""
+        """Raises FormatError for a manifest that is damaged, or a record of a newer version: what it needs cannot be
+        told. A step that a gc removes meanwhile is not in it."""
         now = repo.store.now()
         refs, tags = tuple(repo.refs()), tuple(repo.refs("tags/"))
         objects = {info.name: info for folder in FOLDERS for info in repo.store.list(folder)}
@@ -53,8 +54,8 @@ class Survey:
                 nodes[link.id] = node
             else:
                 del objects[link.name]
-        edges = tuple(_edges(repo))
-        return cls(now, refs, tags, tuple(read_leases(repo)), objects, nodes, edges)
+        edges, broken = _edges(repo)
+        return cls(now, refs, tags, tuple(read_leases(repo)), objects, nodes, edges, broken)
 
     def age(self, name: str) -> float:
         return self.now - self.objects[name].modified
@@ -104,10 +105,18 @@ def _node(repo: Repository, link: Link) -> Node:
     return Node.of(repo.load(link), link)
 
 
-def _edges(repo: Repository) -> Iterable[Edge]:
+def _edges(repo: Repository) -> tuple[tuple[Edge, ...], tuple[DeltackptError, ...]]:
+    """Those that can be read, and why the others cannot: a gc removes these, unless a step needs what they may be."""
     stored = StoredEdges(repo.store, repo.id)
+    found: list[Edge] = []
+    broken: list[DeltackptError] = []
     for name in stored.names:
         try:
-            yield stored.load(name)
-        except DeltackptError:  # of no use to anybody: it is not kept
+            found.append(stored.load(name))
+        except (FormatError, ChainError) as error:
+            if error.code == "version-unknown":  # not damage: whoever wrote it can read it
+                raise
+            broken.append(error)
+        except NotFoundError:  # removed meanwhile
             continue
+    return tuple(found), tuple(broken)

@@ -17,6 +17,7 @@ from deltackpt.chain import Hop, check_parent
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.diff import State, Tensor
 from deltackpt.digest import TensorDigest
+from deltackpt.disk import open_regular
 from deltackpt.errors import ChainError, DeltackptError, NotFoundError
 from deltackpt.format.digests import UNSTATED, proves
 from deltackpt.format.edge import Edge
@@ -169,11 +170,14 @@ def _check_header(found: Checkpoint, path: str, text: bytes) -> None:
 
 def _check_file(path: Path, file: File) -> None:
     try:
-        data = path.read_bytes()
+        with os.fdopen(open_regular(path), "rb") as found:
+            size = os.fstat(found.fileno()).st_size
+            if size != file.size:
+                raise ChainError("file-differs", where=path, have=f"{size:,} bytes", need=f"{file.size:,} bytes")
+            data = found.read(size)
     except OSError as error:
-        raise ChainError(
-            "file-differs", where=path, have=error.strerror or error, need=f"{file.size:,} bytes"
-        ) from error
+        have = error.strerror or error
+        raise ChainError("file-differs", where=path, have=have, need=f"{file.size:,} bytes") from error
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise ChainError("file-differs", where=path, have="other bytes", need=f"sha256 {file.sha256[:16]}…")
 

@@ -1,6 +1,7 @@
 """What every test runs under: small and repeatable by default, larger and random with HYPOTHESIS_PROFILE=ci."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,9 @@ from deltackpt import kernels
 _steady = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # a busy machine is no failure
 settings.register_profile("small", max_examples=25, derandomize=True, **_steady)
 settings.register_profile("ci", max_examples=400, print_blob=True, **_steady)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "small"))
 
 

@@ -15,12 +15,16 @@ from hypothesis import strategies as st
 from states import State, changed, file_bytes, make_checkpoint, mutate, random_bytes, random_state, tree
 
 from deltackpt import draft as draft_module
+from deltackpt import materialize
+from deltackpt.cache import apply_to_cache
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor, build_header
+from deltackpt.journal import Journal
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
 from deltackpt.store import open_store
+from deltackpt.verify import verify_checkpoint
 from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
@@ -214,6 +218,62 @@ def test_an_output_that_exists(pair, tmp_path):
         assert (error.value.code, error.value.exit_code) == ("output-exists", 7)
     assert (tmp_path / "file").read_bytes() == b"x"
     assert tree(tmp_path / "empty") == tree(dirs[3])
+
+
+def test_an_output_that_nothing_can_take_the_place_of(pair, tmp_path, monkeypatch):
+    """The directory that is worked in, a mount point, and one that was filled while the step was built."""
+    repo, out = Repository.open(pair[0]), tmp_path / "out"
+    out.mkdir()
+    with monkeypatch.context() as patch:
+        patch.chdir(out)
+        for name in (".", out):
+            with pytest.raises(ConflictError, match="worked in"):
+                apply(repo, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_mount", lambda self: self == out)
+        with pytest.raises(ConflictError, match="mount point"):
+            apply(repo, out)
+    build = materialize.build
+    monkeypatch.setattr(materialize, "build", lambda *a: (build(*a), (out / "theirs").touch()))
+    with pytest.raises(ConflictError, match="something there"):
+        apply(repo, out)
+    assert [p.name for p in out.parent.glob("*out*")] == ["out"]
+    assert [p.name for p in out.iterdir()] == ["theirs"]
+
+
+def test_a_pipe_in_the_place_of_a_side_file(pair, tmp_path):
+    """Told, and not waited for."""
+    repo = Repository.open(pair[0])
+    apply(repo, tmp_path / "out")
+    side = next(p for p in (tmp_path / "out").iterdir() if p.suffix != ".safetensors")
+    side.unlink()
+    os.mkfifo(side)
+    report = verify_checkpoint(tmp_path / "out", repo, threads=1)
+    assert ("not-a-file", str(side)) in [(f.code, f.where) for f in report.findings]
+
+
+@pytest.mark.parametrize("where", ["Path.open", "Path.write_text", "Journal.append"])
+def test_a_managed_cache_on_a_disk_that_fills(pair, tmp_path, monkeypatch, where):
+    """Its own small files fail with the same error as the large ones, and the next run ends in the exact step."""
+    repo, cache = Repository.open(pair[0]), tmp_path / "cache"
+    if where == "Journal.append":
+        for step in (0, 1):
+            apply_to_cache(repo, cache, step, threads=1)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    owner, name = {"Path": Path, "Journal": Journal}[where.partition(".")[0]], where.partition(".")[2]
+    real = getattr(owner, name)
+
+    def fill(self, *args, **options):
+        if owner is Path and tmp_path not in self.parents:
+            return real(self, *args, **options)
+        raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fill)
+        with pytest.raises(NoSpaceError) as error:
+            apply_to_cache(repo, cache, 2, threads=1)
+    assert error.value.code == "no-space"
+    assert tree(Path(apply_to_cache(repo, cache, 2, threads=1).path)) == tree(pair[1][2])
 
 
 def test_an_output_in_folders_that_are_not_there(pair, tmp_path):

@@ -358,6 +358,8 @@ NOT_SAFETENSORS = {
     "an HDF5 file": b"\x89HDF\r\n\x1a\n" + bytes(40),
     "a JSON document": b'{"weight_map": {}}',
     "a JSON document ": b"\xef\xbb\xbf [1]",
+    "a file that begins with zeros": bytes(4096),
+    "text": b"404: Entry not found\n",
     "a truncated safetensors file": GOOD[:7],
     "a truncated safetensors file ": GOOD[:8],
     "a truncated safetensors file  ": GOOD[:20],

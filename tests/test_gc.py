@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from chains import NOW, World, bare_chain, next_state
 from states import make_checkpoint, tree
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.errors import ConflictError, FormatError, NotFoundError, UsageError
+from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError, UsageError
 from deltackpt.fold import fold
 from deltackpt.format.canonical import dumps
 from deltackpt.format.manifest import Link
@@ -25,7 +26,7 @@ from deltackpt.report.log import log
 from deltackpt.report.status import status
 from deltackpt.repository import Repository
 from deltackpt.retention import Policy
-from deltackpt.store import MemoryStore, ObjectInfo
+from deltackpt.store import LocalStore, MemoryStore, ObjectInfo
 from deltackpt.survey import Survey
 from deltackpt.verify import verify_repository
 from deltackpt.write import WriteResult, write
@@ -377,3 +378,91 @@ def test_status(world: World, tmp_path: Path) -> None:
     plan = plan_gc(world.repo)
     assert (found.gc_steps, found.gc_frees) == (5, plan.frees)
     assert head.name in dict(plan.delete)
+
+
+def test_a_manifest_that_needs_more_than_is_known_is_refused(world: World) -> None:
+    """A peek at a manifest must not miss what `Repository.load` refuses: its objects would go."""
+    head = world.repo.load(world.repo.find())
+    for old, new, code in [
+        (b'"version":1', b'"version":2', "version-unknown"),
+        (b'"step":9', b'"requires":["sparse-anchors"],"step":9', "feature-unknown"),
+        (f'"sha256":"{head.layout.sha256}"'.encode(), b'"sha256":7', "manifest-field"),
+    ]:
+        raw = head.encode().replace(old, new)
+        name = Link(9, hashlib.sha256(raw).hexdigest()).name
+        world.repo.store.put(name, [raw])
+        with pytest.raises(FormatError) as caught:
+            plan_gc(world.repo, LAST)
+        assert caught.value.code == code
+        world.repo.store.delete(name)
+
+
+@pytest.mark.parametrize("failure", ["down", "flipped", "newer"])
+def test_an_edge_that_cannot_be_read_now_is_not_taken_for_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    """It can be all that leads to a kept step."""
+    world = World(tmp_path)
+    links = world.run(12)
+    edge = fold(world.repo, links[0], links[11], threads=1)
+    collect(world.repo, Policy(last=1, grace=0))
+    repo, get = world.repo, LocalStore.get
+
+    def bad(self: LocalStore, name: str, limit: int) -> bytes:
+        raw = get(self, name, limit)
+        if name != edge.name:
+            return raw
+        if failure == "down":
+            raise StoreError("store-io", where=name, have="no answer", need="one")
+        return raw[:-1] + b"]"
+
+    if failure == "newer":
+        raw = edge.encode().replace(b'"version":1', b'"version":2')
+        repo.store.delete(edge.name)
+        repo.store.put(f"edges/{11:08d}-{hashlib.sha256(raw).hexdigest()}.json", [raw])
+    else:
+        monkeypatch.setattr(LocalStore, "get", bad)
+    for work in (plan_gc, collect):
+        with pytest.raises((StoreError, FormatError)):
+            work(repo, Policy(last=1, grace=0))
+    monkeypatch.undo()
+    if failure != "newer":
+        collect(repo, Policy(last=1, grace=0))
+        world.check(links[11])
+
+
+def test_a_broken_edge_that_nobody_needs_goes(world: World) -> None:
+    links = world.repo.steps()
+    edge = fold(world.repo, links[1], links[4], threads=1)
+    world.repo.store.delete(edge.name)
+    world.repo.store.put(edge.name, [b"{}"])
+    plan, _ = collect(world.repo, Policy(grace=0))
+    assert edge.name in dict(plan.delete)
+    world.check(links[4])
+
+
+def test_a_saved_plan_that_was_edited_is_refused(world: World, tmp_path: Path) -> None:
+    plan = plan_gc(world.repo, LAST)
+    kept = next(name for name in plan.keep if name.startswith("steps/"))
+    for name in ("deltackpt.json", "refs/main.json", "../outside", "", kept):
+        replace(plan, delete=(*plan.delete, (name, 1))).save(tmp_path / "plan")
+        with pytest.raises(FormatError) as caught:
+            GcPlan.load(tmp_path / "plan")
+        assert caught.value.code == "plan-field"
+    plan.save(tmp_path / "plan")
+    assert GcPlan.load(tmp_path / "plan") == plan
+
+
+def test_a_record_of_a_gc_that_never_ends_is_not_waited_for(world: World, tmp_path: Path) -> None:
+    raw = dumps({"expires": 1 << 53, "holder": "a broken clock"})
+    world.repo.store.put(COLLECTING, [raw])
+    with pytest.raises(ConflictError) as caught:
+        apply(world.repo, tmp_path / "out", threads=1)
+    assert (caught.value.code, caught.value.exit_code) == ("gc-running", 7)
+    assert not read_leases(world.repo)
+
+
+def test_without_a_ref_every_step_stays(world: World) -> None:
+    """A copy that lacks `refs/` is not emptied."""
+    world.repo.store.delete("refs/main.json")
+    assert not plan_gc(world.repo, LAST).delete

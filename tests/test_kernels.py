@@ -159,3 +159,18 @@ def test_no_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler")
     assert build.build() == "no C compiler"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_rows_without_columns_take_no_time(tmp_path):
+    """A header can claim 2^61 rows of no element; only some optimizers would skip them."""
+    made = tmp_path / "kernels.so"
+    sources = map(str, sorted(build.HERE.glob("*.c")))
+    subprocess.run(["cc", *build.FLAGS, "-O1", "-DFINGERPRINT=0", "-o", str(made), *sources], check=True)
+    call = f"""
+import ctypes
+grid = (ctypes.c_int64 * 7)(1, 1 << 61, 0, 1, 1, 1 << 61, 0)
+held, near, at = (ctypes.c_int32 * 3)(2, 7, 8), (ctypes.c_int32 * 2)(3, 3), (ctypes.c_int64 * 3)()
+ctypes.CDLL({str(made)!r}).dk_population(None, held, grid, near, at, None)
+"""
+    subprocess.run([sys.executable, "-c", call], check=True, timeout=60)

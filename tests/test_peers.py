@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from deltackpt.checkpoint import Checkpoint
+from tests.states import make_checkpoint
 
 BENCH = Path(__file__).parent.parent / "bench"
 
@@ -17,6 +18,14 @@ BENCH = Path(__file__).parent.parent / "bench"
 def contestants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(BENCH)
     return pytest.importorskip("contestants")
+
+
+@pytest.fixture
+def xet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    pytest.importorskip("hf_xet")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.syspath_prepend(BENCH)
+    return pytest.importorskip("xet")
 
 
 def test_all_give_the_new_state_back(contestants: ModuleType, tmp_path: Path) -> None:
@@ -33,13 +42,17 @@ def test_all_give_the_new_state_back(contestants: ModuleType, tmp_path: Path) ->
     assert len(sizes) == len(contestants.CONTESTANTS)
 
 
-def test_chunks_follow_their_content(contestants: ModuleType) -> None:
-    data = np.random.default_rng(1).integers(0, 256, 3_000_000, np.uint8)
-    ends = contestants.chunk_ends(data)
-    sizes = np.diff([0, *ends])
-    assert ends[-1] == len(data)
-    assert sizes.max() <= contestants.LARGEST
-    assert sizes[:-1].min() >= contestants.SMALLEST
-    assert contestants.new_chunk_bytes([data], [data]) == 0
-    moved = np.concatenate([data[:700_000], data[:5], data[700_000:]])
-    assert contestants.new_chunk_bytes([data], [moved]) < 4 * contestants.LARGEST
+def test_hf_xet_uploads_what_the_store_has_not(xet: ModuleType, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    old = rng.integers(0, 256, 2_000_000, np.uint8)
+    near, far = old.copy(), old.copy()
+    near[:50] ^= 1
+    far[::1000] ^= 1
+    states = {"old": old, "same": old, "near": near, "far": far}
+    for name, data in states.items():
+        make_checkpoint(tmp_path / name, {"w": ("U8", (len(data),), data.tobytes())})
+    found = {name: xet.measure(tmp_path / "old", tmp_path / name, tmp_path / "work") for name in states}
+    assert found["same"]["fresh"] == 0
+    assert 0 < found["near"]["fresh"] <= found["near"]["bytes"] < 300_000
+    assert found["far"]["fresh"] > len(old)
+    assert found["far"]["bytes"] > len(old)

@@ -55,7 +55,7 @@ class Voice:
             self._traceback(error)
         self.say(f"error: {error.where}: have {error.have}, need {error.need}")
         if error.hint:
-            _print(sys.stderr, ["", f"hint: {error.hint}"])
+            _print(sys.stderr, ["", *f"hint: {error.hint}".split("\n")])
         return error.exit_code
 
     def bug(self, error: Exception) -> int:

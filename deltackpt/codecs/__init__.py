@@ -16,10 +16,29 @@ from deltackpt.codecs.table import Entry, detail_size
 from deltackpt.codecs.tiles import choose_grid
 from deltackpt.errors import UsageError
 
-__all__ = ["CHOICES", "SCAN_LIMIT", "Change", "Decoded", "Encoded", "Entry", "check", "decode", "encode"]
+__all__ = [
+    "CHOICES",
+    "DENSE",
+    "SCAN_LIMIT",
+    "SMALL",
+    "Change",
+    "Decoded",
+    "Encoded",
+    "Entry",
+    "check",
+    "decode",
+    "encode",
+    "wants_base",
+]
 
 CHOICES = ("auto", "packed", "index", "nan", "planes", "full")
 DENSE = 4  # more than a quarter changed: `planes` may win
+SMALL = 1 << 16  # elements below which `full` may be smaller than anything else
+
+
+def wants_base(dtype: DType, elements: int, changes: int, limit: int = SCAN_LIMIT) -> bool:
+    """May `auto` look at elements that did not change? ``limit``: elements below which it always may."""
+    return changes > 0 and (elements < max(limit, SMALL) or dtype.width == 8 or changes * DENSE > elements)
 
 
 def encode(

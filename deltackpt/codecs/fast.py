@@ -55,7 +55,8 @@ def encode(
     """`packed.encode`."""
     assert kernels.LIB is not None
     shape, n = _Shape(grid, dtype, near), len(positions)
-    given = [np.ascontiguousarray(a) for a in (positions, old, new, base)]
+    read = base if near.classes else base[:0]  # what stands for elements that nobody kept is not to be spread out
+    given = [np.ascontiguousarray(a) for a in (positions, old, new, read)]
     counts = np.zeros((grid.tiles, near.lists), np.int64)
     population = np.zeros((grid.tiles, near.classes), np.int64)
     rank, size = np.empty(n, np.uint32), np.empty(n, np.uint32)

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import xxhash
 
 from deltackpt.bits import uint
-from deltackpt.codecs import SCAN_LIMIT
+from deltackpt.codecs import SCAN_LIMIT, wants_base
 from deltackpt.diff import comparison
-from deltackpt.hooks.delta import Delta, wants_base
+from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.words import on_host
 

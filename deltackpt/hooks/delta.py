@@ -9,10 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.bits import DType
-from deltackpt.codecs import DENSE, SCAN_LIMIT
 from deltackpt.hooks.boxes import Box
-
-SMALL = 1 << 16  # elements below which `full` may be smaller than anything else
 
 Words = npt.NDArray[Any]
 
@@ -51,11 +48,6 @@ class Delta:
         target: Words = self.base.copy()
         target[self.positions] = self.new
         return target
-
-
-def wants_base(dtype: DType, elements: int, changes: int, limit: int = SCAN_LIMIT) -> bool:
-    """May a codec look at elements that did not change? ``limit``: elements below which it always may."""
-    return changes > 0 and (elements < max(limit, SMALL) or dtype.width == 8 or changes * DENSE > elements)
 
 
 def merge(first: Delta, then: Delta) -> Delta:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from deltackpt.bits import uint
-from deltackpt.codecs import DENSE
-from deltackpt.codecs.packed import WIDTHS
-from deltackpt.hooks.delta import SMALL, Delta, wants_base
+from deltackpt.codecs import wants_base
+from deltackpt.hooks import device_take
+from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.device_digest import of_changes, to_whole
+from deltackpt.hooks.device_find import in_batch_order
 from deltackpt.hooks.device_packed import Found, encode, to_host
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
@@ -58,14 +59,14 @@ def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, lim
 
     ``limit``: elements below which old words go along for the host to code. ``code``: `packed` on the device.
     """
+    quick = [piece for piece in pieces if device_take.fits(piece)]
+    if quick:
+        device_take.take(quick, snapshot, taken, limit=limit, coded=code)
+        pieces = [piece for piece in pieces if not device_take.fits(piece)]
     for batch in batches(pieces, lambda piece: find(piece, snapshot.of(piece.name))):
         taken += deltas_of(batch, lambda piece: on_host(snapshot.of(piece.name), piece.dtype), limit=limit, code=code)
         for change in batch:
             snapshot.of(change.piece.name)[change.positions.long()] = change.new
-
-
-def in_batch_order(pieces: Sequence[Piece]) -> list[Piece]:
-    return sorted(pieces, key=lambda piece: (piece.dtype.name, piece.storage, piece.name))
 
 
 def batches(pieces: Sequence[Piece], look: Callable[[Piece], Change | None]) -> Iterator[list[Change]]:
@@ -85,7 +86,7 @@ def batches(pieces: Sequence[Piece], look: Callable[[Piece], Change | None]) -> 
 
 def deltas_of(batch: Sequence[Change], base: Callable[[Piece], np.ndarray], *, limit: int, code: bool) -> list[Delta]:
     """Changes on a device, all of one dtype, -> deltas in host memory, coded if they are large and sparse."""
-    large = [c for c in batch if code and fits(c, limit)]
+    large = [c for c in batch if code and device_take.sparse(c.piece, c.count, limit)]
     found = [Found(c.piece.storage, c.positions, c.old, c.new) for c in large]
     tiles = encode(found, large[0].piece.dtype) if large else []
     coded = {c.piece.name: made for c, made in zip(large, tiles, strict=True)}
@@ -106,11 +107,3 @@ def deltas_of(batch: Sequence[Change], base: Callable[[Piece], np.ndarray], *, l
         made = coded.get(piece.name)
         deltas.append(Delta(piece.name, piece.dtype, piece.box, *words, kept, None, piece.elements, made, total))
     return deltas
-
-
-def fits(change: Change, limit: int) -> bool:
-    """Would the host take `packed` without looking at what did not change?"""
-    piece = change.piece
-    return (
-        piece.dtype.width in WIDTHS and piece.elements >= max(limit, SMALL) and change.count * DENSE <= piece.elements
-    )

@@ -7,6 +7,7 @@ element costs one multiplication a lane.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any
@@ -15,9 +16,11 @@ import torch
 
 from deltackpt.digest import BLOCK, ZERO, Sums, add
 from deltackpt.hooks.boxes import strides
+from deltackpt.hooks.device_down import current
 from deltackpt.hooks.extract import Piece
 
 RUN = 1 << 24  # elements at once, so that the 64-bit copies stay small
+CAST = 1 << 26  # elements that are cast at once, where a kernel reads them
 _MASK = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF}
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -70,16 +73,30 @@ def of_run(words: torch.Tensor, first: int = 0) -> Sums:
     """D of the elements ``first`` and on of a tensor, given as flat integers on a device."""
     if words.numel() == 0:
         return ZERO
-    if words.device.type == "cuda" and has_triton():
-        from deltackpt.hooks.triton_kernels import digest_columns
-
-        block, head = divmod(first, BLOCK)
-        _, high = _tables(words.device, _power(first + words.numel()))
-        return _close(*digest_columns(words, head, (high[0][block:], high[1][block:])), words.device)
+    if fast(words.device):
+        return _sums(_launch([(words, first)]))[0]
     total = ZERO
     for at in range(0, words.numel(), RUN):
         total = add(total, _of_part(words[at : at + RUN], first + at))
     return total
+
+
+def fast(device: Any) -> bool:
+    """Are there kernels for it?"""
+    return bool(device.type == "cuda" and has_triton())
+
+
+def _launch(runs: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
+    from deltackpt.hooks.triton_digest import digest_runs
+
+    device = runs[0][0].device
+    with current(device):
+        found: torch.Tensor = digest_runs(runs, *keys(device, power(max(w.numel() + first for w, first in runs))))
+    return found
+
+
+def _sums(both: torch.Tensor) -> list[Sums]:
+    return [(x % (1 << 64), y % (1 << 64)) for x, y in both.tolist()]
 
 
 def _of_part(words: torch.Tensor, first: int) -> Sums:
@@ -96,11 +113,10 @@ def _of_part(words: torch.Tensor, first: int) -> Sums:
 
 def _close(first: torch.Tensor, second: torch.Tensor, device: Any) -> Sums:
     low, _ = _tables(device, 1)
-    both = torch.stack([(first * low[0]).sum(), (second * low[1]).sum()]).tolist()
-    return both[0] % (1 << 64), both[1] % (1 << 64)
+    return _sums(torch.stack([(first * low[0]).sum(), (second * low[1]).sum()])[None])[0]
 
 
-def _power(elements: int) -> int:
+def power(elements: int) -> int:
     """Blocks that hold so many elements, up to a power of two, so that few tables are made."""
     return 1 << (-(-elements // BLOCK)).bit_length()
 
@@ -111,11 +127,18 @@ def _tables(device: Any, blocks: int) -> tuple[tuple[torch.Tensor, torch.Tensor]
     return low_keys(device), high_keys(0, blocks, device)
 
 
+@lru_cache(maxsize=32)
+def keys(device: Any, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same for the kernels: A of one lane after the other, B of both lanes side by side."""
+    low, high = _tables(device, blocks)
+    return torch.cat(low), torch.stack(high, 1)
+
+
 def of_changes(
     positions: torch.Tensor, old: torch.Tensor, new: torch.Tensor, counts: list[int], elements: int
 ) -> list[Sums]:
     """`of_change` of several tensors whose changes follow each other, ``elements`` in the largest. One wait for all."""
-    low, high = _tables(positions.device, _power(elements))
+    low, high = _tables(positions.device, power(elements))
     delta = values(new) - values(old)
     inner, block = positions & (BLOCK - 1), positions >> 12
     edges = torch.tensor([0, *accumulate(counts)], device=positions.device)
@@ -123,8 +146,7 @@ def of_changes(
     for a, b in zip(low, high, strict=True):
         running = torch.cumsum(a[inner] * b[block] * delta, 0)  # wraps, and so does the difference
         lanes.append(torch.cat((running.new_zeros(1), running))[edges].diff())
-    both = torch.stack(lanes, 1).tolist()
-    return [(x % (1 << 64), y % (1 << 64)) for x, y in both]
+    return _sums(torch.stack(lanes, 1))
 
 
 def of_positions(positions: torch.Tensor, delta: torch.Tensor) -> Sums:
@@ -136,8 +158,7 @@ def of_positions(positions: torch.Tensor, delta: torch.Tensor) -> Sums:
     high = high_keys(edge[0], edge[1] - edge[0] + 1, positions.device)
     block = block - edge[0]
     lanes = [(a[low] * b[block] * delta).sum() for a, b in zip(low_keys(positions.device), high, strict=True)]
-    both = torch.stack(lanes).tolist()
-    return both[0] % (1 << 64), both[1] % (1 << 64)
+    return _sums(torch.stack(lanes)[None])[0]
 
 
 def of_change(positions: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> Sums:
@@ -165,9 +186,36 @@ def sums_of_piece(piece: Piece) -> Sums:
     for at in range(0, piece.elements, RUN):
         words = piece.words(at, at + RUN)
         if piece.box.contiguous:
-            start = piece.box.start if piece.box.proper else 0
-            total = add(total, of_run(words, start + at))
+            total = add(total, of_run(words, _start(piece) + at))
         else:
             local = torch.arange(at, at + words.numel(), device=words.device)
             total = add(total, of_positions(to_whole(local, piece), values(words)))
     return total
+
+
+def sums_of_pieces(pieces: Sequence[Piece]) -> list[Sums]:
+    """`sums_of_piece` of pieces that are on one device: with kernels, launched together and waited for once."""
+    found = [ZERO] * len(pieces)
+    launched: list[tuple[list[int], torch.Tensor]] = []
+    together: dict[int, list[int]] = {}
+    for i, piece in enumerate(pieces):
+        if not (fast(piece.tensor.device) and piece.box.contiguous):
+            found[i] = sums_of_piece(piece)
+        elif piece.cast is None and piece.elements:
+            together.setdefault(piece.dtype.width, []).append(i)
+        else:
+            for at in range(0, piece.elements, CAST):
+                launched.append(([i], _launch([(piece.words(at, at + CAST), _start(piece) + at)])))
+    for members in together.values():
+        runs = [(pieces[i].words(), _start(pieces[i])) for i in members]
+        launched.append((members, _launch(runs)))
+    if launched:
+        sums = iter(_sums(torch.cat([both for _, both in launched])))
+        for members, _ in launched:
+            for i in members:
+                found[i] = add(found[i], next(sums))
+    return found
+
+
+def _start(piece: Piece) -> int:
+    return piece.box.start if piece.box.proper else 0

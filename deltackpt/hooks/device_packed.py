@@ -42,7 +42,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Coded:
-    """The tiles of one tensor in host memory, and what its directory says, but for the checksums."""
+    """The tiles of one tensor in host memory, and what its directory says; the checksums, if it has them."""
 
     grid: Grid
     scale: Scale
@@ -51,10 +51,13 @@ class Coded:
     unary: Ints
     lengths: Ints
     payload: memoryview
+    checksums: npt.NDArray[np.uint32] | None = None
 
     def __call__(self) -> tuple[str, Encoded]:
-        at = np.concatenate(([0], np.cumsum(self.lengths))).tolist()
-        checksums = np.array([zlib.crc32(self.payload[a:b]) for a, b in pairwise(at)], np.uint32)
+        checksums = self.checksums
+        if checksums is None:
+            at = np.concatenate(([0], np.cumsum(self.lengths))).tolist()
+            checksums = np.array([zlib.crc32(self.payload[a:b]) for a, b in pairwise(at)], np.uint32)
         directory = Directory(
             self.grid, FAR_ONLY, self.scale, self.exception_k, self.counts[:, None], self.unary, self.lengths, checksums
         )

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+from deltackpt.hooks import device_take
 from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.device import Change, batches, deltas_of, in_batch_order
+from deltackpt.hooks.device import Change, batches, deltas_of
+from deltackpt.hooks.device_find import in_batch_order
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.words import INTS, on_host
@@ -26,7 +28,7 @@ class Stream:
         self._snapshot, self._limit, self._code = snapshot, limit, code
         self._up = torch.cuda.Stream(device)
         self._down = torch.cuda.Stream(device)
-        self._bytes = [torch.empty(RUN * 8 // 4, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._device = device
         self._runs: deque[tuple[Piece, int, int]] = deque()
         self._ready: deque[torch.Tensor] = deque()
         self._dirty: list[tuple[Piece, int, int]] = []
@@ -36,6 +38,13 @@ class Stream:
 
     def take(self, pieces: Sequence[Piece], taken: list[Delta]) -> None:
         """The changes of all pieces; ``taken`` has each before the snapshot is written."""
+        quick = [piece for piece in pieces if device_take.fits(piece)]
+        if quick:
+            device_take.take(quick, self._snapshot, taken, limit=self._limit, coded=self._code)
+            pieces = [piece for piece in pieces if not device_take.fits(piece)]
+        if not pieces:
+            return
+        self._bytes = [torch.empty(RUN * 8 // 4, dtype=torch.uint8, device=self._device) for _ in range(2)]
         order = in_batch_order(pieces)
         self._runs = deque((piece, at, at + n) for piece in order for at, n in self._cut(piece))
         self._turn, self._dirty = 0, []

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from deltackpt import kernels
 from deltackpt.bits import uint
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.words import INTS, from_host, on_host
 
 COPIED = 1 << 22  # elements that are copied at once
+THREADS = 4  # that write behind
 
 
 class Snapshot:
@@ -26,6 +29,7 @@ class Snapshot:
     def __init__(self, pieces: Sequence[Piece], *, host: bool = False) -> None:
         self._kept = {piece.name: self._copy(piece, host) for piece in pieces}
         self._widths = {piece.name: piece.dtype for piece in pieces}
+        self._due: Sequence[Future[None]] = ()
 
     @staticmethod
     def _copy(piece: Piece, host: bool) -> torch.Tensor:
@@ -47,27 +51,46 @@ class Snapshot:
 
     def of(self, name: str) -> torch.Tensor:
         """The words of a piece as integers; a view, which `advance` writes to."""
+        self.settle()
         return self._kept[name]
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """The words of a piece as unsigned numpy words: a view in host memory, a copy from a device."""
-        return on_host(self._kept[name], self._widths[name])
+        return on_host(self.of(name), self._widths[name])
 
     def as_pieces(self, pieces: Sequence[Piece]) -> list[Piece]:
         """The pieces as they were."""
-        return [replace(piece, tensor=self._kept[piece.name], cast=None) for piece in pieces]
+        return [replace(piece, tensor=self.of(piece.name), cast=None) for piece in pieces]
 
     def advance(self, delta: Delta) -> None:
+        self.settle()
         self._put(delta, delta.new)
+
+    def advance_behind(self, deltas: Sequence[Delta]) -> None:
+        """`advance` in host memory, in threads: scattered writes take longer than to find what changed."""
+        self.settle()
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="deltackpt-snapshot")
+        self._due = [pool.submit(self._put, delta, delta.new) for delta in deltas]
+        pool.shutdown(wait=False)
+
+    def settle(self) -> None:
+        """Wait for what is written behind; whoever looks at the words does."""
+        if due := self._due:
+            wait(due)
+            for future in due:
+                future.result()
+            if self._due is due:
+                self._due = ()
 
     def restore(self, deltas: Iterable[Delta]) -> None:
         """Take the deltas back, whether or not each was applied."""
+        self.settle()
         for delta in deltas:
             self._put(delta, delta.old)
 
     def _put(self, delta: Delta, words: np.ndarray[Any, Any]) -> None:
         kept = self._kept[delta.name]
         if kept.device.type == "cpu":
-            kept.numpy().view(uint(delta.dtype.width))[delta.positions] = words
+            kernels.scatter(kept.numpy().view(uint(delta.dtype.width)), delta.positions, words)
         else:
             kept[torch.tensor(delta.positions.astype(np.int64), device=kept.device)] = from_host(words, kept.device)

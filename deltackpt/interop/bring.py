@@ -1,4 +1,7 @@
-"""Import: every step of another system becomes a step of a repository."""
+"""Import: every step of another system becomes a step of a repository.
+
+A step that names its changes costs these, and a hash of the tensors that it changes; one that is whole is compared.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,21 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ConflictError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
-from deltackpt.interop.changes import advance
 from deltackpt.interop.files import gap_error
 from deltackpt.interop.protocol import Reader, Step
+from deltackpt.interop.publish import check_working, publish_changes
+from deltackpt.interop.working import Working, by_name
 from deltackpt.materialize import apply
+from deltackpt.parallel import threads_or_default
 from deltackpt.progress import SILENT, Progress
 from deltackpt.record import AnchorPolicy
 from deltackpt.repository import Repository
@@ -106,7 +113,8 @@ class _Import:
         self._name, self._reader, self._url, self._work = name, reader, repository, work
         self._options: dict[str, Any] = {"anchor": anchor, "ref": ref, "threads": threads, "progress": progress}
         self._current: Path | None = None  # the state that the next step applies to
-        self._at: int | None = None  # its number
+        self._working: Working | None = None  # the same, where the directory is ours to change
+        self._at: Link | None = None  # that step
 
     def begin(self, steps: Sequence[Step], base: str | os.PathLike[str] | None) -> Sequence[Step]:
         """Find, or make, the state that the first step applies to. -> the steps that are to be published."""
@@ -127,11 +135,12 @@ class _Import:
             if base is not None and not verify_checkpoint(base, repo, f"{link.step}-{link.id}", ref=self._ref).ok:
                 need = f"the state of step {link.step}, or no --base"
                 raise UsageError("foreign-base", where=base, have="another state than the branch", need=need)
-            self._at = link.step
+            self._at = link
             if todo:
                 self._current = Path(base) if base is not None else self._work / "base"
                 if base is None:
                     apply(repo, self._current, f"{link.step}-{link.id}", ref=self._ref)
+                    self._working = Working(self._current)
             return todo
         if base is not None:
             self._current = Path(base)
@@ -149,33 +158,67 @@ class _Import:
         return steps
 
     def step(self, step: Step) -> None:
-        into = self._work / f"step-{step.number}"
-        if step.parent is None:
-            with _opened(self._current) as base:
-                path = self._reader.whole(step, into, base)
-        else:
-            if step.parent != self._at:
-                raise gap_error(step.path, f"step {self._at} before it", f"step {step.parent}, which it applies to")
-            assert self._current is not None
-            with Checkpoint.open(self._current) as base:
-                advance(base, self._reader.read(step, base), into, str(step.path))
-            path = into
+        if step.parent is not None:
+            self._patch(step)
+            return
+        with ExitStack() as stack:
+            base = stack.enter_context(Checkpoint.open(self._current)) if self._current is not None else None
+            path = self._reader.whole(step, self._work / f"step-{step.number}", base)
         with Checkpoint.open(path) as new:
             self._reader.prove(step, new)
         self._publish(path, step)
 
     def _publish(self, path: Path, step: Step) -> None:
-        said = {FIELD: {"format": self._name, "step": step.number, "proof": step.proof}}
+        """A whole state, compared with the one before."""
         known = self._current if self._at is not None else None
-        done = write(path, self._url, step=step.number, base=known, metadata=said, **self._options)
+        done = write(path, self._url, step=step.number, base=known, metadata=self._said(step), **self._options)
+        self._move_to(path, None)
+        self._count(step, Link(done.step, done.id), done.changed, done.bytes)
+        self.notes += [f"step {step.number}: left out {left}: {reason}" for left, reason in done.left_out]
+
+    def _patch(self, step: Step) -> None:
+        """Changes, applied to the state that is there; nothing else of it is read."""
+        if self._at is None or step.parent != self._at.step:
+            have = f"step {self._at.step} before it" if self._at else "no step before it"
+            raise gap_error(step.path, have, f"step {step.parent}, which it applies to")
+        repo, threads = Repository.open(self._url), threads_or_default(self._options["threads"])
+        working = self._working
+        if working is None:
+            assert self._current is not None
+            with Checkpoint.open(self._current) as base:
+                working = Working.copy(base, self._work / f"working-{step.number}")
+            check_working(repo, self._at, working, threads)
+            self._move_to(working.checkpoint.root, working)
+        touched = by_name(self._reader.read(step, working.checkpoint), working.checkpoint, step.path)
+        link, draft = publish_changes(
+            repo,
+            self._ref,
+            self._at,
+            step.number,
+            working,
+            touched,
+            partial(self._reader.prove, step),
+            anchor=self._options["anchor"],
+            threads=threads,
+            metadata=self._said(step),
+            progress=self._options["progress"],
+        )
+        self._count(step, link, draft.changed_elements, sum(file.size for file in draft.put))
+
+    def _said(self, step: Step) -> dict[str, Any]:
+        return {FIELD: {"format": self._name, "step": step.number, "proof": step.proof}}
+
+    def _move_to(self, path: Path, working: Working | None) -> None:
         if self._current is not None and self._current != path and self._current.parent == self._work:
             shutil.rmtree(self._current)
-        self._current, self._at = path, step.number
+        self._current, self._working = path, working
+
+    def _count(self, step: Step, link: Link, changed: int, size: int) -> None:
+        self._at = link
         self.done.append(step.number)
-        self.changed += done.changed
-        self.bytes += done.bytes
+        self.changed += changed
+        self.bytes += size
         self.proofs[step.proof] += 1
-        self.notes += [f"step {step.number}: left out {left}: {reason}" for left, reason in done.left_out]
 
     @property
     def _ref(self) -> str:
@@ -188,17 +231,3 @@ class _Import:
             return None
         head = repo.ref(self._ref)
         return (repo, head.link) if head is not None else None
-
-
-class _opened:
-    """A checkpoint, if there is one."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._held = Checkpoint.open(path) if path is not None else None
-
-    def __enter__(self) -> Checkpoint | None:
-        return self._held
-
-    def __exit__(self, *_: object) -> None:
-        if self._held is not None:
-            self._held.close()

@@ -1,12 +1,9 @@
-"""Changes of others, held against the state that they apply to, and applied to a copy of it."""
+"""Changes of others, held against the state that they apply to."""
 
 from __future__ import annotations
 
 import math
-import mmap
-import shutil
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,6 @@ import numpy.typing as npt
 
 from deltackpt.bits import DTYPES, nbytes
 from deltackpt.checkpoint import Checkpoint, Located
-from deltackpt.disk import ensure_space, space_errors
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.interop.protocol import Bytes, Update
 
@@ -91,53 +87,6 @@ def dense(name: str, tensor: Located, dtype: str, shape: tuple[int, ...], data: 
         raise ChainError("foreign-shape", where=f"{where}, {name[:80]!r}", have=have, need=need)
     assert len(data) == nbytes(DTYPES[dtype], shape)
     return Update(name, 1, None, data)
-
-
-def advance(base: Checkpoint, updates: Iterable[Update], into: Path, where: str) -> list[str]:
-    """A copy of ``base`` at ``into`` with the updates applied, each proven as far as it can be. -> names changed.
-
-    Raises FormatError ``foreign-twice`` for a tensor that comes twice, and what the updates' checks raise.
-    """
-    ensure_space(into, sum(shard.size for shard in base.shards))
-    with space_errors(into):
-        into.mkdir()
-        for path in (*(shard.name for shard in base.shards), *base.side):
-            (into / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(base.root / path, into / path)
-    maps: dict[str, mmap.mmap] = {}
-    changed: dict[str, None] = {}
-    for update in updates:
-        if update.name in changed:
-            have = f"{update.name[:80]!r} twice"
-            raise FormatError("foreign-twice", where=where, have=have, need="each tensor once")
-        changed[update.name] = None
-        tensor = tensor_of(base, update.name, where)
-        if size_of(tensor):
-            _write(update, _bytes(maps, into, tensor), where)
-    return list(changed)
-
-
-def _bytes(maps: dict[str, mmap.mmap], root: Path, tensor: Located) -> Bytes:
-    if tensor.shard not in maps:
-        with (root / tensor.shard).open("r+b") as file:
-            maps[tensor.shard] = mmap.mmap(file.fileno(), 0)
-    return np.frombuffer(maps[tensor.shard], np.uint8)[tensor.start : tensor.end]
-
-
-def _write(update: Update, data: Bytes, where: str) -> None:
-    words = data.view(f"<u{update.unit}")
-    values = update.values.view(words.dtype)
-    if update.positions is None:
-        same_length(len(values), len(words), f"{where}, {update.name[:80]!r}")
-        if update.xor:
-            np.bitwise_xor(words, values, out=words)
-        else:
-            words[:] = values
-    else:
-        same_length(len(values), len(update.positions), f"{where}, {update.name[:80]!r}")
-        words[update.positions] = words[update.positions] ^ values if update.xor else values
-    if update.check is not None:
-        update.check(data)
 
 
 def changes(old: Checkpoint, new: Checkpoint) -> Iterator[str]:

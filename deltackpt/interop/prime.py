@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.diff import State
 from deltackpt.disk import fsync_dir
 from deltackpt.errors import FormatError
 from deltackpt.interop.files import copy_checkpoint, numbered, placed
-from deltackpt.interop.protocol import Step, Update
+from deltackpt.interop.protocol import Step, Touched
 
 DIRECTORY: Final = re.compile(r"step_([0-9]{1,12})")
 FOLDER: Final = "broadcasts"
@@ -59,9 +60,9 @@ class Reader:
                 (into / name).symlink_to(path.resolve())
         return into
 
-    def prove(self, step: Step, new: Checkpoint) -> None: ...
+    def prove(self, step: Step, new: State) -> None: ...
 
-    def read(self, step: Step, base: Checkpoint) -> Iterator[Update]:
+    def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
         raise AssertionError("every step is whole")
 
 

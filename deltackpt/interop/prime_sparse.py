@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from deltackpt.checkpoint import Checkpoint
+from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.checkpoint_files import is_plain
+from deltackpt.diff import State
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.interop.changes import INDICES, check_positions, elements_of, same_length, tensor_of, width_of
 from deltackpt.interop.files import ZSTD, Tensors, field_error, gap_error, inflate, read_bytes, read_json
 from deltackpt.interop.prime import SPARSE, directories
-from deltackpt.interop.protocol import UNVERIFIABLE, Step, Update
+from deltackpt.interop.protocol import UNVERIFIABLE, Step, Touched, Update
 from deltackpt.interop.slime_v1 import dtype_name
 
 FILES: Final = "prime_rl_sparse_filesystem_v1"
@@ -54,9 +56,9 @@ class Reader:
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
         return step.path
 
-    def prove(self, step: Step, new: Checkpoint) -> None: ...
+    def prove(self, step: Step, new: State) -> None: ...
 
-    def read(self, step: Step, base: Checkpoint) -> Iterator[Update]:
+    def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
         manifest = _manifest(step.path)
         return {FILES: _files, UPDATE: _update, RANKS: _ranks}[manifest["format"]](step.path, manifest, base)
 
@@ -71,7 +73,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _files(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterator[Update]:
+def _files(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterator[Touched]:
     """Draft 1: every file's tensors are listed, with the keys of their positions and values."""
     for entry in _list(manifest, "patch_files", path):
         name = entry.get("file")
@@ -81,11 +83,11 @@ def _files(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterato
         for item in _list(entry, "tensors", path):
             keys = str(item.get("indices_key")), str(item.get("values_key"))
             used |= {*keys}
-            yield _sparse(tensors, item, *keys, base)
+            yield _touched(tensors, item, *keys, base)
         _all_used(tensors, used)
 
 
-def _update(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterator[Update]:
+def _update(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterator[Touched]:
     """Draft 2: one file, perhaps under zstd, numbered as the manifest's list is."""
     data, where = read_bytes(path / PATCH), str(path / PATCH)
     if data[:4].tobytes() == ZSTD:
@@ -94,11 +96,11 @@ def _update(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterat
     for i, item in enumerate(_list(manifest, "tensors", path)):
         keys = f"tensor_{i}.indices", f"tensor_{i}.values"
         used |= {*keys}
-        yield _sparse(tensors, item, *keys, base)
+        yield _touched(tensors, item, *keys, base)
     _all_used(tensors, used)
 
 
-def _ranks(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterator[Update]:
+def _ranks(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterator[Touched]:
     """Draft 3: a file and a list a rank, and hashes of the files in the merged manifest."""
     ranks = manifest.get("ranks")
     numbers = list(range(ranks)) if type(ranks) is int and 0 <= ranks < 1 << 20 else ranks
@@ -122,7 +124,7 @@ def _ranks(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterato
         for i, item in enumerate(_list(read_json(path / f"rank_{r}.json"), "tensors", path)):
             keys = f"t{i}_indices", f"t{i}_values"
             used |= {*keys}
-            yield _sparse(tensors, item, *keys, base)
+            yield _touched(tensors, item, *keys, base)
         _all_used(tensors, used)
 
 
@@ -139,19 +141,24 @@ def _all_used(tensors: Tensors, used: set[str]) -> None:
         raise FormatError("foreign-names", where=tensors.where, have=have, need="the tensors of the manifest")
 
 
-def _sparse(tensors: Tensors, item: Mapping[str, Any], indices: str, values: str, base: Checkpoint) -> Update:
-    name = item.get("name")
-    where = f"{tensors.where}, {str(name)[:80]!r}"
-    if not isinstance(name, str):
-        raise field_error(where, "no name", "the tensor's name")
+def _touched(tensors: Tensors, item: Mapping[str, Any], indices: str, values: str, base: Checkpoint) -> Touched:
+    if not isinstance(name := item.get("name"), str):
+        raise field_error(f"{tensors.where}, {indices[:80]!r}", "no name", "the tensor's name")
+    where = f"{tensors.where}, {name[:80]!r}"
     tensor = tensor_of(base, name, where)
     shape, dtype = item.get("shape", list(tensor.shape)), item.get("dtype", tensor.dtype)
     if shape != list(tensor.shape) or dtype_name(dtype, where) != tensor.dtype:
         have, need = f"{dtype!r} {str(shape)[:40]}", f"{tensor.dtype} {list(tensor.shape)} as in the base"
         raise ChainError("foreign-shape", where=where, have=have, need=need)
+    return Touched(name, partial(_sparse, name, tensor, tensors, item.get("num_changed"), indices, values, where))
+
+
+def _sparse(
+    name: str, tensor: Located, tensors: Tensors, changes: object, indices: str, values: str, where: str
+) -> Update:
     positions = check_positions(tensors.words(indices, INDICES), elements_of(tensor), where)
     words = tensors.words(values, {tensor.dtype: f"<u{width_of(tensor, where)}"})
     same_length(len(words), len(positions), where)
-    if type(count := item.get("num_changed")) is int:
-        same_length(len(positions), count, where, "changes")
+    if type(changes) is int:
+        same_length(len(positions), changes, where, "changes")
     return Update(name, words.dtype.itemsize, positions, words)

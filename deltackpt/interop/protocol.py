@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.diff import State
 
 Bytes = npt.NDArray[np.uint8]
 Check = Callable[[Bytes], None]
@@ -47,6 +48,14 @@ class Update:
     check: Check | None = None
 
 
+@dataclass(frozen=True)
+class Touched:
+    """A tensor that a step changes. ``load`` unpacks what it becomes: when its turn comes, in any thread."""
+
+    name: str
+    load: Callable[[], Update]
+
+
 class Reader(Protocol):
     """A run of another system in a directory."""
 
@@ -57,10 +66,11 @@ class Reader(Protocol):
         """A checkpoint directory of a whole step: one that is there, or made at ``into``. ``base`` is the state before,
         if there is any: its layout and side files may be taken over."""
 
-    def read(self, step: Step, base: Checkpoint) -> Iterator[Update]:
-        """The changes that a step makes to ``base``. Sizes are checked against the base before anything is unpacked."""
+    def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
+        """The tensors of ``base`` that a step changes. Sizes are checked against it before anything is unpacked, and
+        of its bytes none are read."""
 
-    def prove(self, step: Step, new: Checkpoint) -> None:
+    def prove(self, step: Step, new: State) -> None:
         """What a layout can say of the whole new state. Raises ChainError ``foreign-digest``."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +18,12 @@ import numpy as np
 
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.checkpoint_files import is_plain
+from deltackpt.diff import State
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.interop.changes import check_positions, same_length, size_of, tensor_of
 from deltackpt.interop.checksums import checksum, proves
 from deltackpt.interop.files import Tensors, field_error, gap_error, inflate, numbered, read_json
-from deltackpt.interop.protocol import Bytes, Check, Step, Update
+from deltackpt.interop.protocol import Bytes, Check, Step, Touched, Update
 
 DIRECTORY: Final = re.compile(r"weight_v([0-9]{6,12})")
 INDEX: Final = "model.safetensors.index.json"
@@ -70,9 +71,9 @@ class Reader:
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
         return step.path
 
-    def prove(self, step: Step, new: Checkpoint) -> None: ...
+    def prove(self, step: Step, new: State) -> None: ...
 
-    def read(self, step: Step, base: Checkpoint) -> Iterator[Update]:
+    def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
         delta = self._index(step.path)
         assert delta is not None
         function = checksum(delta.checksum, step.path / INDEX)
@@ -83,7 +84,7 @@ class Reader:
                 where = f"{tensors.where}, {name[:80]!r}"
                 blob, tensor = tensors.words(name, {"U8": "u1"}), tensor_of(base, name, where)
                 check = proves(function, _digest(tensors, name, where), where)
-                yield decode(delta.encoding, name, blob, tensor, check, where)
+                yield Touched(name, partial(decode, delta.encoding, name, blob, tensor, check, where))
 
 
 def _index(path: Path) -> _Delta | None:
@@ -96,6 +97,10 @@ def _index(path: Path) -> _Delta | None:
     if not isinstance(weight_map, dict) or not isinstance(metadata, dict):
         raise field_error(file, "no usable metadata or weight_map", "two objects")
     if "delta_encoding" not in metadata:
+        if odd := sorted(metadata.keys() & {"base_version", "compression_format", "checksum_format"}):
+            raise field_error(
+                file, f"{odd[0]}, and no delta_encoding", "an index of changes, or one of a whole version"
+            )
         return None
     if any(not isinstance(shard, str) or not is_plain(shard) or "/" in shard for shard in weight_map.values()):
         raise field_error(file, "a shard that is no plain name", "names of files beside the index")

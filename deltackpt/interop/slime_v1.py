@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,16 +17,22 @@ import numpy.typing as npt
 
 from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.diff import State
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.canonical import loads_strict
 from deltackpt.interop.changes import check_positions, elements_of, from_gaps, same_length, tensor_of, width_of
 from deltackpt.interop.files import ZSTD, Tensors, field_error, gap_error, inflate, numbered, read_bytes
-from deltackpt.interop.protocol import Bytes, Step, Update
+from deltackpt.interop.protocol import Bytes, Step, Touched, Update
 from deltackpt.interop.slime import DIRECTORY
 
 FILE: Final = re.compile(r"rank([0-9]{4})_flush([0-9]{6})\.safetensors")
 ENCODINGS: Final = ("indices", "deltas", "deltas_zstd")
-NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+NAMES: Final = {
+    **{"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64", "bool": "BOOL"},
+    **{f"{'u' * u}int{n}": f"{'IU'[u]}{n}" for u in (0, 1) for n in (8, 16, 32, 64)},
+    **{f"float8_{torch}": f"F8_{name}" for torch, name in (("e4m3fn", "E4M3"), ("e5m2", "E5M2"), ("e8m0fnu", "E8M0"))},
+    **{f"float8_{name}": f"F8_{name.upper()}" for name in ("e4m3fnuz", "e5m2fnuz")},
+}  # torch's name to safetensors'
 EXACT: Final = {("F32", "BF16"), ("F32", "F16"), ("F64", "F32")}  # promoted, and back without a loss
 
 
@@ -60,9 +67,9 @@ class Reader:
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
         raise AssertionError("there are no whole steps")
 
-    def prove(self, step: Step, new: Checkpoint) -> None: ...
+    def prove(self, step: Step, new: State) -> None: ...
 
-    def read(self, step: Step, base: Checkpoint) -> Iterator[Update]:
+    def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
         files = sorted(step.path.glob("*.safetensors"))
         _check_files(step.path, files)
         limit = 32 * sum(shard.size for shard in base.shards) + (1 << 20)
@@ -91,7 +98,7 @@ def _check_files(path: Path, files: list[Path]) -> None:
             raise FormatError("foreign-missing", where=path, have=f"flushes {numbers[:8]} of rank {rank}", need="all")
 
 
-def _updates(tensors: Tensors, base: Checkpoint) -> Iterator[Update]:
+def _updates(tensors: Tensors, base: Checkpoint) -> Iterator[Touched]:
     where = tensors.where
     positions, values = tensors.words("__positions__", {"U8": "u1"}), tensors.tensors.get("__values__")
     if values is None or len(values.shape) != 1 or len(tensors.tensors) != 2:
@@ -106,18 +113,27 @@ def _updates(tensors: Tensors, base: Checkpoint) -> Iterator[Update]:
         raise field_error(f"{where}, params", "another kind of JSON", "a list of objects")
     absolute = tensors.metadata["encoding"] == "indices"
     for p in params:
-        yield _update(p, absolute, positions, words, values.dtype, base, where)
+        name = p.get("name")
+        if not isinstance(name, str):
+            raise field_error(f"{where}, params", "no name", "that of the tensor")
+        yield Touched(name, partial(_update, name, p, absolute, positions, words, values.dtype, base, where))
 
 
 def _update(
-    p: dict[str, Any], absolute: bool, positions: Bytes, words: npt.NDArray[Any], dtype: str, base: Checkpoint, at: str
+    name: str,
+    p: dict[str, Any],
+    absolute: bool,
+    positions: Bytes,
+    words: npt.NDArray[Any],
+    dtype: str,
+    base: Checkpoint,
+    at: str,
 ) -> Update:
-    name = p.get("name")
-    where = f"{at}, {str(name)[:80]!r}"
+    where = f"{at}, {name[:80]!r}"
     ends = [p.get(key) for key in ("pos_start", "pos_end", "val_start", "val_end")]
     wide = 4 if absolute else p.get("pos_width")
-    if not isinstance(name, str) or wide not in (2, 4) or not all(type(e) is int for e in ends):
-        raise field_error(where, "missing or broken fields", "name, pos_width 2 or 4, and four offsets")
+    if wide not in (2, 4) or not all(type(e) is int for e in ends):
+        raise field_error(where, "missing or broken fields", "pos_width 2 or 4, and four offsets")
     a, b, c, d = (int(e) for e in ends if e is not None)
     if not (0 <= a <= b <= len(positions) and 0 <= c <= d <= len(words)) or (b - a) % wide:
         raise FormatError("foreign-length", where=where, have=f"{a}:{b}, {c}:{d}", need="offsets inside of the file")

@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.diff import State
 from deltackpt.errors import ChainError, FormatError, UsageError
 from deltackpt.format.safetensors_header import Header, head_size, parse_header
 from deltackpt.interop.changes import (
-    advance,
     check_positions,
     dense,
     elements_of,
@@ -27,7 +28,8 @@ from deltackpt.interop.changes import (
     width_of,
 )
 from deltackpt.interop.files import Tensors, field_error, gap_error, numbered
-from deltackpt.interop.protocol import UNVERIFIABLE, Step, Update
+from deltackpt.interop.protocol import UNVERIFIABLE, Step, Touched, Update
+from deltackpt.interop.working import advance
 
 ANCHORS, DELTAS = "anchors", "deltas"
 FILE: Final = re.compile(r"step_([0-9]{6,12})\.safetensors")
@@ -109,19 +111,20 @@ class Reader:
         (into / "model.safetensors").symlink_to(step.path.absolute())
         return into
 
-    def read(self, step: Step, base: Checkpoint) -> Iterator[Update]:
+    def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
         tensors = Tensors.open(step.path)
         keys = None if tensors.tensors.keys() <= base.tensors.keys() else pairs(tensors.tensors, tensors.where)
         if keys is None:
             for name, t in tensors.tensors.items():
                 tensor = tensor_of(base, name, tensors.where)
-                yield dense(name, tensor, t.dtype, t.shape, tensors.bytes_of(name), tensors.where)
+                data = tensors.bytes_of(name)
+                yield Touched(name, partial(dense, name, tensor, t.dtype, t.shape, data, tensors.where))
             return
         encoding = tensors.metadata.get("encoding")
         for name, (positions, values) in keys.items():
-            yield _sparse(tensors, base, name, positions, values, encoding)
+            yield Touched(name, partial(_sparse, tensors, base, name, positions, values, encoding))
 
-    def prove(self, step: Step, new: Checkpoint) -> None:
+    def prove(self, step: Step, new: State) -> None:
         """The earliest branch's checksum: sha256 over all bytes, in order of name."""
         need = _header(step.path).metadata.get("checksum_sha256")
         if not need:

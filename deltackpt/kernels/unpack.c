@@ -11,6 +11,7 @@ EXPORT void dk_population(const void *base, const type_t *type, const grid_t *gr
     const grid_t g = *grid;
     const near_t lists = *near;
     int64_t element = 0;
+    if (!g.width) return; /* no elements, but as many rows as a header can claim */
     for (int64_t r = 0; r < g.lead * g.height; r++) {
         int64_t inside = r % g.height, tile = (r / g.height * g.rows + inside / g.tile_height) * g.columns;
         for (int64_t left = 0; left < g.width; left += g.tile_width, tile++) {

@@ -34,6 +34,14 @@ def test_2_usage(world: World) -> None:
     assert done.err.endswith("), need arguments as its help lists them\n\nhint: deltackpt log --help\n")
 
 
+def test_a_hint_of_several_lines(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "model.safetensors").write_bytes(b"PK\x03\x04")
+    done = deltackpt("write", tmp_path / "in", tmp_path / "repo")
+    assert done.status == 5
+    assert "Convert it where you trust it:\n  safetensors.torch.save_file(" in done.err
+
+
 def test_3_bad_bytes_and_what_verify_finds(world: World, tmp_path: Path) -> None:
     repo = world.copy(tmp_path)
     (part,) = repo.glob("patches/00000002-*/part-00001.safetensors")

@@ -15,7 +15,21 @@ import zstandard
 Value = tuple[str, tuple[int, ...], bytes]
 State = dict[str, Value]
 
-WIDTH = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "U8": 1, "I64": 8, "BOOL": 1, "F64": 8, "U16": 2, "U32": 4}
+WIDTH = {  # bytes of what is compared: of F4 and F6 the bytes that they are packed into
+    **dict.fromkeys(("F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "BOOL", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 1),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("C64", "F64", "I64", "U64"), 8),
+}
+BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+TORCH = {
+    **{"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64", "BOOL": "bool"},
+    **{"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64"},
+    **{"U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64"},
+    **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"},
+    **{"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
+}
 
 
 def safetensors(
@@ -43,6 +57,11 @@ def changed(old: State, new: State):
         at = np.flatnonzero(a != b)
         if len(at):
             yield name, at, b[at]
+
+
+def flat(dtype: str, values: np.ndarray) -> tuple[int]:
+    """The shape of values as one dimension of a dtype."""
+    return (8 * values.nbytes // BITS.get(dtype, 8 * WIDTH[dtype]),)
 
 
 def gaps(positions: np.ndarray) -> np.ndarray:
@@ -157,7 +176,7 @@ def slime_v1(root: Path, number: int, old: State, new: State, *, encoding="delta
         params.append(
             {
                 "name": name,
-                "dtype": {"BF16": "torch.bfloat16", "F16": "torch.float16", "F32": "torch.float32"}[dtype],
+                "dtype": f"torch.{TORCH[dtype]}" if dtype in TORCH else dtype,
                 "shape": list(shape),
                 "pos_start": len(positions),
                 "pos_end": len(positions) + len(raw),
@@ -173,7 +192,8 @@ def slime_v1(root: Path, number: int, old: State, new: State, *, encoding="delta
         values.append(found)
     data = b"".join(v.tobytes() for v in values)
     dtype = "F32" if promote else next((new[p["name"]][0] for p in params), "BF16")
-    rows = [("__positions__", "U8", (len(positions),), positions), ("__values__", dtype, (count,), data)]
+    shape = flat(dtype, np.frombuffer(data, "u1"))
+    rows = [("__positions__", "U8", (len(positions),), positions), ("__values__", dtype, shape, data)]
 
     def fold(raw: bytes) -> int:
         raw += bytes(-len(raw) % 8)
@@ -205,7 +225,7 @@ def trl(root: Path, number: int, old: State, new: State, *, form="gap_delta", **
     for name, at, values in changed(old, new):
         if form == "first":
             rows += [(f"{name}.indices", "I32", (len(at),), at.astype("<i4").tobytes())]
-            rows += [(f"{name}.values", new[name][0], (len(at),), values.tobytes())]
+            rows += [(f"{name}.values", new[name][0], flat(new[name][0], values), values.tobytes())]
             continue
         if form == "raw":
             kind, raw = "I32", at.astype("<i4")
@@ -215,7 +235,7 @@ def trl(root: Path, number: int, old: State, new: State, *, form="gap_delta", **
             big = gaps(at).max() > 65535
             kind, raw = ("U32", gaps(at).astype("<u4")) if big else ("U16", gaps(at).astype("<u2"))
         rows += [(f"{name}.idx", kind, (len(raw),), raw.tobytes())]
-        rows += [(f"{name}.val", new[name][0], (len(at),), values.tobytes())]
+        rows += [(f"{name}.val", new[name][0], flat(new[name][0], values), values.tobytes())]
     if form == "first":
         metadata["changed_params"] = json.dumps([name for name, *_ in changed(old, new)])
     else:
@@ -239,9 +259,9 @@ def prime_files(root: Path, number: int, old: State, new: State):
     folder, tensors, rows = root / "broadcasts" / f"step_{number}", [], []
     for name, at, values in changed(old, new):
         rows.append((f"{name}.indices", "I64", (len(at),), at.astype("<i8").tobytes()))
-        rows.append((f"{name}.values", new[name][0], (len(at),), values.tobytes()))
+        rows.append((f"{name}.values", new[name][0], flat(new[name][0], values), values.tobytes()))
         entry = {"name": name, "indices_key": f"{name}.indices", "values_key": f"{name}.values"}
-        entry |= {"shape": list(new[name][1]), "dtype": "torch.bfloat16" if new[name][0] == "BF16" else "float32"}
+        entry |= {"shape": list(new[name][1]), "dtype": TORCH.get(new[name][0], new[name][0])}
         tensors.append(entry | {"numel": len(words(new[name])), "num_changed": len(at)})
     file = "delta-00001-of-00001.safetensors"
     safetensors(folder / file, rows)
@@ -261,7 +281,7 @@ def prime_update(root: Path, number: int, old: State, new: State, *, compressed=
     folder, tensors, rows = root / f"step_{number}", [], []
     for i, (name, at, values) in enumerate(changed(old, new)):
         rows.append((f"tensor_{i}.indices", "I32", (len(at),), at.astype("<i4").tobytes()))
-        rows.append((f"tensor_{i}.values", new[name][0], (len(at),), values.tobytes()))
+        rows.append((f"tensor_{i}.values", new[name][0], flat(new[name][0], values), values.tobytes()))
         tensors.append({"name": name, "shape": list(new[name][1]), "checksum": 1})
     path = safetensors(folder / "sparse_update_patch.safetensors", rows)
     if compressed:
@@ -278,7 +298,7 @@ def prime_ranks(root: Path, number: int, old: State, new: State, *, ranks=2):
         rows, tensors = [], []
         for i, (name, at, values) in enumerate(found[r::ranks]):
             rows.append((f"t{i}_indices", "I64", (len(at),), at.astype("<i8").tobytes()))
-            rows.append((f"t{i}_values", new[name][0], (len(at),), values.tobytes()))
+            rows.append((f"t{i}_values", new[name][0], flat(new[name][0], values), values.tobytes()))
             tensors.append({"name": name, "shape": list(new[name][1])})
         path = safetensors(folder / f"rank_{r}.safetensors", rows)
         (folder / f"rank_{r}.json").write_text(json.dumps({"tensors": tensors}))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from states import State, changed, make_checkpoint, random_bytes, tree
 
+from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
 from deltackpt.interop import ImportResult, bring, reader
+from deltackpt.interop.working import Working, by_name
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
 
@@ -43,6 +46,27 @@ class World:
     def refused(self, code: str, **options) -> DeltackptError:
         with pytest.raises(DeltackptError) as error:
             self.bring(**options)
+        assert error.value.code == code, error.value
+        return error.value
+
+    def take(self) -> None:
+        """What an import does with the one step that there is, less the publishing."""
+        out = self.root / "taken"
+        shutil.rmtree(out, ignore_errors=True)
+        _, source = reader("auto", self.src)
+        (step,) = source.steps()
+        with Checkpoint.open(self.base) as base:
+            if step.parent is None:  # as damage to the index of a version may have it
+                Checkpoint.open(source.whole(step, out, base)).close()
+                return
+            working = Working.copy(base, out)
+            for item in by_name(source.read(step, base), base, "the step").values():
+                working.take(item.load())
+        source.prove(step, working)
+
+    def not_taken(self, code: str) -> DeltackptError:
+        with pytest.raises(DeltackptError) as error:
+            self.take()
         assert error.value.code == code, error.value
         return error.value
 

@@ -119,7 +119,7 @@ def test_hostile_files(world, code, rows):
     kinds = {"I32": "<i4", "U16": "<u2", "U32": "<u4", "BF16": "<u2", "F16": "<u2", "F32": "<f4"}
     made = [(n, d, (len(v),), np.array(v).astype(kinds[d]).tobytes()) for n, d, v in rows]
     safetensors(world.src / "deltas/step_000001.safetensors", made, {})
-    world.refused(code.strip())
+    world.not_taken(code.strip())
 
 
 def test_an_encoding_that_is_not_that_of_the_positions(world):
