@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,21 +60,45 @@ class Difference:
 Changed = tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]
 
 
-def comparison(most: int, width: np.dtype[Any]) -> Callable[[npt.NDArray[Any], npt.NDArray[Any], int], Changed]:
-    """-> a function that compares two runs of at most so many words: where they differ (index plus ``first``), and both
-    words there. Its outputs are copied from room that is kept from one call to the next.
+class Comparison:
+    """Where two states of a tensor differ, gathered run by run: position, and the word before and after.
+
+    ``most``: words of the longest run, ``width``: their dtype. Compared as bits: no float, no tolerance.
     """
-    room = np.empty(most, np.int64), np.empty(most, width), np.empty(most, width)
 
-    def by_kernel(old: npt.NDArray[Any], new: npt.NDArray[Any], first: int) -> Changed:
-        count = kernels.compare(old, new, first, room)
-        return room[0][:count].copy(), room[1][:count].copy(), room[2][:count].copy()
+    def __init__(self, most: int, width: np.dtype[Any]) -> None:
+        room = most if kernels.LIB is not None else 0
+        self._room = np.empty(room, np.int64), np.empty(room, width), np.empty(room, width)
+        self._found: list[Changed] = [(np.zeros(0, np.int64), np.zeros(0, width), np.zeros(0, width))]
 
-    def by_numpy(old: npt.NDArray[Any], new: npt.NDArray[Any], first: int) -> Changed:
-        at = np.flatnonzero(old != new)
-        return at + first, old[at], new[at]
+    def add(self, old: npt.NDArray[Any], new: npt.NDArray[Any], first: int) -> None:
+        """Two contiguous runs that begin at word ``first`` of the tensor; runs are added in rising order."""
+        if kernels.LIB is None:
+            at = np.flatnonzero(old != new)
+            found = at + first, old[at], new[at]
+        else:
+            count = kernels.compare(old, new, first, self._room)
+            found = self._room[0][:count].copy(), self._room[1][:count].copy(), self._room[2][:count].copy()
+        if len(found[0]):
+            self._found.append(found)
 
-    return by_numpy if kernels.LIB is None else by_kernel
+    def changes(self) -> Changed:
+        """All that was found, by rising position."""
+        positions, old, new = (np.concatenate(arrays) for arrays in zip(*self._found, strict=True))
+        return positions, old, new
+
+
+def changes(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> Changed:
+    """Where two equally long, contiguous arrays of words differ, and both words there.
+
+    ``old`` None stands for zeros: the words of an exclusive or that are set.
+    """
+    most = min(CHUNK // new.itemsize, len(new))
+    compared, zeros = Comparison(most, new.dtype), np.zeros(0 if old is not None else most, new.dtype)
+    for first in range(0, len(new), max(1, most)):
+        piece = new[first : first + most]
+        compared.add(zeros[: len(piece)] if old is None else old[first : first + most], piece, first)
+    return compared.changes()
 
 
 def difference(name: str, old: State, new: State) -> Difference:
@@ -86,28 +110,23 @@ def difference(name: str, old: State, new: State) -> Difference:
     width = uint(dtype.width)
     shape = storage_shape(dtype, b.shape)
     target = new.bytes_of(name)
-    no_positions, none = np.zeros(0, np.int64), np.zeros(0, width)
     if a is None or (a.dtype, a.shape) != (b.dtype, b.shape):
         old_xxh3 = xxh3(old.bytes_of(name)) if a else None
-        change = Change(dtype, shape, no_positions, none, none, None, target.view(width))
+        none = np.zeros(0, width)
+        change = Change(dtype, shape, np.zeros(0, np.int64), none, none, None, target.view(width))
         return Difference(name, change, old_xxh3, xxh3(target))
     base = old.bytes_of(name)
-    pieces: list[Changed] = []
-    compare = comparison(min(CHUNK, len(target)) // dtype.width, width)
+    compared = Comparison(min(CHUNK, len(target)) // dtype.width, width)
     old_hash, new_hash = xxhash.xxh3_128(), xxhash.xxh3_128()
     for at in range(0, len(target), CHUNK):
         x, y = base[at : at + CHUNK], target[at : at + CHUNK]
-        piece = compare(x.view(width), y.view(width), at // dtype.width)
-        if len(piece[0]):
-            pieces.append(piece)
+        compared.add(x.view(width), y.view(width), at // dtype.width)
         old_hash.update(x.data)
         new_hash.update(y.data)
         if (at + CHUNK) % BEHIND == 0:
             old.release(name, at + CHUNK - BEHIND, at + CHUNK)
             new.release(name, at + CHUNK - BEHIND, at + CHUNK)
-    pieces = pieces or [(no_positions, none, none)]
-    positions, before, after = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-    change = Change(dtype, shape, positions, before, after, base.view(width), target.view(width))
+    change = Change(dtype, shape, *compared.changes(), base.view(width), target.view(width))
     return Difference(name, change, old_hash.digest(), new_hash.digest())
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.codecs import Decoded, Entry
+from deltackpt.diff import changes
 from deltackpt.errors import ChainError
 from deltackpt.parts import Found, PatchReader
 from deltackpt.patch import PartReader
@@ -72,7 +73,7 @@ class _Tensor:
                 need = "one shape and dtype all the way"
                 raise ChainError("slot-unusable", where=entry.name[:80], have="another in between", need=need)
             decoded.write_to(new)
-        positions = np.flatnonzero(new != words)
+        positions, _, values = changes(words, new)
         if len(positions) * DENSE > len(new):
             return Decoded(None, new)
-        return Decoded(positions, new[positions])
+        return Decoded(positions, values)

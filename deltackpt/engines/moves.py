@@ -11,6 +11,7 @@ import numpy as np
 from deltackpt.bits import DTYPES, uint
 from deltackpt.chain import Plan
 from deltackpt.codecs import Decoded
+from deltackpt.diff import changes
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.parts import Found, PatchReader
 from deltackpt.replay import Bytes, Known, Replay, decode_step
@@ -88,5 +89,5 @@ def _sorted(decoded: Decoded, width: np.dtype[Any]) -> Decoded:
 
 
 def _difference(old: Bytes, new: Bytes) -> Decoded:
-    positions = np.flatnonzero(old != new)
-    return Decoded(positions, new[positions])
+    positions, _, values = changes(old, new)
+    return Decoded(positions, values)

@@ -10,7 +10,7 @@ import xxhash
 
 from deltackpt.bits import uint
 from deltackpt.codecs import SCAN_LIMIT, wants_base
-from deltackpt.diff import comparison
+from deltackpt.diff import Comparison
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.words import on_host
@@ -25,32 +25,26 @@ def compare(piece: Piece, kept: npt.NDArray[Any], *, limit: int = SCAN_LIMIT, al
     """
     width, whole = piece.dtype.width, not piece.box.proper
     step = CHUNK // width
-    differing = comparison(min(step, len(kept)), uint(width))
-    positions, before, after = [], [], []
+    compared = Comparison(min(step, len(kept)), uint(width))
     hashed = xxhash.xxh3_128()
     for at in range(0, len(kept), step):
         old = kept[at : at + step]
         new = on_host(piece.words(at, at + step), piece.dtype)
-        found, a, b = differing(old, new, at)
-        if len(found):
-            positions.append(found)
-            before.append(a)
-            after.append(b)
+        compared.add(old, new, at)
         if whole:
             hashed.update(new.data)
-    if not positions and not always:
+    positions, before, after = compared.changes()
+    if not len(positions) and not always:
         return None
     narrow = np.dtype(np.uint32) if len(kept) < 1 << 32 else np.dtype(np.int64)
-    none = np.zeros(0, uint(width))
-    rising: npt.NDArray[np.integer] = np.concatenate([none, *positions], dtype=narrow, casting="unsafe")
     return Delta(
         piece.name,
         piece.dtype,
         piece.box,
-        rising,
-        np.concatenate([none, *before]),
-        np.concatenate([none, *after]),
-        kept.copy() if wants_base(piece.dtype, len(kept), len(rising), limit) else None,
+        positions.astype(narrow),
+        before,
+        after,
+        kept.copy() if wants_base(piece.dtype, len(kept), len(positions), limit) else None,
         hashed.digest() if whole else None,
         len(kept),
     )

@@ -16,7 +16,7 @@ from deltackpt.bits import DTYPES, storage_shape, uint
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.codecs import Change, wants_base
 from deltackpt.codecs.change import Elements
-from deltackpt.diff import CHUNK, Difference, State, comparison
+from deltackpt.diff import Difference, State, changes
 from deltackpt.digest import TensorDigest, xxh3
 from deltackpt.disk import ensure_space, space_errors
 from deltackpt.errors import FormatError
@@ -128,7 +128,7 @@ def changed_words(update: Update, words: Elements) -> tuple[npt.NDArray[np.int64
     if update.positions is None:
         values = update.values.view(words.dtype)
         same_length(len(values), len(words), where)
-        at, new = _differing(None if update.xor else words, values)
+        at, _, new = changes(None if update.xor else words, values)
         return at, words[at] ^ new if update.xor else new
     same_length(len(update.values), len(update.positions), where)
     if update.unit == wide:
@@ -145,19 +145,6 @@ def changed_words(update: Update, words: Elements) -> tuple[npt.NDArray[np.int64
         raw[place] = raw[place] ^ update.values if update.xor else update.values
     differ = new != words[at]
     return (at, new) if differ.all() else (at[differ], new[differ])
-
-
-def _differing(old: Elements | None, new: Elements) -> tuple[npt.NDArray[np.int64], Elements]:
-    """Where ``new`` is not as ``old``, or not zero, and what it is there; in pieces that stay in the cache."""
-    most = min(CHUNK // new.itemsize, len(new))
-    compare, zeros = comparison(most, new.dtype), np.zeros(most, new.dtype)
-    pieces = [(np.zeros(0, np.int64), new[:0])]
-    for first in range(0, len(new), max(1, most)):
-        piece = new[first : first + most]
-        at, _, there = compare(zeros[: len(piece)] if old is None else old[first : first + most], piece, first)
-        pieces.append((at, there))
-    at, there = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-    return at, there
 
 
 def _map(path: Path) -> mmap.mmap:
