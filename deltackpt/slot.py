@@ -47,12 +47,10 @@ def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> in
     """Patch the slot's files in place. -> bytes written. Raises ChainError ``tensor-differs`` for a slot that is
     damaged.
 
-    Each tensor is proven once it is patched, while it is in the processor's cache. That proves what it was before, too:
-    elements that do not change are hashed as well, and those that do come out wrong from another old value, or do not
-    depend on it. No reader is at the slot, so nothing is lost if it was damaged.
+    Each tensor is proven before (unless a killed move left a mix) and after, while it is in the processor's cache.
     """
     layout = move.repo.layout(move.target)
-    after = move.repo.digests(move.target)
+    before, after = move.repo.digests(move.before), move.repo.digests(move.target)
     number = {name: i for i, name in enumerate(layout.tensors)}
     maps = {shard.path: _map(folder, shard) for shard in layout.shards}
     progress.start("apply", sum(s.size for s in layout.shards))
@@ -66,6 +64,8 @@ def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> in
             with suppress(OSError):  # an older kernel does not know it, and maps page by page
                 touched = _changes(move, tensor, number[tensor.name]) >= len(data) // mmap.PAGESIZE
                 maps[shard.path].madvise(_POPULATE_WRITE if touched else _POPULATE_READ, first, end - first)
+        if not move.resumed:
+            check_tensor(tensor.name, data, before, layout)
         written = _advance(move, tensor, number[tensor.name], data)
         check_tensor(tensor.name, data, after, layout)
         if len(data):
