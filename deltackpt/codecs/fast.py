@@ -115,7 +115,7 @@ def decode(
     tables = [np.ascontiguousarray(a, np.int64) for a in (d.counts, spans, d.unary, d.lengths)]
     data = np.frombuffer(payload, np.uint8)
     code = kernels.LIB.dk_unpack(
-        ctypes.addressof(stream), 0, grid.tiles, *addresses(*tables, data, positions, values, tile)
+        ctypes.addressof(stream), grid.tiles, *addresses(*tables, data, positions, values, tile)
     )
     if code:
         _refuse(code, f"{where}, tile {tile[0]}")

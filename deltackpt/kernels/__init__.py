@@ -28,7 +28,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dk_pack_measure": (None, [_P, _P, _N, _I, _P, _P, _P, _P, _I, _I, _P, _P, _P, _P]),
     "dk_pack_write": (None, [_P, _P, _N, _I, _P, _P, _P, _P, _P, _I, _I, _P, _P, _P, _P]),
     "dk_population": (None, [_P, _P, _P, _P, _P, _P]),
-    "dk_unpack": (_I, [_P, _N, _N, *[_P] * 8]),
+    "dk_unpack": (_I, [_P, _N, *[_P] * 8]),
 }
 
 Array = npt.NDArray[Any]

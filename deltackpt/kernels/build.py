@@ -7,13 +7,7 @@ Run at installation, and by hand after a change of a source. Imports nothing of 
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import subprocess
 import sys
-import sysconfig
-import tempfile
 import zlib
 from pathlib import Path
 
@@ -32,6 +26,13 @@ def fingerprint() -> int:
 
 def build() -> str | None:
     """-> None, or why there is no library."""
+    import os  # here, as every start of the library asks for the fingerprint, and none for these
+    import shlex
+    import shutil
+    import subprocess
+    import sysconfig
+    import tempfile
+
     wanted = [os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang"]
     compilers = [words for c in wanted if c and shutil.which((words := shlex.split(c))[0])]
     if not compilers:

@@ -200,7 +200,7 @@ INLINE int read_values(const stream_t *s, const lists_t *p, const int64_t *count
  *
  * ``counts`` and ``spans`` are (tiles, lists), no count above its span; ``unary`` and ``lengths`` are the bytes of each
  * tile, adding up to at most those at ``payload``. -> 0, or the code of the first defect, whose tile is in ``where``. */
-EXPORT int dk_unpack(const stream_t *stream, int64_t first, int64_t tiles, const int64_t *counts, const int64_t *spans,
+EXPORT int dk_unpack(const stream_t *stream, int64_t tiles, const int64_t *counts, const int64_t *spans,
                      const int64_t *unary, const int64_t *lengths, const uint8_t *payload, int64_t *positions,
                      void *values, int64_t *where) {
     const stream_t s = *stream;
@@ -208,7 +208,7 @@ EXPORT int dk_unpack(const stream_t *stream, int64_t first, int64_t tiles, const
     lists_t p;
     for (int64_t i = 0; i < tiles; i++, counts += lists, spans += lists) {
         const uint8_t *end = payload + lengths[i];
-        *where = first + i;
+        *where = i;
         plan_lists(&p, counts, spans, lists);
         int64_t at = octets(p.changes), used, bytes = 0;
         for (int j = 0; j < p.planes; j++) bytes += octets(p.bits[j]);
@@ -231,7 +231,7 @@ EXPORT int dk_unpack(const stream_t *stream, int64_t first, int64_t tiles, const
         for (int j = 0; j < s.exception_k; j++)
             if (padded(low + j * octets(exceptions), exceptions)) return PADDING;
         unary_t u = {codes, codes + unary[i], 0};
-        int code = read_positions(&s, &p, first + i, spans, plane, &u, positions);
+        int code = read_positions(&s, &p, i, spans, plane, &u, positions);
 #define CALL(w) code = code ? code : read_values(&s, &p, counts, signs, &u, exceptions, low, fields, end, positions, values, w)
         switch (width) {
         case 1: CALL(1); break;
