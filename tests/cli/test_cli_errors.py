@@ -51,7 +51,7 @@ def test_3_bad_bytes_and_what_verify_finds(world: World, tmp_path: Path) -> None
     done = deltackpt("apply", repo, tmp_path / "out")
     assert (done.out, done.status) == ("", 3)
     size, sha = f"{len(data):,}", done.err.partition("sha256 ")[2][:16]
-    assert masked(done.err.replace(size, "<size>"), repo=repo, sha=sha) == (
+    assert masked(done.err, sha=sha, repo=repo).replace(size, "<size>") == (
         "error: file://<repo>/patches/00000002-<nonce>/part-00001.safetensors: "
         "have other bytes (<size>), need <size> bytes of sha256 <sha>…\n"
         "\n"
