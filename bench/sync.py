@@ -36,13 +36,13 @@ import numpy as np
 from synth import generate
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.follow import Follower
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.journal import Journal
-from deltackpt.rate import Rate
 from deltackpt.repository import Repository
 from deltackpt.store import LocalStore, MemoryStore, memory
 from deltackpt.store.fsspec_store import open_fsspec
+from deltackpt.sync.follow import Follower
+from deltackpt.sync.rate import Rate
 from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))

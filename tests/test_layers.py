@@ -53,16 +53,7 @@ ORDER = [
     "survey",
     "reachable",
     "gc",
-    "rate",
-    "spool",
-    "transfer",
-    "selection",
-    "mirror_plan",
-    "mirror",
-    "outage",
-    "polling",
-    "prefetch",
-    "follow",
+    "sync",
     "report",
 ]
 PURE = ["errors", "bits", "digest", "format", "codecs", "chain"]  # no files, no network, no clock

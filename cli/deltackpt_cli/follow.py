@@ -19,7 +19,7 @@ from deltackpt_cli.signals import stopped_by_signals
 if TYPE_CHECKING:
     from threading import Event
 
-    from deltackpt.follow import Follower, Switch
+    from deltackpt.sync.follow import Follower, Switch
 
 Cache = Annotated[
     Path, typer.Argument(metavar="CACHE", show_default=False, help="A managed cache; made if there is none.")
@@ -59,7 +59,7 @@ def follow(
     one move. A CMD that fails is reported, and run again for the next step; one that was cut short is run again at the
     next start. With --json every event is a line.
     """
-    from deltackpt.follow import Follower
+    from deltackpt.sync.follow import Follower
 
     if once and prefetch:
         raise UsageError("usage", where="--prefetch", have="--once too", need="one of the two")

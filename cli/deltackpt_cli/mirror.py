@@ -15,7 +15,7 @@ from deltackpt_cli.console import Voice
 from deltackpt_cli.signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from deltackpt.mirror_plan import MirrorPlan, MirrorResult, Move
+    from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, Move
 
 Source = Annotated[str, typer.Argument(metavar="SRC", show_default=False, help="The repository to copy.")]
 Target = Annotated[
@@ -60,11 +60,11 @@ def mirror(
 
     What is there and proven is skipped; a mirror that was stopped goes on where it was. DST never loses a step.
     """
-    from deltackpt.mirror import Mirror, Start
-    from deltackpt.polling import keep_mirrored
     from deltackpt.repository import Repository
     from deltackpt.store import open_store
-    from deltackpt.transfer import Transfer, default_spool
+    from deltackpt.sync.mirror import Mirror, Start
+    from deltackpt.sync.polling import keep_mirrored
+    from deltackpt.sync.transfer import Transfer, default_spool
 
     if from_step is not None and latest_only:
         raise UsageError("usage", where="--from-step", have="--latest-only too", need="one of the two")

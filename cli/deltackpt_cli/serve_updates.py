@@ -53,7 +53,7 @@ def serve_updates(
     from deltackpt.engines.clients import Host, client_of
     from deltackpt.engines.metrics import Metrics
     from deltackpt.engines.serve import Serving
-    from deltackpt.follow import Follower
+    from deltackpt.sync.follow import Follower
 
     if pause not in ("keep", "wait", "abort"):
         raise UsageError("usage", where="--pause", have=pause, need="keep, wait or abort")

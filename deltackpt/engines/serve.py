@@ -19,10 +19,10 @@ from deltackpt.engines.clients import Client
 from deltackpt.engines.clients.base import Ready
 from deltackpt.engines.metrics import Metrics
 from deltackpt.errors import DeltackptError
-from deltackpt.follow import Follower
 from deltackpt.format.manifest import Link
-from deltackpt.outage import Outage
 from deltackpt.repository import Repository
+from deltackpt.sync.follow import Follower
+from deltackpt.sync.outage import Outage
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from running import World, command, deltackpt, environment
 
-from deltackpt.follow import Switch
+from deltackpt.sync.follow import Switch
 
 
 @contextmanager

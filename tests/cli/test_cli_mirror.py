@@ -13,7 +13,7 @@ from deltackpt_cli import sizes
 from running import World, command, deltackpt, environment, masked
 
 from deltackpt.errors import UsageError
-from deltackpt.mirror_plan import MirrorPlan, MirrorResult
+from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult
 
 
 def names(root: Path) -> set[str]:

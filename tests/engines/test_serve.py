@@ -13,8 +13,8 @@ from deltackpt.engines.clients import Host, client_of
 from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
 from deltackpt.errors import ChainError, UsageError
-from deltackpt.follow import Follower
 from deltackpt.repository import Repository
+from deltackpt.sync.follow import Follower
 
 
 class FakeSglang:

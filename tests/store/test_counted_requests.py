@@ -12,15 +12,15 @@ import pytest
 from chains import World
 from states import tree
 
-from deltackpt.follow import Follower
-from deltackpt.mirror import Mirror
-from deltackpt.polling import Glance, pause_of
 from deltackpt.repository import Repository
 from deltackpt.store import MemoryStore
 from deltackpt.store.hub import PAUSE, open_bucket
 from deltackpt.store.remote import RemoteStore
 from deltackpt.store.s3 import S3Driver
-from deltackpt.transfer import Transfer
+from deltackpt.sync.follow import Follower
+from deltackpt.sync.mirror import Mirror
+from deltackpt.sync.polling import Glance, pause_of
+from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
 from tests.fake_bucket import FakeBucket
 from tests.faulty_proxy import FaultyProxy

@@ -75,7 +75,7 @@ print(failed)
 FOLLOWER = (
     COMMON
     + """
-from deltackpt.follow import Follower
+from deltackpt.sync.follow import Follower
 from deltackpt.repository import Repository
 from deltackpt.store.fsspec_store import open_fsspec
 from deltackpt.store.patience import Patience

@@ -16,14 +16,14 @@ from states import tree
 
 from deltackpt.cache import open_current
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError, StoreError
-from deltackpt.follow import Follower, Switch, follow
-from deltackpt.mirror import Mirror
-from deltackpt.outage import Outage
 from deltackpt.repository import Repository
 from deltackpt.store import LocalStore, MemoryStore, Store
 from deltackpt.store.object_cache import ObjectCache
 from deltackpt.store.read_through import ReadThrough
-from deltackpt.transfer import Transfer
+from deltackpt.sync.follow import Follower, Switch, follow
+from deltackpt.sync.mirror import Mirror
+from deltackpt.sync.outage import Outage
+from deltackpt.sync.transfer import Transfer
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from threading import Event
 
 from deltackpt.errors import DeltackptError, NotFoundError
-from deltackpt.mirror import Mirror
-from deltackpt.mirror_plan import MirrorResult
-from deltackpt.outage import Outage
 from deltackpt.repository import MAX_SMALL, Ref, Repository
+from deltackpt.sync.mirror import Mirror
+from deltackpt.sync.mirror_plan import MirrorResult
+from deltackpt.sync.outage import Outage
 
 RELIST = 60.0  # seconds after which a watcher of all branches lists them anew
 

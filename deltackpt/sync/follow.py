@@ -19,11 +19,11 @@ from deltackpt.cache import apply_to_cache, open_current
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.materialize import ApplyResult
-from deltackpt.outage import Outage
-from deltackpt.polling import Glance, pause_of
-from deltackpt.prefetch import Ahead
 from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Repository
+from deltackpt.sync.outage import Outage
+from deltackpt.sync.polling import Glance, pause_of
+from deltackpt.sync.prefetch import Ahead
 
 TOLD = "told.json"  # beside the slots: the step that the callback came back from
 

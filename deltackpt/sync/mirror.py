@@ -11,16 +11,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from deltackpt import chain, selection
+from deltackpt import chain
 from deltackpt.errors import ConflictError, NotFoundError
 from deltackpt.format.manifest import File, Link
 from deltackpt.leases import lease
-from deltackpt.mirror_plan import MirrorPlan, MirrorResult, Move, Record, windows
 from deltackpt.parallel import ordered_map
 from deltackpt.repository import MARKER, MAX_SMALL, Ref, Repository, object_differs
-from deltackpt.selection import Selection
 from deltackpt.survey import FOLDERS
-from deltackpt.transfer import BATCH, Transfer
+from deltackpt.sync import selection
+from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, Move, Record, windows
+from deltackpt.sync.selection import Selection
+from deltackpt.sync.transfer import BATCH, Transfer
 
 Start: TypeAlias = int | Literal["latest"] | None
 

@@ -17,14 +17,14 @@ from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoun
 from deltackpt.fold import write_anchor
 from deltackpt.gc import collect, plan_gc
 from deltackpt.leases import read_leases
-from deltackpt.mirror import Mirror
-from deltackpt.mirror_plan import MirrorResult
-from deltackpt.polling import keep_mirrored
 from deltackpt.repository import Repository
 from deltackpt.retention import Policy
 from deltackpt.store import Buffer, LocalStore, MemoryStore, Store, Written
 from deltackpt.survey import FOLDERS
-from deltackpt.transfer import Transfer
+from deltackpt.sync.mirror import Mirror
+from deltackpt.sync.mirror_plan import MirrorResult
+from deltackpt.sync.polling import keep_mirrored
+from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
 
 

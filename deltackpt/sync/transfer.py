@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deltackpt import spool
 from deltackpt.errors import ConflictError, FormatError, NotFoundError
 from deltackpt.format.edge import MAX_EDGE
 from deltackpt.format.manifest import MAX_MANIFEST, File
 from deltackpt.parallel import ordered_map
 from deltackpt.progress import SILENT, Progress
-from deltackpt.rate import Rate
 from deltackpt.repository import object_differs
 from deltackpt.store import Store
+from deltackpt.sync import spool
+from deltackpt.sync.rate import Rate
 
 JOBS = 8  # objects on their way at a time
 LARGE = 16 << 20  # bytes from which an object is fetched by ranges, and goes through the spool

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from deltackpt import transfer
 from deltackpt.errors import ConflictError, FormatError, StoreError
 from deltackpt.format.manifest import File
-from deltackpt.rate import LARGEST, SMALLEST, Rate
-from deltackpt.spool import GRAIN
 from deltackpt.store import Buffer, MemoryStore, Written
-from deltackpt.transfer import Transfer
+from deltackpt.sync import transfer
+from deltackpt.sync.rate import LARGEST, SMALLEST, Rate
+from deltackpt.sync.spool import GRAIN
+from deltackpt.sync.transfer import Transfer
 
 BODY = bytes(range(256)) * 8192  # 2 MiB
 NAME = "anchors/00000000-aaaaaaaaaaaa/model.safetensors"
