@@ -1,0 +1,90 @@
+"""What was checked and what was found: no check stops at the first error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from deltackpt.errors import DeltackptError
+from deltackpt.parallel import ordered_map
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, in the words of the error that a reader would have met."""
+
+    code: str
+    exit_code: int
+    where: str
+    have: str
+    need: str
+    hint: str
+
+    @classmethod
+    def of(cls, error: DeltackptError) -> Finding:
+        return cls(error.code, error.exit_code, error.where, error.have, error.need, error.hint)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was checked, by kind, and what was found."""
+
+    target: str
+    checked: dict[str, int]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    @property
+    def exit_code(self) -> int:
+        """0, or the lowest exit code found: bad bytes come before a chain that does not fit, and so on."""
+        return min((f.exit_code for f in self.findings), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        findings = [asdict(f) for f in self.findings]
+        return {"target": self.target, "ok": self.ok, "checked": dict(self.checked), "findings": findings}
+
+
+@dataclass
+class Findings:
+    """Collects; no check stops at the first error."""
+
+    target: str
+    checked: Counter[str] = field(default_factory=Counter)
+    found: dict[Finding, None] = field(default_factory=dict)
+
+    def add(self, error: DeltackptError) -> None:
+        self.found[Finding.of(error)] = None
+
+    def attempt(self, kind: str, work: Callable[..., T], *arguments: Any) -> T | None:
+        """Count one check. An error of ours becomes a finding and None."""
+        self.checked[kind] += 1
+        try:
+            return work(*arguments)
+        except DeltackptError as error:
+            self.add(error)
+            return None
+
+    def each(self, kind: str, work: Callable[[T], None], items: Iterable[T], threads: int) -> None:
+        """The same for many, over threads."""
+
+        def one(item: T) -> DeltackptError | None:
+            try:
+                work(item)
+            except DeltackptError as error:
+                return error
+            return None
+
+        for error in ordered_map(one, items, threads):
+            self.checked[kind] += 1
+            if error is not None:
+                self.add(error)
+
+    def report(self) -> Report:
+        return Report(self.target, dict(self.checked), tuple(self.found))

@@ -1,0 +1,89 @@
+"""Every manifest, edge, object and chain of a repository, and every step's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from deltackpt.chain import check_parent
+from deltackpt.errors import NotFoundError
+from deltackpt.format.edge import Edge
+from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.leases import lease
+from deltackpt.parallel import threads_or_default
+from deltackpt.progress import SILENT, Progress
+from deltackpt.repository import Repository
+from deltackpt.verify.findings import Findings, Report
+from deltackpt.verify.states import Checks, check_states
+
+
+def verify_repository(repo: Repository, *, threads: int | None = None, progress: Progress = SILENT) -> Report:
+    """Every manifest, edge, object and chain, and every step's state, rebuilt along every way and proven by both
+    digests.
+
+    A parent that is gone is the beginning of history, where its child has another way. No gc removes a step meanwhile,
+    unless the store is read-only.
+    """
+    with lease(repo, None):
+        return _verify(repo, threads_or_default(threads), progress)
+
+
+def _verify(repo: Repository, threads: int, progress: Progress) -> Report:
+    findings, steps = Findings(repo.store.url), {}
+    for link in repo.steps():
+        if (found := findings.attempt("manifests", repo.load, link)) is not None:
+            steps[link.id] = found
+    stored = repo.edges()
+    edges = [edge for name in stored.names if (edge := findings.attempt("edges", stored.load, name)) is not None]
+    # An edge whose steps are gone leads nowhere: gc removes it.
+    edges = [e for e in edges if e.end.id in steps and (e.start is None or e.start.id in steps)]
+    for ref in (*repo.refs(), *repo.refs("tags/")):
+        findings.attempt("refs", _check_link, repo, ref.link, steps)
+    rooted = {edge.end.id for edge in edges} | {id_ for id_, m in steps.items() if m.anchor is not None}
+    for id_, m in steps.items():
+        if m.parent is None or (m.parent.id not in steps and id_ in rooted):
+            continue
+        if findings.attempt("links", _check_link, repo, m.parent, steps):
+            findings.attempt("links", check_parent, m, steps[m.parent.id])
+    intact, whole = _check_objects(repo, findings, steps, edges, progress)
+    check_states(Checks(repo, findings, intact, threads), whole)
+    for id_ in steps:
+        if id_ not in intact:
+            findings.checked["steps that cannot be restored"] += 1
+    return findings.report()
+
+
+def _check_link(repo: Repository, link: Link, steps: Mapping[str, Manifest]) -> bool:
+    if link.id not in steps:
+        where, need = f"{repo.store.url}/{link.name}", f"the manifest of step {link.step}"
+        raise NotFoundError("step-missing", where=where, have="no such manifest", need=need)
+    return True
+
+
+def _check_objects(
+    repo: Repository, findings: Findings, steps: Mapping[str, Manifest], edges: Sequence[Edge], progress: Progress
+) -> tuple[dict[str, Manifest], list[Edge]]:
+    """Hash every object that is named. -> the steps and the edges whose objects are all as they should be."""
+    hashed: dict[File, bool] = {}
+    named = {f for m in steps.values() for f in m.files} | {f for edge in edges for f in edge.files}
+    progress.start("verify", sum(f.size for f in named))
+
+    def intact(file: File) -> bool:
+        if file not in hashed:
+            hashed[file] = bool(findings.attempt("objects", _hash, repo, file))
+            progress.advance(file.size)
+        return hashed[file]
+
+    good = {}
+    for id_, m in steps.items():
+        fine = all(list(map(intact, m.files)))  # all of them, also after the first bad one
+        if hashed[m.layout] and (layout := findings.attempt("layouts", repo.layout, m)) is not None:
+            fine = min([fine, *(intact(side.file) for side in layout.side)])
+            if fine and findings.attempt("digests", repo.digests, m) is not None:
+                good[id_] = m
+    return good, [edge for edge in edges if all(list(map(intact, edge.files)))]
+
+
+def _hash(repo: Repository, file: File) -> bool:
+    for _ in repo.stream(file):
+        pass
+    return True

@@ -1,0 +1,149 @@
+"""Every step rebuilt and proven: an anchor by itself, the others along the patches from an anchor, or by a fold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from deltackpt import digest
+from deltackpt.bits import DTYPES
+from deltackpt.chain import Hop
+from deltackpt.diff import State
+from deltackpt.digest import TensorDigest
+from deltackpt.errors import ChainError
+from deltackpt.format.digests import UNSTATED
+from deltackpt.format.edge import Edge
+from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.parts import PatchReader
+from deltackpt.replay import Anchor, Replay, describe
+from deltackpt.repository import Repository
+from deltackpt.verify.findings import Findings
+from deltackpt.verify.tensor import check_tensor, tensor_differs
+
+
+@dataclass
+class Checks:
+    """What is checked, and the steps whose states were proven so far."""
+
+    repo: Repository
+    findings: Findings
+    steps: Mapping[str, Manifest]
+    threads: int
+    reached: set[str] = field(default_factory=set)
+    children: dict[str, list[Manifest]] = field(default_factory=dict)
+
+
+Run = list[tuple[Manifest, Hop | None]]  # steps in order, each with the hop that leads to it
+
+
+def check_states(checks: Checks, edges: Sequence[Edge]) -> None:
+    """Rebuild and prove every step: an anchor by itself, the others along the patches from an anchor, or by a fold."""
+    for m in checks.steps.values():
+        if m.patch is not None and m.parent is not None:
+            checks.children.setdefault(m.parent.id, []).append(m)
+    anchors: list[tuple[Manifest, str, tuple[File, ...]]] = [
+        (m, id_, m.anchor) for id_, m in checks.steps.items() if m.anchor is not None
+    ]
+    for edge in edges:
+        if edge.start is None and edge.end.id in checks.steps:
+            anchors.append((checks.steps[edge.end.id], edge.end.id, edge.files))
+    for step, id_, files in sorted(anchors, key=lambda item: item[0].step):
+        state = checks.findings.attempt("anchors", Anchor, checks.repo, step, files)
+        if state is None:
+            continue
+        checks.findings.attempt("anchors", _check_heads, checks.repo, step, files)
+        digests, where = checks.repo.digests(step), f"anchor of step {step.step}"
+        check = lambda name, s=state, d=digests, w=where: check_tensor(s, s.tensors[name], name, d, w)  # noqa: E731
+        checks.findings.each("tensors", check, state.tensors, checks.threads)
+        if id_ not in checks.reached:  # else a chain that passes through it has been here already
+            _check_runs(checks, [(step, None)], state, {id_})
+    for edge in sorted(edges, key=lambda edge: edge.end.step):
+        if edge.start is not None and edge.start.id in checks.reached and edge.end.id in checks.steps:
+            checks.findings.attempt("folds", _check_fold, checks, edge, edge.start)
+    for id_, m in checks.steps.items():
+        if id_ not in checks.reached:
+            have = "no intact way from an anchor"
+            error = ChainError("chain-broken", where=f"step {m.step}", have=have, need="an unbroken chain")
+            checks.findings.add(error)
+
+
+def _check_heads(repo: Repository, step: Manifest, files: Sequence[File]) -> None:
+    """Readers go by the headers of the layout; who loads an anchor without deltackpt goes by its own."""
+    for file, shard in zip(files, repo.layout(step).shards, strict=True):
+        if repo.store.get_range(file.name, 0, shard.header.data_start) != shard.header.head:
+            where = f"{repo.store.url}/{file.name}"
+            raise ChainError("anchor-files", where=where, have="another header", need="the header of the layout")
+
+
+def _check_fold(checks: Checks, edge: Edge, start: Link) -> None:
+    """Rebuild the step where a fold begins, apply it, and go on from there if nothing else led there."""
+    plan = checks.repo.resolve(start)
+    assert plan.anchor is not None
+    run: Run = [(plan.anchor, None), *((checks.repo.load(hop.end), hop) for hop in plan.patches)]
+    base = checks.repo.load(start).state
+    run.append((checks.repo.load(edge.end), Hop(edge.repository, start, edge.end, base, edge.files, fold=True)))
+    state = Anchor(checks.repo, plan.anchor, plan.whole)
+    if edge.end.id in checks.reached:
+        _check_run(checks, run, state, {edge.end.id})
+    else:
+        _check_runs(checks, run, state, {edge.end.id})
+
+
+def _check_runs(checks: Checks, begin: Run, state: State, anew: set[str]) -> None:
+    """A run, and all that follows it by patches."""
+    pending = [begin]
+    while pending:
+        run = _extend(pending.pop(), checks.children)
+        _check_run(checks, run, state, anew)
+        children = checks.children.get(run[-1][0].link.id, [])
+        pending += [[*run, (child, Hop.of(child))] for child in children if child.link.id not in checks.reached]
+
+
+def _extend(run: Run, children: Mapping[str, list[Manifest]]) -> Run:
+    """A run, as far as the chain does not fork."""
+    run = list(run)
+    while len(following := children.get(run[-1][0].link.id, [])) == 1:
+        run.append((following[0], Hop.of(following[0])))
+    return run
+
+
+def _check_run(checks: Checks, run: Run, state: State, anew: set[str]) -> None:
+    """Apply the hops of a run one by one; prove every tensor of every step in ``anew``, or not reached before."""
+    repo, findings = checks.repo, checks.findings
+    with ExitStack() as stack:
+        patches: list[PatchReader] = []
+        for _, hop in run[1:]:
+            assert hop is not None
+            opened = findings.attempt("patches", lambda h=hop: stack.enter_context(PatchReader.open(repo, h)))
+            if opened is None:
+                break
+            patches.append(opened)
+        steps = [m for m, _ in run[: len(patches) + 1]]
+        layouts, digests = [repo.layout(m) for m in steps], [repo.digests(m) for m in steps]
+        ids = [m.link.id for m in steps]
+        fresh = [id_ in anew or id_ not in checks.reached for id_ in ids]
+
+        def history(name: str) -> None:
+            for i, (data, known) in enumerate(Replay(state, patches, layouts[0]).history(name)):
+                want = layouts[i].tensors.get(name)
+                if known != ((want.dtype, want.shape) if want else None):
+                    need = describe((want.dtype, want.shape) if want else None)
+                    where = f"step {steps[i].step}, {name[:200]}"
+                    raise ChainError("tensor-shape", where=where, have=describe(known), need=need)
+                if i and fresh[i] and want and data is not None and _may_differ(name, i, patches, digests):
+                    have = digest.of_tensor(data, DTYPES[want.dtype])
+                    stated = digests[i][name]
+                    if have.sums != stated.sums or stated.xxh3 not in (have.xxh3, UNSTATED):
+                        tensor_differs(
+                            f"step {steps[i].step}, {name[:200]}", "other bytes", "those of the step's digests"
+                        )
+
+        names = sorted({name for layout in layouts for name in layout.tensors}, key=str.encode)
+        findings.each("tensors", history, names, checks.threads)
+        checks.reached.update(ids)
+
+
+def _may_differ(name: str, i: int, patches: list[PatchReader], digests: list[dict[str, TensorDigest]]) -> bool:
+    """Proven by the step before, where neither the bytes nor the digests changed."""
+    return bool(patches[i - 1].entries_of(name)) or digests[i - 1].get(name) != digests[i][name]

@@ -1,0 +1,29 @@
+"""One tensor against the digests of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deltackpt import digest
+from deltackpt.diff import State, Tensor
+from deltackpt.digest import TensorDigest
+from deltackpt.errors import ChainError
+from deltackpt.format.digests import proves
+from deltackpt.replay import describe
+
+
+def check_tensor(state: State, want: Tensor, name: str, digests: Mapping[str, TensorDigest], where: str) -> None:
+    have, need = state.tensors.get(name), (want.dtype, want.shape)
+    if have is None or (have.dtype, have.shape) != need:
+        shown = describe((have.dtype, have.shape) if have else None)
+        raise ChainError("tensor-shape", where=f"{where}, {name[:200]}", have=shown, need=describe(need))
+    data = state.bytes_of(name)
+    same = proves(data, want.dtype, digests[name])
+    found = "" if same else digest.xxh3(data).hex()
+    state.release(name)
+    if not same:
+        tensor_differs(f"{where}, {name[:200]}", f"xxh3 {found}", f"the step's digest, {digests[name]}")
+
+
+def tensor_differs(where: str, have: str, need: str) -> None:
+    raise ChainError("tensor-differs", where=where, have=have, need=need)
