@@ -53,11 +53,11 @@ def follow(
     object_cache: ObjectCache = None,
     object_cache_size: ObjectCacheSize = "20GB",
 ) -> None:
-    """Keep a managed cache at the newest step, until SIGINT or SIGTERM.
+    """Keep a managed cache at the newest step.
 
-    CACHE/current moves when every byte of a new step is proven. Steps that were missed are read once, and written in
-    one move. A CMD that fails is reported, and run again for the next step; one that was cut short is run again at the
-    next start. With --json every event is a line.
+    Until SIGINT or SIGTERM. CACHE/current moves when every byte of a new step is proven. Steps that were missed are
+    read once, and written in one move. A CMD that fails is reported, and run again for the next step; one that was cut
+    short is run again at the next start. With --json every event is a line.
     """
     from deltackpt.sync.follow import Follower
 

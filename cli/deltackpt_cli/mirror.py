@@ -56,9 +56,10 @@ def mirror(
     check: Check = False,
     force: Force = False,
 ) -> None:
-    """Copy a repository to another store, and keep it whole at every instant.
+    """Copy a repository to another store.
 
-    What is there and proven is skipped; a mirror that was stopped goes on where it was. DST never loses a step.
+    DST is whole at every instant, and never loses a step. What is there and proven is skipped; a mirror that was
+    stopped goes on where it was.
     """
     from deltackpt.repository import Repository
     from deltackpt.store import open_store

@@ -44,11 +44,11 @@ def serve_updates(
     metrics_port: Metrics_ = None,
     threads: Threads = None,
 ) -> None:
-    """Bring running engines of this host to every new step, until SIGINT or SIGTERM.
+    """Bring running engines to every new step.
 
-    A step is fetched and proven, and the engines prepare it, before any is paused. An engine that does not take it
-    goes on with its old step, and is told of. With --json every event is a line. With --once the command ends with 4
-    if an engine is not at the newest step.
+    Until SIGINT or SIGTERM. A step is fetched and proven, and the engines prepare it, before any is paused. An engine
+    that does not take it goes on with its old step, and is told of. With --json every event is a line. With --once the
+    command ends with 4 if an engine is not at the newest step.
     """
     from deltackpt.engines.clients import Host, client_of
     from deltackpt.engines.metrics import Metrics

@@ -51,9 +51,9 @@ def test_3_bad_bytes_and_what_verify_finds(world: World, tmp_path: Path) -> None
     done = deltackpt("apply", repo, tmp_path / "out")
     assert (done.out, done.status) == ("", 3)
     size, sha = f"{len(data):,}", done.err.partition("sha256 ")[2][:16]
-    assert masked(done.err, sha=sha, repo=repo).replace(size, "<size>") == (
+    assert masked(done.err.replace(f"({size})", "(<size>)"), repo=repo, sha=sha) == (
         "error: file://<repo>/patches/00000002-<nonce>/part-00001.safetensors: "
-        "have other bytes (<size>), need <size> bytes of sha256 <sha>…\n"
+        "have other bytes (<size>), need <n> bytes of sha256 <sha>…\n"
         "\n"
         "hint: The object was changed or damaged in the store. `deltackpt verify` shows what can still be restored.\n"
     )
