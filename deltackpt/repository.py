@@ -128,11 +128,17 @@ class Repository:
         return self._read_ref(f"tags/{_checked(name)}.json", name)
 
     def refs(self, prefix: str = "refs/") -> Iterator[Ref]:
-        """All branches (``refs/``) or tags (``tags/``)."""
+        """All branches (``refs/``) or tags (``tags/``). Raises FormatError for one that is damaged."""
+        for name in self.ref_names(prefix):
+            if ref := self._read_ref(f"{prefix}{name}.json", name):
+                yield ref
+
+    def ref_names(self, prefix: str = "refs/") -> Iterator[str]:
+        """Their names, whatever is in them."""
         for info in self.store.list(prefix):
             name = info.name[len(prefix) :].removesuffix(".json")
-            if _REF.fullmatch(name) and (ref := self._read_ref(info.name, name)):
-                yield ref
+            if _REF.fullmatch(name) and info.name.endswith(".json"):
+                yield name
 
     def _read_ref(self, object_name: str, name: str) -> Ref | None:
         try:

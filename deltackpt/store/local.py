@@ -298,7 +298,8 @@ class LocalStore:
             return None
 
     def _files(self, folder: str, prefix: str, wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
-        """Regular files below a folder whose full name starts with ``prefix`` and is ``wanted``, sorted."""
+        """What is below a folder, but folders, whose full name starts with ``prefix`` and is ``wanted``, sorted: links,
+        pipes and devices too, so that who reads them says what they are."""
         with self._translated(folder), suppress(FileNotFoundError, NotADirectoryError):
             at = folders.enter(self.root, folder)
             yield from self._below(at, f"{folder}/" if folder else "", prefix, wanted)
@@ -328,7 +329,7 @@ class LocalStore:
                             info = os.stat(leaf, dir_fd=at, follow_symlinks=False)
                         except FileNotFoundError:  # deleted meanwhile
                             continue
-                        if stat.S_ISREG(info.st_mode):
+                        if not stat.S_ISDIR(info.st_mode):
                             yield ObjectInfo(name, info.st_size, info.st_mtime)
                 else:
                     os.close(inside.pop()[0])

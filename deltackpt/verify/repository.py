@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from deltackpt.chain import check_parent
 from deltackpt.errors import NotFoundError
@@ -11,7 +11,7 @@ from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.leases import lease
 from deltackpt.parallel import threads_or_default
 from deltackpt.progress import SILENT, Progress
-from deltackpt.repository import Repository
+from deltackpt.repository import Ref, Repository
 from deltackpt.verify.findings import Findings, Report
 from deltackpt.verify.states import Checks, check_states
 
@@ -36,8 +36,9 @@ def _verify(repo: Repository, threads: int, progress: Progress) -> Report:
     edges = [edge for name in stored.names if (edge := findings.attempt("edges", stored.load, name)) is not None]
     # An edge whose steps are gone leads nowhere: gc removes it.
     edges = [e for e in edges if e.end.id in steps and (e.start is None or e.start.id in steps)]
-    for ref in (*repo.refs(), *repo.refs("tags/")):
-        findings.attempt("refs", _check_link, repo, ref.link, steps)
+    for read, names in ((repo.ref, repo.ref_names()), (repo.tag, repo.ref_names("tags/"))):
+        for name in names:
+            findings.attempt("refs", _check_ref, repo, read, name, steps)
     rooted = {edge.end.id for edge in edges} | {id_ for id_, m in steps.items() if m.anchor is not None}
     for id_, m in steps.items():
         if m.parent is None or (m.parent.id not in steps and id_ in rooted):
@@ -50,6 +51,11 @@ def _verify(repo: Repository, threads: int, progress: Progress) -> Report:
         if id_ not in intact:
             findings.checked["steps that cannot be restored"] += 1
     return findings.report()
+
+
+def _check_ref(repo: Repository, read: Callable[[str], Ref | None], name: str, steps: Mapping[str, Manifest]) -> None:
+    if (ref := read(name)) is not None:
+        _check_link(repo, ref.link, steps)
 
 
 def _check_link(repo: Repository, link: Link, steps: Mapping[str, Manifest]) -> bool:
