@@ -9,7 +9,9 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import get_world_group
 from vllm.model_executor.model_loader.reload import layerwise
+from vllm.platforms import current_platform
 
+from deltackpt.engines.proof import quantized
 from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.vllm import loader
 from deltackpt.engines.vllm.disk import left_out, weights_in
@@ -25,14 +27,10 @@ class Rank:
         self.load = model.load_weights
         world = get_world_group()
         self.rank, self.whole = world.rank_in_group, world.world_size == 1
-        if any(p.numel() == 0 for p in model.parameters()):
-            raise CheckpointError(
-                "weights-packed",
-                where="the engine",
-                have="weights that were packed away and blanked",
-                need="plain ones, or a load is not proven to reach all of them",
-                hint="On a CPU, leave DELTACKPT_KEEP_ONEDNN unset.",
-            )
+        if why := _packed(model):
+            need = "plain ones, or a load is not proven to reach all of them"
+            hint = "On a CPU, leave DELTACKPT_KEEP_ONEDNN unset; experts and quantized layers stay packed there."
+            raise CheckpointError("weights-packed", where="the engine", have=why, need=need, hint=hint)
 
     def native(self, folder: Path) -> list[str]:
         """vLLM's layerwise reload: whole layers of a complete checkpoint, copied into the memory that is there."""
@@ -62,6 +60,20 @@ def attach(model: torch.nn.Module, config: VllmConfig, repository: str, cache: s
     with set_current_vllm_config(config):
         origin = loader.ORIGIN or _local(config)
         return Receiver(Rank(model, config), repository, cache, ref=ref, origin=origin)
+
+
+def _packed(model: torch.nn.Module) -> str | None:
+    """Why vLLM's own load in place would leave wrong weights: it packs them once only, which it does on CPUs."""
+    if current_platform.is_cpu() and (why := quantized(model)):
+        return why
+    for name, module in model.named_modules():
+        experts = getattr(getattr(getattr(module, "quant_method", None), "moe_kernel", None), "fused_experts", None)
+        packs = getattr(experts, "process_weights_after_loading", None)
+        if getattr(packs, "__module__", "").endswith(".cpu_moe"):
+            return f"experts {name!r} that were packed for the CPU"
+    if any(p.numel() == 0 for p in model.parameters()):
+        return "weights that were packed away and blanked"
+    return None
 
 
 def _local(config: VllmConfig) -> str:
