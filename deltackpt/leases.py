@@ -95,9 +95,9 @@ def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl:
         yield None
         return
     name = f"leases/{secrets.token_hex(12)}.json"
-    now = repo.store.now()
-    held = Lease(name, link, have, holder(), int(now), 0)
     try:
+        now = repo.store.now()  # a store without a clock of its own is written to for the time
+        held = Lease(name, link, have, holder(), int(now), 0)
         renewal = Renewal(repo.store, name, lambda expires: replace(held, expires=expires).encode(), ttl, now=now)
     except (StoreError, NoSpaceError):
         if link is not None:

@@ -21,6 +21,7 @@ Engines = Annotated[
 ]
 Once = Annotated[bool, typer.Option("--once", help="Bring the engines to the newest step, and end.")]
 Together = Annotated[bool, typer.Option("--together", help="All engines come to a step, or none.")]
+Check = Annotated[bool, typer.Option("--check", help="Read all weights back before an engine is resumed.")]
 Pause = Annotated[str, typer.Option(metavar="MODE", help="Requests in flight: keep, wait or abort.")]
 Mode = Annotated[str, typer.Option(metavar="MODE", help="auto, or reload: no scatter.")]
 Timeout = Annotated[str, typer.Option(metavar="TIME", help="How long an engine may take for one answer.")]
@@ -37,6 +38,7 @@ def serve_updates(
     ref: Ref = "main",
     once: Once = False,
     together: Together = False,
+    check: Check = False,
     poll: Poll = "1s",
     pause: Pause = "keep",
     mode: Mode = "auto",
@@ -66,7 +68,7 @@ def serve_updates(
         host = Host(_absolute(str(repo)), folder, ref, pause, patience, mode)
         clients = [client_of(spec, host) for spec in engine]
         follower = Follower(source, folder, ref=ref, poll=every, threads=threads, progress=progress, stop=stop)
-        serving = Serving(source, follower, clients, _Teller(voice), metrics, folder, together=together)
+        serving = Serving(source, follower, clients, _Teller(voice), metrics, folder, together=together, check=check)
         if port is not None:
             voice.note(f"metrics: http://127.0.0.1:{port}/metrics")
         if not once:

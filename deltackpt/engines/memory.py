@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,18 @@ class Memory:
         else:
             where = from_host(positions.astype(np.int64), self.flat.device)
             self.flat[where] = from_host(values, self.flat.device)
+
+
+class Copies:
+    """All words of an engine, kept in host memory for going back."""
+
+    def __init__(self, memory: Mapping[int, Memory]) -> None:
+        self._kept = [(held, held.words().copy()) for held in memory.values()]
+
+    def rollback(self) -> None:
+        """Put all of them back."""
+        for held, words in self._kept:
+            held.flat.copy_(from_host(words, "cpu"))
 
 
 def memories(model: torch.nn.Module) -> dict[int, Memory]:

@@ -10,7 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 _KINDS = {
     "deltackpt_step": ("gauge", "The step that an engine, or the cache, is at."),
     "deltackpt_lag_steps": ("gauge", "Steps between an engine and the newest one that is in the cache."),
-    "deltackpt_lag_seconds": ("gauge", "From the publication of a step to its use by an engine."),
+    "deltackpt_lag_seconds": (
+        "gauge",
+        "From the publication of a step to its use by an engine, or until now where it is behind.",
+    ),
     "deltackpt_pause_seconds": ("gauge", "How long the last update stopped an engine."),
     "deltackpt_pause_seconds_total": ("counter", "How long updates stopped an engine, in all."),
     "deltackpt_updates_total": ("counter", "Updates that an engine took."),

@@ -39,6 +39,10 @@ class Proof:
     def summary(self) -> dict[str, Any]:
         return {"proven": len(self.regions), "unproven": len(self.unproven), "ties": len(self.ties)}
 
+    def share(self, table: Mapping[str, Tensor]) -> str:
+        """How much of a step can be held against the engine's memory."""
+        return f"{len(self.regions)} of {len(table)} tensors"
+
 
 def prove(
     found: Trace, model: torch.nn.Module, memory: Mapping[int, Memory], table: Mapping[str, Tensor], read: Read,
@@ -48,10 +52,11 @@ def prove(
 
     A tensor is proven if all that the loader did with it was plain copies that nothing overwrote, into parameters
     that hold nothing but such copies and constants, and if every word that was read back is the step's. ``whole``: the
-    engine holds all of the model, so each element has to have a place. ``read`` gives a tensor's bytes.
+    engine holds all of the model, so each element has to have a place. ``read`` gives a tensor's bytes. Nothing of a
+    model that holds anything else made of its weights is proven.
     """
     proof = Proof()
-    everything = found.broken or derived(model, memory)
+    everything = found.broken or quantized(model) or derived(model, memory)
     if everything is not None:
         proof.unproven = dict.fromkeys(table, everything)
         return proof
@@ -134,6 +139,16 @@ def same(proof: Proof, memory: Mapping[int, Memory], table: Mapping[str, Tensor]
         if regions and _read_back(regions, memory, table[name], read(name), False):
             wrong.append(name)
     return wrong
+
+
+def quantized(model: torch.nn.Module) -> str | None:
+    """Why what the loader filled may not be what the engine computes with: a layer has a method that may repack, scale
+    or drop its weights, or keep numbers of them, once they are loaded."""
+    for name, module in model.named_modules():
+        method = type(getattr(module, "quant_method", None)).__name__
+        if method != "NoneType" and not method.startswith("Unquantized"):
+            return f"{name} is processed by {method} after a load"
+    return None
 
 
 def derived(model: torch.nn.Module, memory: Mapping[int, Memory]) -> str | None:

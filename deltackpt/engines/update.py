@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from deltackpt.errors import ChainError
 
 PHASES = ("stage", "apply", "check", "undo")
 REPORTS = "receivers"  # in the cache
@@ -66,3 +69,13 @@ def read_reports(cache: str | os.PathLike[str], token: str) -> list[Report]:
         found.append(Report(**json.loads(path.read_text())))
         path.unlink(missing_ok=True)
     return found
+
+
+def raise_first(reports: Sequence[Report], name: str) -> None:
+    """Raise what went wrong, in the words of the first rank that says so: ChainError ``engine-wedged`` where its
+    weights may be those of no step, else ``engine-refused``."""
+    for report in reports:
+        if (error := report.error) is not None:
+            code = "engine-wedged" if report.wedged else "engine-refused"
+            have = f"{error['where']}: {error['have']} [{error['error']}]"
+            raise ChainError(code, where=name, have=have, need=str(error["need"]), hint=str(error["hint"]))

@@ -12,7 +12,7 @@ from deltackpt_cli.app import run
 from deltackpt.engines.clients import Host, client_of
 from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
-from deltackpt.errors import ChainError, UsageError
+from deltackpt.errors import ChainError, StoreError, UsageError
 from deltackpt.repository import Repository
 from deltackpt.sync.follow import Follower
 
@@ -22,7 +22,7 @@ class FakeSglang:
 
     def __init__(self):
         self.calls, self.path, self.version, self.paused = [], "start", "default", False
-        self.refuses, self.vanishes = set(), False
+        self.refuses, self.vanishes, self.fails = set(), False, {}  # fails: {route: how often still}
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -32,6 +32,10 @@ class FakeSglang:
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
                 fake.calls.append(self.path)
+                if fake.fails.get(self.path, 0) > 0:
+                    fake.fails[self.path] -= 1
+                    self.answer("no", 400)
+                    return
                 if self.path == "/update_weights_from_disk":
                     if any(body["model_path"].split("/")[-1].startswith(r) for r in fake.refuses):
                         self.answer({"success": False, "message": "no such weights"})
@@ -41,12 +45,15 @@ class FakeSglang:
                     fake.version = body.get("weight_version", fake.version)
                     self.answer({"success": True, "message": ""})
                     return
+                if self.path == "/flush_cache":
+                    self.answer("Cache flushed.\n")
+                    return
                 fake.paused = {"/pause_generation": True, "/continue_generation": False}.get(self.path, fake.paused)
                 self.answer({})
 
-            def answer(self, body):
-                raw = json.dumps(body).encode()
-                self.send_response(503 if fake.vanishes else 200)
+            def answer(self, body, status=200):
+                raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+                self.send_response(503 if fake.vanishes else status)
                 self.send_header("content-length", str(len(raw)))
                 self.end_headers()
                 self.wfile.write(raw)
@@ -147,6 +154,98 @@ def test_together_is_all_or_none(tmp_path, fakes):
     assert [f.version for f in fakes] == ["1", "1"]
 
 
+def test_a_cache_that_cannot_be_dropped_takes_the_step_back(tmp_path, fakes):
+    """Else it would answer from new weights, and from what was computed with old ones."""
+    world = World(tmp_path)
+    made, told, _ = serving(world, fakes[:1])
+    world.run(1)
+    made.move()
+    assert made.engines()
+    old = fakes[0].path
+    fakes[0].fails["/flush_cache"] = 1
+    world.run(1)
+    made.move()
+    assert not made.engines()
+    assert (fakes[0].path, fakes[0].version, fakes[0].paused) == (old, "0", False)
+    assert made.engines()
+    assert fakes[0].version == "1"
+    assert [event for event, _ in told].count("failed") == 1
+
+
+def test_one_that_was_not_resumed_is_resumed_at_the_next_look(tmp_path, fakes):
+    world = World(tmp_path)
+    made, _, _ = serving(world, fakes[:1])
+    fakes[0].fails["/continue_generation"] = 1
+    world.run(1)
+    made.move()
+    assert made.engines()
+    assert fakes[0].paused
+    assert made.engines()
+    assert not fakes[0].paused
+
+
+def test_together_a_step_that_one_made_final_is_not_taken_back(tmp_path, fakes, monkeypatch):
+    """The one that ended on the way comes along when it is back."""
+    world = World(tmp_path)
+    made, told, _ = serving(world, fakes, together=True)
+    world.run(1)
+    made.move()
+    assert made.engines()
+
+    def ended():
+        raise ChainError("engine-refused", where="it", have="an end", need="an answer")
+
+    monkeypatch.setattr(made.seats[0].client, "finish", ended)
+    world.run(1)
+    made.move()
+    assert not made.engines()
+    assert [f.paused for f in fakes] == [False, False]
+    assert made.seats[1].at.step == 1
+    monkeypatch.undo()
+    assert made.engines()
+    assert [f.version for f in fakes] == ["1", "1"]
+
+
+def test_weights_are_read_back_before_an_engine_is_resumed(tmp_path, fakes, monkeypatch):
+    world = World(tmp_path)
+    made, _, _ = serving(world, fakes[:1], check=True)
+    seen = []
+    monkeypatch.setattr(made.seats[0].client, "check", lambda: seen.append((fakes[0].version, fakes[0].paused)))
+    world.run(1)
+    made.move()
+    assert made.engines()
+    assert seen == [("0", True)]
+
+
+def test_an_engine_behind_is_seen_in_the_metrics(tmp_path, fakes):
+    world = World(tmp_path)
+    made, _, metrics = serving(world, fakes[:1])
+    fakes[0].refuses.add("0")
+    world.run(3)
+    made.move()
+    assert not made.engines()
+    first = lag(metrics, fakes[0])
+    assert not made.engines()
+    assert lag(metrics, fakes[0]) > first
+    assert f'deltackpt_lag_steps{{engine="{fakes[0].spec}"}} 2' in metrics.text()
+
+
+def lag(metrics, fake):
+    (line,) = [x for x in metrics.text().splitlines() if x.startswith(f'deltackpt_lag_seconds{{engine="{fake.spec}"')]
+    return float(line.split()[-1])
+
+
+def test_what_is_no_engine_is_told_apart_from_one_that_is_away(tmp_path, fakes):
+    host = Host("r", tmp_path, timeout=5)
+    vllm = client_of(fakes[0].spec.replace("sglang", "vllm"), host)
+    with pytest.raises(ChainError, match="Is it this engine"):  # its answer has another field
+        vllm.http.field("/weight_info", "no_such_field")
+    fakes[0].close()
+    with pytest.raises(StoreError):
+        vllm.version()
+    fakes[0] = FakeSglang()
+
+
 def test_one_that_is_away_comes_later_and_one_that_was_restarted_is_brought_along(tmp_path, fakes):
     world = World(tmp_path)
     made, told, _ = serving(world, fakes)
@@ -173,7 +272,7 @@ def test_a_wedged_engine_is_marked_and_left_alone_until_it_restarts(tmp_path, fa
     def wedged():
         raise ChainError("engine-wedged", where="w", have="other bits", need="those of the step")
 
-    monkeypatch.setattr(made._seats[0].client, "check", wedged)
+    monkeypatch.setattr(made.seats[0].client, "check", wedged)
     fakes[0].refuses.add("00000001-")
     world.run(1)
     made.move()
@@ -209,5 +308,6 @@ def test_the_command(tmp_path, fakes, capsys):
     assert run([*line, "--engine", fakes[0].spec]) == 4
     assert run([*line, "--engine", "sglang=nowhere"]) == 2
     assert run([*line, "--engine", fakes[0].spec, "--pause", "never"]) == 2
+    assert run([*line, "--engine", fakes[0].spec, "--pause", "wait"]) == 2  # SGLang has no such way
     with pytest.raises(UsageError):
         client_of("trt=http://x", Host("r", tmp_path))

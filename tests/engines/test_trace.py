@@ -1,5 +1,8 @@
 """What a loader does is seen through, or it is not trusted: only plain copies that prove out are scattered into."""
 
+import importlib
+import pickle
+
 import numpy as np
 import pytest
 
@@ -15,7 +18,7 @@ from deltackpt.engines.memory import memories  # noqa: E402
 from deltackpt.engines.receiver import Receiver  # noqa: E402
 from deltackpt.engines.regions import Region  # noqa: E402
 from deltackpt.engines.update import Update  # noqa: E402
-from deltackpt.errors import ChainError, DeltackptError, UsageError  # noqa: E402
+from deltackpt.errors import ChainError, CheckpointError, DeltackptError, StoreError, UsageError  # noqa: E402
 
 
 class Fused(torch.nn.Module):
@@ -162,6 +165,14 @@ class Derived(Fused):
         self.transposed = self.o.data.t().contiguous()
 
 
+class Quantized(Fused):
+    """Its map looks whole; what a method made of the weights, such as a number, nobody sees."""
+
+    class PackedMethod: ...
+
+    quant_method = PackedMethod()
+
+
 class Raises(Fused):
     calls = 0
 
@@ -178,7 +189,7 @@ class Raises(Fused):
         (InPlace, "add_"), (Cast, "go through"), (Composed, "copy_"), (ByValue, "go through"),
         (ChangesTheSource, "changed by"), (Partial, "no tensor of the checkpoint is copied to"),
         (Overwritten, "overwritten"), (Replaces, "replaced"), (MovesData, "moved"), (Derived, "computed from weights"),
-        (Raises, "not again"),
+        (Raises, "not again"), (Quantized, "processed by PackedMethod"),
     ],
 )  # fmt: skip
 def test_anything_else_falls_back_and_says_why(tmp_path, kind, why):
@@ -284,6 +295,72 @@ def test_a_load_that_fails_is_taken_back_by_the_old_slot(tmp_path, monkeypatch):
     assert receiver.wedged
 
 
+@pytest.mark.parametrize("kind", [Cast, Quantized])
+def test_a_load_that_fails_in_tensors_without_proof_is_taken_back(tmp_path, monkeypatch, kind):
+    """Nothing that can be compared is wrong, and yet the weights are a mix."""
+    model = kind()
+    run, receiver = attached(tmp_path, model)
+    run.publish(nudge(run.states[0], 1, 0.2))
+    native = receiver.engine.native
+
+    def half(folder):
+        if "00000001-" not in folder.name:
+            return native(folder)
+        model.o.data.copy_(run.states[1]["o"])
+        raise OSError("half of it")
+
+    monkeypatch.setattr(receiver.engine, "native", half)
+    with pytest.raises(ChainError, match="half of it"):
+        receiver.update(Update())
+    assert not receiver.wedged
+    assert bits(model) == fresh(kind, run, 0)
+
+
+def test_weights_that_no_slot_has_are_kept_until_the_load_is_through(tmp_path, monkeypatch):
+    model = Fused()
+    run = Run(tmp_path)
+    run.steps(state(), 2)
+    model.load_weights(nudge(run.states[0], 7, 0.5).items())
+    before = bits(model)
+    receiver = Receiver(sglang.Rank(model), str(run.url), str(tmp_path / "cache"))
+    native = receiver.engine.native
+
+    def half(folder):
+        native(folder)
+        raise OSError("nearly")
+
+    monkeypatch.setattr(receiver.engine, "native", half)
+    with pytest.raises(ChainError, match="nearly"):
+        receiver.update(Update())
+    assert (receiver.link, receiver.wedged) == (None, False)
+    assert bits(model) == before
+    monkeypatch.undo()
+    receiver.update(Update())
+    assert bits(model) == fresh(Fused, run, 1)
+    receiver.update(Update(phase="undo"))
+    assert (receiver.link, bits(model)) == (None, before)
+
+
+class Counts(Fused):
+    def load_weights(self, weights):
+        seen = dict(weights)
+        super().load_weights(seen.items())
+        return {"qkv" if name in "qkv" else name for name in seen}
+
+
+def test_a_step_without_weights_for_all_of_an_unknown_model(tmp_path):
+    model = Counts()
+    whole = state()
+    model.load_weights(whole.items())
+    before = bits(model)
+    run = Run(tmp_path)
+    run.publish({name: w + 1 for name, w in whole.items() if name != "o"})
+    receiver = Receiver(sglang.Rank(model), str(run.url), str(tmp_path / "cache"))
+    with pytest.raises(CheckpointError, match="'o'"):
+        receiver.update(Update())
+    assert (receiver.wedged, bits(model)) == (False, before)
+
+
 def test_another_origin_and_another_model(tmp_path):
     run, receiver = attached(tmp_path, Fused())
     run.publish({**run.states[0], "o": torch.zeros(3, 3, dtype=torch.bfloat16)})
@@ -298,15 +375,51 @@ def test_another_origin_and_another_model(tmp_path):
     assert (report.mode, report.proof["unproven"]) == ("reload", 0)
 
 
+def as_sglang_does(model, ask, rank=0):
+    """`update_weights_from_tensor`: pickled, sent, put on the device, and handed to what the load format names."""
+    sent = pickle.dumps(ask.tensors)
+    named = [(name, tensor.to("cpu")) for name, tensor in pickle.loads(sent)]
+    module, _, function = sglang.LOADER.rpartition(".")
+    getattr(importlib.import_module(module), function)(model, named)
+
+
 def test_sglang_reads_the_patch_itself(tmp_path):
+    model = Fused()
+    run = Run(tmp_path)
+    run.steps(state(), 4)
+    model.load_weights(run.states[0].items())
+    where = str(run.url), str(tmp_path / "cache")
+    modes = []
+    for step in (0, 1, 2):
+        ask = sglang.Ask(*where, step)
+        as_sglang_does(model, ask)
+        (report,) = ask.taken()
+        modes.append(report.mode)
+        assert (report.step, bits(model)) == (step, fresh(Fused, run, step))
+    assert modes == ["reload", "scatter", "scatter"]  # before the first nobody knows which step it is
+
+
+def test_sglang_goes_on_where_a_step_cannot_be_taken(tmp_path):
     model = Fused()
     run = Run(tmp_path)
     run.steps(state(), 3)
     model.load_weights(run.states[0].items())
     where = str(run.url), str(tmp_path / "cache")
-    for step in (0, 1, 2):
-        sglang.load_weights(model, [sglang.message(*where, step)])
-        assert bits(model) == fresh(Fused, run, step)
+    as_sglang_does(model, sglang.Ask(*where, 1))
+    patch = run.url / run.repo.load(run.repo.find(2)).patch[0].name
+    patch.write_bytes(patch.read_bytes()[:-1] + b"?")
+    for ask, code in (
+        (sglang.Ask(*where, 2), "object-hash"),
+        (sglang.Ask(*where, 9), "step-missing"),
+        (sglang.Ask(*where, 1, state="0" * 64), "state-unexpected"),
+        (sglang.Ask(str(tmp_path / "nowhere"), where[1]), "repository-missing"),
+    ):
+        as_sglang_does(model, ask)  # a loader that raises would end SGLang
+        with pytest.raises(ChainError, match=code):
+            ask.taken()
+        assert bits(model) == fresh(Fused, run, 1)
+    with pytest.raises(StoreError):
+        ask.taken()  # a report is taken once
     with pytest.raises(UsageError):
         sglang.load_weights(model, [("q", run.states[0]["q"])])
 

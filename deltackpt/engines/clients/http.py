@@ -1,4 +1,4 @@
-"""One engine's HTTP routes: JSON in, JSON out, and errors that say which engine and what it said."""
+"""One engine's HTTP routes: JSON in, JSON or a text out, and errors that say which engine and what it said."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from deltackpt.errors import ChainError, StoreError
 
 MAX_ANSWER = 64 << 20
+_ROUTES = "Is it this engine? vLLM has this route with VLLM_SERVER_DEV_MODE=1 only."
 
 
 class Http:
@@ -25,17 +26,37 @@ class Http:
         headers = {"content-type": "application/json"}
         return self._ask(urllib.request.Request(self.url + path, data, headers, method="POST"), timeout)
 
+    def field(self, path: str, name: str, timeout: float = 10) -> Any:
+        """One field of a JSON object. Raises ChainError ``engine-refused`` where the answer is anything else."""
+        answer = self.get(path, timeout)
+        if not isinstance(answer, dict) or name not in answer:
+            have, need = f"the answer {str(answer)[:200]!r}", f"an object with {name!r}"
+            raise ChainError("engine-refused", where=self.url + path, have=have, need=need, hint="Is it this engine?")
+        return answer[name]
+
     def _ask(self, request: urllib.request.Request, timeout: float | None) -> Any:
         """Raises ChainError ``engine-refused`` for an error as the answer, StoreError ``engine-silent`` for none."""
         try:
             with urllib.request.urlopen(request, timeout=timeout or self.timeout) as answer:
                 raw = answer.read(MAX_ANSWER)
-            return json.loads(raw) if raw else None
+            return _parsed(raw)
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode(errors="replace")
             have = f"status {error.code}: {said[:600]}"
-            raise ChainError("engine-refused", where=request.full_url, have=have, need="status 200") from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            hint = _ROUTES if error.code == 404 else ""
+            raise ChainError(
+                "engine-refused", where=request.full_url, have=have, need="status 200", hint=hint
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
             have = f"no answer ({type(error).__name__}: {str(error)[:200]})"
             hint = "Is it running? It is asked again, and brought to the newest step then."
             raise StoreError("engine-silent", where=request.full_url, have=have, need="an answer", hint=hint) from error
+
+
+def _parsed(raw: bytes) -> Any:
+    if not raw:
+        return None
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw.decode(errors="replace")

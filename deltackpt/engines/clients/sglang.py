@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from deltackpt.engines.clients.base import Client, Ready
+from deltackpt.engines.clients.base import Client, Host, Ready
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.format.manifest import Link
 
-_PAUSES = {"keep": "retract", "wait": "in_place", "abort": "abort"}
+# Its third one, in_place, goes on with what was computed with the old weights.
+_PAUSES = {"keep": "retract", "abort": "abort"}
 
 
 class SglangClient(Client):
     """SGLang loads the whole checkpoint, and goes back to its old one by itself where that fails."""
 
     kind = "sglang"
-    _path = Path()
-    _before = ""
-    _step = ""
+
+    def __init__(self, url: str, host: Host) -> None:
+        """Raises UsageError ``engine-form`` for a way to pause that SGLang does not have."""
+        super().__init__(url, host)
+        if host.pause not in _PAUSES:
+            need = " or ".join(_PAUSES)
+            raise UsageError("engine-form", where=f"--pause, for {self.name}", have=host.pause, need=need)
+        self._path, self._step = Path(), ""
+        self._before = Path(), ""
 
     def version(self) -> str:
-        return str(self.http.get("/model_info", 10).get("weight_version"))
+        return str(self.http.field("/model_info", "weight_version"))
 
     def stage(self, link: Link, state: str, path: Path) -> Ready:
         self._path, self._step = path, str(link.step)
-        self._before = str(self.http.get("/model_info", 10).get("model_path", ""))
+        self._before = Path(str(self.http.field("/model_info", "model_path"))), self.version()
         return Ready("reload", "SGLang reads whole checkpoints")
 
     def pause(self) -> None:
-        if self.host.pause not in _PAUSES:
-            need = " or ".join(_PAUSES)
-            raise UsageError("engine-form", where="--pause", have=self.host.pause, need=need)
         self.http.post("/pause_generation", {"mode": _PAUSES[self.host.pause]})
 
     def apply(self) -> Ready:
         self._load(self._path, self._step)
         return Ready("reload", "SGLang reads whole checkpoints")
 
-    def _load(self, path: Path, version: str | None) -> None:
-        body: dict[str, Any] = {"model_path": str(path), "flush_cache": True, "abort_all_requests": False}
-        if version is not None:
-            body["weight_version"] = version
+    def _load(self, path: Path, version: str) -> None:
+        body = {"model_path": str(path), "flush_cache": True, "abort_all_requests": False, "weight_version": version}
         answer = self.http.post("/update_weights_from_disk", body)
         if not isinstance(answer, dict) or answer.get("success") is not True:
             have = str(answer.get("message") if isinstance(answer, dict) else answer)[:600]
@@ -55,7 +56,7 @@ class SglangClient(Client):
             raise ChainError("engine-refused", where=self.name, have=f"version {found}", need=self._step)
 
     def undo(self) -> None:
-        self._load(Path(self._before), None)
+        self._load(*self._before)
 
     def resume(self) -> None:
         self.http.post("/continue_generation", {})

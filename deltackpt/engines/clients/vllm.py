@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.engines.clients.base import Client, Host, Ready
-from deltackpt.engines.update import Report, read_reports
+from deltackpt.engines.update import Report, raise_first, read_reports
 from deltackpt.errors import ChainError, StoreError
 from deltackpt.format.manifest import Link
 
@@ -22,18 +22,21 @@ class VllmClient(Client):
         super().__init__(url, host)
         self._want: dict[str, Any] = {}
         self._step = ""
+        self._open = False  # vLLM's update session
 
     def version(self) -> str:
-        return str(self.http.get("/weight_info", 10)["weight_version"])
+        return str(self.http.field("/weight_info", "weight_version"))
 
     def stage(self, link: Link, state: str, path: Path) -> Ready:
         self._want = {"step": f"{link.step}-{link.id}", "state": state, "mode": self.host.mode}
         self._step = str(link.step)
         reports = self._staged()
-        _raise(reports, self.name)
+        raise_first(reports, self.name)
         ready = _ready(reports)
         ready.quiet = all(r.mode == "none" or (r.mode == "scatter" and r.elements == 0) for r in reports)
-        self._session(reports)
+        if any(report.open for report in reports):  # a follower that was killed left it so
+            self._close()
+        self._begin()
         return ready
 
     def _staged(self) -> list[Report]:
@@ -41,7 +44,7 @@ class VllmClient(Client):
         token = secrets.token_hex(8)
         init = {"repository": self.host.repository, "cache": str(self.host.cache), "ref": self.host.ref}
         self.http.post("/init_weight_transfer_engine", {"init_info": {**init, **self._want, "token": token}})
-        ranks = int(self.http.get("/get_world_size?include_dp=true", 10)["world_size"])
+        ranks = int(self.http.field("/get_world_size?include_dp=true", "world_size"))
         found: list[Report] = []
         end = time.monotonic() + self.host.timeout
         while len(found) < ranks:
@@ -53,19 +56,22 @@ class VllmClient(Client):
         read_reports(self.host.cache, token)
         return found
 
-    def _session(self, reports: list[Report]) -> None:
-        """vLLM's update session; one that a killed follower left open is closed first."""
-        if any(report.open for report in reports):
-            self.http.post("/finish_weight_update", {})
+    def _begin(self) -> None:
         self.http.post("/start_weight_update")
+        self._open = True
+
+    def _close(self, **more: str) -> None:
+        self._open = False
+        self.http.post("/finish_weight_update", more)
 
     def _phase(self, phase: str) -> list[Report]:
+        """Of an open session, which an error closes."""
         token = secrets.token_hex(8)
         self.http.post("/update_weights", {"update_info": {**self._want, "phase": phase, "token": token}})
         reports = read_reports(self.host.cache, token)
         if any(report.error is not None for report in reports):
-            self.http.post("/finish_weight_update", {})
-        _raise(reports, self.name)
+            self._close()
+        raise_first(reports, self.name)
         return reports
 
     def pause(self) -> None:
@@ -82,33 +88,27 @@ class VllmClient(Client):
             raise ChainError("engine-refused", where=self.name, have="a prefix cache that stays", need="an empty one")
 
     def finish(self) -> None:
-        self.http.post("/finish_weight_update", {"weight_version": self._step})
+        self._close(weight_version=self._step)
         if (found := self.version()) != self._step:
             raise ChainError("engine-refused", where=self.name, have=f"version {found}", need=self._step)
 
     def undo(self) -> None:
-        self._phase("undo")
-        self.http.post("/finish_weight_update", {})
+        if self._open:  # else it was final, or it never began
+            self._phase("undo")
+            self._close()
 
     def resume(self) -> None:
         self.http.post("/resume")
 
     def check(self) -> None:
-        self.http.post("/start_weight_update")
+        if self._open:
+            self._phase("check")
+            return
+        self._begin()
         self._phase("check")
-        self.http.post("/finish_weight_update", {})
+        self._close()
 
 
 def _ready(reports: list[Report]) -> Ready:
     first = reports[0] if reports else Report()
     return Ready(first.mode, first.reason, sum(r.elements for r in reports))
-
-
-def _raise(reports: list[Report], name: str) -> None:
-    """What the ranks say went wrong, in their own words."""
-    for report in reports:
-        if report.error is not None:
-            e = report.error
-            code = "engine-wedged" if report.wedged else "engine-refused"
-            have = f"{e['where']}: {e['have']} [{e['error']}]"
-            raise ChainError(code, where=name, have=have, need=str(e["need"]), hint=str(e["hint"]))

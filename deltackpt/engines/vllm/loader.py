@@ -16,6 +16,9 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from deltackpt.engines.host import bring, reading
+from deltackpt.engines.ranks import model_differs
+from deltackpt.engines.vllm.disk import left_out, weights_in
+from deltackpt.engines.vllm.world import everyone
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
@@ -32,36 +35,35 @@ class DeltaLoader(BaseModelLoader):  # type: ignore[misc]
             raise UsageError("loader-options", where="model_loader_extra_config", have=repr(given)[:200], need=need)
         self._given = given
 
-    def _bring(self) -> Link:
+    def _find(self) -> tuple[Repository, Link]:
         repo = Repository.open(self._given["repository"])
-        link = repo.find(self._given.get("step", "latest"), self._given.get("ref", "main"))
+        return repo, repo.find(self._given.get("step", "latest"), self._given.get("ref", "main"))
+
+    def _bring(self) -> Link:
+        """The same step on every rank, whatever is published in between."""
+        repo, mine = self._find()
+        link: Link = everyone(mine)[0]
         bring(repo, self._given["cache"], link)
         return link
 
     def download_model(self, model_config: ModelConfig) -> None:
-        self._bring()
+        repo, link = self._find()
+        bring(repo, self._given["cache"], link)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         global ORIGIN
         link = self._bring()
         with reading(self._given["cache"]) as held:
             ORIGIN = str(held.slot(link))
-            loaded = model.load_weights(_weights_in(held.slot(link), model_config, model))
-        missing = {name for name, _ in model.named_parameters()} - set(loaded or ())
-        if loaded is not None and missing and model_config.quantization is None:
-            raise ValueError(f"weights that the step does not have: {sorted(missing)[:8]}")
+            loaded = model.load_weights(weights_in(held.slot(link), model_config, model))
+        if missing := left_out({name for name, _ in model.named_parameters()}, loaded, model_config):
+            raise model_differs(f"step {link.step}", missing)
 
     def get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Any:
         """For vLLM's own `reload_weights`: the step that is asked for, as it is now."""
         link = self._bring()
         with reading(self._given["cache"]) as held:
-            yield from _weights_in(held.slot(link), model_config, model)
+            yield from weights_in(held.slot(link), model_config, model)
 
 
 _OPTIONS = {"repository", "cache", "step", "ref"}
-
-
-def _weights_in(folder: Any, model_config: ModelConfig, model: torch.nn.Module) -> Any:
-    from deltackpt.engines.vllm.rank import weights_in
-
-    return weights_in(folder, model_config, model)

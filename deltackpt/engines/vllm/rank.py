@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import LoadConfig, VllmConfig, set_current_vllm_config
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import get_world_group
-from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.reload import layerwise
+from vllm.platforms import current_platform
 
+from deltackpt.engines.proof import quantized
 from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.vllm import loader
+from deltackpt.engines.vllm.disk import left_out, weights_in
+from deltackpt.engines.vllm.world import everyone
 from deltackpt.errors import CheckpointError
 
 
@@ -25,21 +27,19 @@ class Rank:
         self.load = model.load_weights
         world = get_world_group()
         self.rank, self.whole = world.rank_in_group, world.world_size == 1
-        if any(p.numel() == 0 for p in model.parameters()):
-            raise CheckpointError(
-                "weights-packed",
-                where="the engine",
-                have="weights that were packed away and blanked",
-                need="plain ones, or a load is not proven to reach all of them",
-                hint="On a CPU, leave DELTACKPT_KEEP_ONEDNN unset.",
-            )
+        if why := _packed(model):
+            need = "plain ones, or a load is not proven to reach all of them"
+            hint = "On a CPU, leave DELTACKPT_KEEP_ONEDNN unset; experts and quantized layers stay packed there."
+            raise CheckpointError("weights-packed", where="the engine", have=why, need=need, hint=hint)
 
-    def native(self, folder: Path) -> None:
+    def native(self, folder: Path) -> list[str]:
         """vLLM's layerwise reload: whole layers of a complete checkpoint, copied into the memory that is there."""
+        parameters = {name for name, _ in self.model.named_parameters()}
         with set_current_vllm_config(self.config):
             layerwise.initialize_layerwise_reload(self.model)
-            self.load(weights_in(folder, self.config.model_config, self.model))
+            loaded = self.load(weights_in(folder, self.config.model_config, self.model))
             layerwise.finalize_layerwise_reload(self.model, self.config.model_config)
+        return left_out(parameters, loaded, self.config.model_config)
 
     def mend(self) -> None:
         """Layers that wait for the rest of their weights forget them, and get their memory back."""
@@ -52,23 +52,39 @@ class Rank:
             layerwise.finalize_layerwise_reload(self.model, self.config.model_config)
 
     def agree(self, word: Any) -> list[Any]:
-        world = get_world_group()
-        if world.world_size == 1:
-            return [word]
-        said: list[Any] = [None] * world.world_size
-        torch.distributed.all_gather_object(said, word, group=world.cpu_group)
-        return said
-
-
-def weights_in(folder: Path, model_config: Any, model: torch.nn.Module) -> Any:
-    """What vLLM's own loader reads from a checkpoint directory, whatever the engine was started from."""
-    there = copy.copy(model_config)
-    there.model, there.model_weights, there.revision = str(folder), "", None
-    return DefaultModelLoader(LoadConfig(load_format="safetensors")).get_all_weights(there, model)
+        return everyone(word)
 
 
 def attach(model: torch.nn.Module, config: VllmConfig, repository: str, cache: str, ref: str = "main") -> Receiver:
     """A receiver in this rank. Every rank has to do it at the same time."""
     with set_current_vllm_config(config):
-        origin = loader.ORIGIN or config.model_config.model
+        origin = loader.ORIGIN or _local(config)
         return Receiver(Rank(model, config), repository, cache, ref=ref, origin=origin)
+
+
+def _packed(model: torch.nn.Module) -> str | None:
+    """Why vLLM's own load in place would leave wrong weights: it packs them once only, which it does on CPUs."""
+    if current_platform.is_cpu() and (why := quantized(model)):
+        return why
+    for name, module in model.named_modules():
+        experts = getattr(getattr(getattr(module, "quant_method", None), "moe_kernel", None), "fused_experts", None)
+        packs = getattr(experts, "process_weights_after_loading", None)
+        if getattr(packs, "__module__", "").endswith(".cpu_moe"):
+            return f"experts {name!r} that were packed for the CPU"
+    if any(p.numel() == 0 for p in model.parameters()):
+        return "weights that were packed away and blanked"
+    return None
+
+
+def _local(config: VllmConfig) -> str:
+    """The checkpoint directory that the engine was started from; of a name on a hub, its snapshot on this host."""
+    name = str(config.model_config.model)
+    if Path(name).is_dir():
+        return name
+    try:
+        from huggingface_hub import snapshot_download
+
+        where = {"revision": config.model_config.revision, "cache_dir": config.load_config.download_dir}
+        return str(snapshot_download(name, local_files_only=True, allow_patterns=["*.safetensors*"], **where))
+    except Exception:  # no snapshot, or no hub's name: then nobody knows which step it is
+        return ""

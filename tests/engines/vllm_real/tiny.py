@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-PROMPTS = ([5, 6, 7, 8], [100, 101], [*range(5, 65)])
+PROMPTS = ([5, 6, 7, 8], [100, 101], [*range(5, 205)])  # the last fills a block of the prefix cache
 SIZES = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
@@ -28,16 +29,21 @@ def tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def tiny(folder: Path, kind: str = "Qwen3", **changes: Any) -> dict[str, torch.Tensor]:
-    """Config and tokenizer into a folder; -> the state of a random model, tied weights once."""
+def model_of(kind: str, **changes: Any) -> torch.nn.Module:
+    """A random model in bf16, the same every time."""
     import transformers
 
-    tokenizer(folder)
     config = getattr(transformers, f"{kind}Config")(**{**SIZES, "tie_word_embeddings": False, **changes})
     torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16)
+    return getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).to(torch.bfloat16)
+
+
+def tiny(folder: Path, kind: str = "Qwen3", **changes: Any) -> dict[str, torch.Tensor]:
+    """Config and tokenizer into a folder; -> the state of a random model, tied weights once."""
+    tokenizer(folder)
+    model = model_of(kind, **changes)
     model.save_pretrained(folder)
-    tied = changes.get("tie_word_embeddings", False)
+    tied = model.config.tie_word_embeddings
     return {k: v.detach() for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
 
 
@@ -49,7 +55,7 @@ def engine(path: Path | str, *, tp: int = 1, **options: Any) -> Any:
         options.setdefault("distributed_executor_backend", "uni")
     worker = "deltackpt.engines.vllm.worker.DeltaWorker"
     return LLM(
-        str(path), enforce_eager=True, dtype="bfloat16", max_model_len=256, seed=0, tensor_parallel_size=tp,
+        str(path), enforce_eager=True, dtype="bfloat16", max_model_len=512, seed=0, tensor_parallel_size=tp,
         worker_extension_cls=worker, **options,
     )  # fmt: skip
 
@@ -80,6 +86,33 @@ def of_fresh(path: Path, *, tp: int = 1, **options: Any) -> Any:
         return answers(llm), checksums(llm)
     finally:
         close(llm)
+
+
+def break_writes(worker: Any, rank: int, at: int) -> None:
+    """Let the write of that number into the memory of a rank fail, once. Runs in the engine's worker."""
+    from deltackpt.engines.memory import Memory
+
+    if worker is not None and worker.rank != rank:
+        return
+    write, count = Memory.write, [0]
+
+    def breaks(self: Memory, positions: Any, values: Any) -> None:
+        count[0] += 1
+        if count[0] == at:
+            Memory.write = write  # type: ignore[method-assign]
+            raise RuntimeError("the device is gone")
+        write(self, positions, values)
+
+    Memory.write = breaks  # type: ignore[method-assign]
+
+
+def error_of(work: Callable[[], object]) -> str:
+    """What it raises, as a text: a traceback would keep an engine of this process alive beside the next."""
+    try:
+        work()
+    except Exception as error:
+        return f"{error} {error.__cause__ or ''}"
+    return ""
 
 
 def close(llm: Any) -> None:
