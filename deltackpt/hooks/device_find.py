@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 
 from deltackpt.hooks.device_digest import keys, power
-from deltackpt.hooks.device_down import Copy, owners, put
+from deltackpt.hooks.device_down import Copy, owners, put, send, table
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.words import INTS
@@ -50,10 +51,10 @@ Batch = list[tuple[Piece, int, int]]  # start and stop: what is in one is of one
 
 @dataclass(frozen=True)
 class Loaded:
-    """A batch and its old words on the device; ``wait`` before they are read, ``free`` after."""
+    """A batch, and where its old words are on the device; ``wait`` before they are read, ``free`` after."""
 
     batch: Batch
-    old: list[torch.Tensor]
+    old: list[int]
     wait: Callable[[], None] = lambda: None
     free: Callable[[], None] = lambda: None
 
@@ -110,7 +111,8 @@ def _loaded(batches: Iterator[Batch], snapshot: Snapshot, staging: Staging | Non
     ahead: Loaded | None = None
     for batch in batches:
         if staging is None:
-            yield Loaded(batch, [snapshot.of(piece.name)[start:stop] for piece, start, stop in batch])
+            old = [snapshot.of(piece.name).data_ptr() + start * piece.dtype.width for piece, start, _ in batch]
+            yield Loaded(batch, old)
             continue
         before, ahead = ahead, staging.load(batch)
         if before is not None:
@@ -157,22 +159,26 @@ class Staging:
 
     def load(self, batch: Batch) -> Loaded:
         """Copy the words of a batch, as soon as those of the batch BUFFERS before are no longer wanted."""
-        turn, used, views = self._turn, 0, []
+        turn, used = self._turn, 0
+        views: list[torch.Tensor] = []
         self._turn = (turn + 1) % BUFFERS
         for piece, start, stop in batch:
             size = (stop - start) * piece.dtype.width
             views.append(self._room[turn][used : used + size].view(INTS[piece.dtype.width]))
             used += -(-size // 16) * 16
         words = [self._snapshot.of(piece.name)[start:stop] for piece, start, stop in batch]
+        old = [view.data_ptr() for view in views]
         if not self._cuda:
-            return Loaded(batch, [into.copy_(w) for into, w in zip(views, words, strict=True)])
+            for into, w in zip(views, words, strict=True):
+                into.copy_(w)
+            return Loaded(batch, old)
         free, full = self._free[turn], self._full[turn]
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(free)
             for into, w in zip(views, words, strict=True):
                 into.copy_(w, non_blocking=True)
             full.record()
-        return Loaded(batch, views, lambda: torch.cuda.current_stream().wait_event(full), lambda: free.record())
+        return Loaded(batch, old, lambda: torch.cuda.current_stream().wait_event(full), lambda: free.record())
 
     def close(self) -> None:
         """Nothing writes to the room any more."""
@@ -184,33 +190,37 @@ def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
     """Compare; what is returned waits for the number of changes, and gathers them."""
     from deltackpt.hooks import triton_compare as kernels
 
-    load.wait()
-    batch, olds = load.batch, load.old
-    news = [piece.words(start, stop) for piece, start, stop in batch]
+    batch = load.batch
     width = batch[0][0].dtype.width
-    blocks = [-(-new.numel() // kernels.BLOCK) for new in news]
+    cast = [piece.words(start, stop) if piece.cast else None for piece, start, stop in batch]
+    new = [
+        piece.tensor.data_ptr() + start * width if words is None else words.data_ptr()
+        for (piece, start, _), words in zip(batch, cast, strict=True)
+    ]
+    blocks = [-(-(stop - start) // kernels.BLOCK) for _, start, stop in batch]
     first = [0, *accumulate(blocks)]
-    at = [(old.data_ptr(), new.data_ptr()) for old, new in zip(olds, news, strict=True)]
     rows = [
         first[:-1],
-        [new.numel() for new in news],
-        [old for old, _ in at],
-        [new for _, new in at],
+        [stop - start for _, start, stop in batch],
+        load.old,
+        new,
         [start for _, start, _ in batch],
         [start + (piece.box.start if piece.box.proper else 0) for piece, start, _ in batch],
     ]
-    table, owner = put(rows, device), owners(blocks, device)
-    mask, offsets = kernels.compare(table, owner, width, all(a % 16 == b % 16 == 0 for a, b in at))
-    known = Copy([offsets[put(first, device)]])
+    sent = send(device, table(rows), owners(blocks), np.array(first))
+    runs, owner, edges = sent.arrays
+    load.wait()
+    mask, offsets = kernels.compare(runs, owner, width, all(at % 16 == 0 for at in (*load.old, *new)))
+    known = Copy([offsets[edges]])
 
     def gather() -> Group:
         [ends] = known.wait()
-        ends = ends.tolist()
+        ends, (runs, owner, _) = ends.tolist(), sent.arrays
         whole = max(row[0] + row[1] for row in zip(rows[5], rows[1], strict=True))
         low, high = keys(device, power(whole))
-        found = kernels.gather(table, owner, mask, offsets, ends[-1], low, high, INTS[width])
+        found = kernels.gather(runs, owner, mask, offsets, ends[-1], low, high, INTS[width])
         before, positions, old, new, sums = found
-        news.clear()  # kept until now for what was cast
+        cast.clear()
         load.free()
         starts = [kernels.WORDS * block for block in first[:-1]]
         counts = [b - a for a, b in pairwise(ends)]
@@ -248,5 +258,5 @@ def settle(group: Group, snapshot: Snapshot) -> None:
     """Move the snapshot, on the same device, on to what the group has found."""
     from deltackpt.hooks import triton_compare as kernels
 
-    bases = put([snapshot.of(piece.name).data_ptr() for piece in group.pieces], group.owner.device)
-    kernels.settle(bases, group.owner, group.offsets, group.positions, group.new)
+    bases = np.array([snapshot.of(piece.name).data_ptr() for piece in group.pieces])
+    kernels.settle(put(bases, group.owner.device), group.owner, group.offsets, group.positions, group.new)
