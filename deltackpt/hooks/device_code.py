@@ -37,8 +37,9 @@ def code(group: Group, which: Sequence[int], side: Aside | None = None) -> Gener
     tiles = [grid.tiles for grid in grids]
     first = [0, *accumulate(tiles)]
     rows = table(_rows(grids, first, [group.words[i] for i in which]))
-    sent = send(device, rows, np.array([grid.span for grid in grids]), owners(tiles))
-    columns, spans, owner = sent.arrays
+    spans = np.array([grid.span for grid in grids])
+    sent = send(device, rows, spans, owners(tiles), past=group.staged)
+    columns, span, owner = sent.arrays
     counts = count(columns, owner, group.mask, group.before)
     starts = torch.cumsum(counts, 0, dtype=torch.int32)
     total = sum(group.counts[i] for i in which)
@@ -47,23 +48,21 @@ def code(group: Group, which: Sequence[int], side: Aside | None = None) -> Gener
     )
     group.release()
     scales = scale(cells, dtype.width, MAX_EXCEPTION_K)
-    stats, sizes = measure(owner, spans, starts, scales, tuple(changes), dtype.width)
+    stats, sizes = measure(owner, span, starts, scales, tuple(changes), dtype.width)
     addresses = torch.cumsum(sizes, 0)
-    known = Copy([counts, stats, scales, sizes])
+    known = Copy([stats, scales])
     yield
 
-    on_host, stats_on_host, scales_on_host, lengths = (t.numpy() for t in known.wait())
-    on_host, lengths = on_host[1:], lengths[1:]
+    stats_on_host, scales_on_host = (t.numpy() for t in known.wait())
+    on_host, lengths = stats_on_host[:, 6].copy(), stats_on_host[:, 7].copy()
     out = write(
         owner, starts, scales, stats, addresses, tuple(changes), int(lengths.sum()), dtype.width
     )  # fmt: skip
     payload = Copy([out, checksums(out, addresses, sizes[1:])], side)
     del changes
     unary = (stats_on_host[:, 1:4].sum(1) + 7) >> 3
-    flipped = 2 * on_host > np.repeat([grid.span for grid in grids], tiles)
-    turned = np.logical_or.reduceat(flipped, first[:-1])
+    turned = np.logical_or.reduceat(2 * on_host > np.repeat(spans, tiles), first[:-1])
     ends = np.concatenate(([0], np.cumsum(lengths)))[first].tolist()
-    wide = on_host.astype(np.int64)
     yield
 
     out_on_host, crc = (t.numpy() for t in payload.wait())
@@ -77,7 +76,7 @@ def code(group: Group, which: Sequence[int], side: Aside | None = None) -> Gener
             part = slice(first[n], first[n + 1])
             ceiling, anchor, exception_k = scales_on_host[n].tolist()
             made[i] = Coded(
-                grids[n], Scale(ceiling, anchor), exception_k, wide[part], unary[part], lengths[part],
+                grids[n], Scale(ceiling, anchor), exception_k, on_host[part], unary[part], lengths[part],
                 data[ends[n] : ends[n + 1]], crc[part],
             )  # fmt: skip
     return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 CHUNK = 64 << 20  # bytes of pinned memory that are taken at once
 EXPECTED = 0.25  # bytes for each element of a model: two steps of which 1 % changed, and some more
 _ALIGN = 64
-_DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
 
 
 class Room:
@@ -109,20 +107,21 @@ class Sent:
     source: torch.Tensor
 
 
-def send(device: torch.device, *arrays: npt.NDArray[Any]) -> Sent:
-    """Arrays of int32 or int64 to the device, together, past all copies that are queued."""
-    from deltackpt.hooks.triton_fetch import fetch
+def send(device: torch.device, *arrays: npt.NDArray[np.int64], past: bool) -> Sent:
+    """Arrays to the device, together. ``past``: past the large copies that are queued, which others stand behind."""
+    sizes = [array.size + -array.size % _ALIGN for array in arrays]
+    here = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
+    flat, at = here.numpy(), 0
+    for array, size in zip(arrays, sizes, strict=True):
+        flat[at : at + array.size] = array.reshape(-1)
+        at += size
+    if past:
+        from deltackpt.hooks.triton_fetch import fetch
 
-    starts = [0, *accumulate(-(-array.nbytes // _ALIGN) * _ALIGN for array in arrays)]
-    here = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-    flat = here.numpy()
-    for at, array in zip(starts, arrays, strict=False):
-        flat[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
-    there = fetch(here, device)
-    views = [
-        there[at : at + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
-        for at, array in zip(starts, arrays, strict=False)
-    ]
+        there = fetch(here, device)
+    else:
+        there = here.to(device, non_blocking=True)
+    views = [part[: array.size].view(array.shape) for part, array in zip(there.split(sizes), arrays, strict=True)]
     return Sent(views, here)
 
 
@@ -137,6 +136,6 @@ def table(rows: Any) -> npt.NDArray[np.int64]:
     return np.array(rows, np.int64)
 
 
-def owners(counts: Sequence[int]) -> npt.NDArray[np.int32]:
+def owners(counts: Sequence[int]) -> npt.NDArray[np.int64]:
     """For each of the programs of a launch, whose it is: ``counts[i]`` of them are i's."""
-    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return np.repeat(np.arange(len(counts)), counts)

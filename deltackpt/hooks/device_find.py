@@ -25,11 +25,13 @@ PIECES = 4096  # of a batch, at most
 class Group:
     """Pieces of one dtype and their changes, on the device, piece by piece.
 
-    ``owner`` is the piece of every block of elements, ``offsets`` how many changes come before it. ``mask`` has a bit
-    an element and ``before`` the changes before each of its words; a piece's bits start at its entry of ``words``.
+    ``staged``: old words are still being copied to the device. ``owner`` is the piece of every block of elements,
+    ``offsets`` how many changes come before it. ``mask`` has a bit an element and ``before`` the changes before each of
+    its words; a piece's bits start at its entry of ``words``.
     """
 
     pieces: list[Piece]
+    staged: bool
     counts: list[int]
     words: list[int]
     owner: torch.Tensor
@@ -55,6 +57,7 @@ class Loaded:
 
     batch: Batch
     old: list[int]
+    staged: bool = False
     wait: Callable[[], None] = lambda: None
     free: Callable[[], None] = lambda: None
 
@@ -171,14 +174,14 @@ class Staging:
         if not self._cuda:
             for into, w in zip(views, words, strict=True):
                 into.copy_(w)
-            return Loaded(batch, old)
+            return Loaded(batch, old, True)
         free, full = self._free[turn], self._full[turn]
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(free)
             for into, w in zip(views, words, strict=True):
                 into.copy_(w, non_blocking=True)
             full.record()
-        return Loaded(batch, old, lambda: torch.cuda.current_stream().wait_event(full), lambda: free.record())
+        return Loaded(batch, old, True, lambda: torch.cuda.current_stream().wait_event(full), lambda: free.record())
 
     def close(self) -> None:
         """Nothing writes to the room any more."""
@@ -207,7 +210,7 @@ def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
         [start for _, start, _ in batch],
         [start + (piece.box.start if piece.box.proper else 0) for piece, start, _ in batch],
     ]
-    sent = send(device, table(rows), owners(blocks), np.array(first))
+    sent = send(device, table(rows), owners(blocks), np.array(first), past=load.staged)
     runs, owner, edges = sent.arrays
     load.wait()
     mask, offsets = kernels.compare(runs, owner, width, all(at % 16 == 0 for at in (*load.old, *new)))
@@ -225,8 +228,9 @@ def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
         starts = [kernels.WORDS * block for block in first[:-1]]
         counts = [b - a for a, b in pairwise(ends)]
         return Group(
-            [piece for piece, _, _ in batch], counts, starts, owner, offsets, mask, before, positions, old, new, sums
-        )
+            [piece for piece, _, _ in batch], load.staged, counts, starts,
+            owner, offsets, mask, before, positions, old, new, sums,
+        )  # fmt: skip
 
     return gather
 
@@ -246,12 +250,14 @@ def _joined(parts: Sequence[Group]) -> Group:
         return torch.cat([getattr(part, name) for part in parts])
 
     mask = torch.cat(
-        [part.mask[:-1] for part in parts if part.mask is not None] + [torch.zeros_like(parts[0].owner[:1])]
+        [part.mask[:-1] for part in parts if part.mask is not None] + [torch.zeros_like(parts[0].offsets[:1])]
     )
     positions, old, new = together("positions"), together("old"), together("new")
     gains, before = torch.stack([part.sums for part in parts]).sum(0), running("before")
     owner, offsets = together("owner"), running("offsets")
-    return Group(parts[0].pieces, [sum(counts)], [0], owner, offsets, mask, before, positions, old, new, gains)
+    return Group(
+        parts[0].pieces, parts[0].staged, [sum(counts)], [0], owner, offsets, mask, before, positions, old, new, gains
+    )
 
 
 def settle(group: Group, snapshot: Snapshot) -> None:

@@ -9,19 +9,18 @@ import torch
 import triton
 import triton.language as tl
 
-_WORDS = tl.constexpr(1024)
+_WORDS = tl.constexpr(512)
 
 
 @triton.jit
 def _fetch(source, into, size):
     at = tl.program_id(0) * _WORDS + tl.arange(0, _WORDS)
-    words = tl.load(source.to(tl.pointer_type(tl.int32)) + at, at < size, 0)
+    words = tl.load(source.to(tl.pointer_type(tl.int64)) + at, at < size, 0)
     tl.store(into + at, words, at < size)
 
 
 def fetch(here: torch.Tensor, device: torch.device) -> Any:
-    """The same bytes, whole words of 4, on the device; ``here`` has to be there until that is done."""
-    size = here.numel() // 4
-    there = torch.empty(size, dtype=torch.int32, device=device)
-    _fetch[(triton.cdiv(size, _WORDS.value),)](here.data_ptr(), there, size, num_warps=4)
-    return there.view(torch.uint8)
+    """int64 numbers, on the device; ``here`` has to be there until that is done."""
+    there = torch.empty_like(here, device=device, pin_memory=False)
+    _fetch[(triton.cdiv(here.numel(), _WORDS.value),)](here.data_ptr(), there, here.numel(), num_warps=4)
+    return there

@@ -50,6 +50,8 @@ def _measure(owner, spans, starts, scales, ranks, sizes, kinds, stats, lengths, 
     tl.store(stats + 3, over)
     tl.store(stats + 4, x)
     tl.store(stats + 5, field)
+    tl.store(stats + 6, n.to(tl.int64))
+    tl.store(stats + 7, size)
     tl.store(lengths + 1 + tile, size)
     if tile == 0:
         tl.store(lengths, size * 0)

@@ -6,7 +6,7 @@ import triton.language as tl
 from deltackpt.hooks.triton_bits import bit_length
 
 CHUNK = 1024  # changes that a program takes at once
-STATS = 6  # of a tile: k, bits of the three runs of unary codes, exceptions, raw bits
+STATS = 8  # of a tile: k, bits of the three runs of unary codes, exceptions, raw bits, changes, bytes
 
 
 @triton.jit
