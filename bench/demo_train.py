@@ -71,7 +71,7 @@ def loop(work: Path, steps: int) -> list[Any]:
 def compare_pass(hook: Any, model: Any) -> float:
     """Seconds to cast the weights, and to compare them with the snapshot, and nothing else."""
     from deltackpt.bits import uint
-    from deltackpt.diff import comparison
+    from deltackpt.diff import Comparison
     from deltackpt.hooks.words import on_host
     from deltackpt.parallel import ordered_map
 
@@ -79,11 +79,10 @@ def compare_pass(hook: Any, model: Any) -> float:
     began = time.perf_counter()
 
     def one(piece: Any) -> int:
-        kept, count = snapshot.array(piece.name), 0
-        differing = comparison(min(chunk, piece.elements), uint(piece.dtype.width))
+        kept, compared = snapshot.array(piece.name), Comparison(min(chunk, piece.elements), uint(piece.dtype.width))
         for at in range(0, piece.elements, chunk):
-            count += len(differing(kept[at : at + chunk], on_host(piece.words(at, at + chunk), piece.dtype), at)[0])
-        return count
+            compared.add(kept[at : at + chunk], on_host(piece.words(at, at + chunk), piece.dtype), at)
+        return len(compared.changes()[0])
 
     list(ordered_map(one, hook._extract(), hook._threads))
     return time.perf_counter() - began

@@ -28,13 +28,15 @@ import torch
 from deltackpt import digest
 from deltackpt.codecs import Change as HostChange
 from deltackpt.codecs import encode as encode_on_host
+from deltackpt.format.manifest import File
 from deltackpt.hooks import TrainerHook, device, device_digest, device_take
 from deltackpt.hooks.device import Change
 from deltackpt.hooks.device_code import code
+from deltackpt.hooks.device_down import Aside, aside
 from deltackpt.hooks.device_find import groups
 from deltackpt.hooks.device_packed import Found, encode
-from deltackpt.hooks.encode import entry_of
 from deltackpt.hooks.extract import Piece, pieces_of
+from deltackpt.hooks.parts import put_parts
 from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.taking import Taker
 from deltackpt.hooks.team import Alone
@@ -127,14 +129,16 @@ def found(pieces: list[Piece], snapshot: Snapshot) -> Iterator[tuple[list[Change
         yield batch, None
 
 
-def coded(batch: list[Change], group: Any, limit: int) -> Any:
+def coded(batch: list[Change], group: Any, limit: int, side: Aside | None) -> Any:
     """A job for `in_turn`: the tiles of all that is large enough, as {name: Coded}."""
     if group is not None:
         which = [i for i, piece in enumerate(group.pieces) if device_take.sparse(piece, group.counts[i], limit)]
-        made = yield from code(group, which)
+        made = yield from code(group, which, side)
         return {group.pieces[i].name: tiles for i, tiles in made.items()}
     yield
     large = [c for c in batch if device_take.sparse(c.piece, c.count, limit)]
+    if not large:
+        return {}
     tiles = encode([Found(c.piece.storage, c.positions, c.old, c.new) for c in large], large[0].piece.dtype)
     return {c.piece.name: tile for c, tile in zip(large, tiles, strict=True)}
 
@@ -144,7 +148,7 @@ def check(pieces: list[Piece], snapshot: Snapshot, limit: int) -> str:
     some = [piece for piece in sorted(pieces, key=lambda piece: piece.elements) if piece.elements <= 1 << 25]
     some = some[: len(pieces) // 3 + 3]
     made = {}
-    for tiles in device_take.in_turn(coded(batch, group, limit) for batch, group in found(some, snapshot)):
+    for tiles in device_take.in_turn(coded(batch, group, limit, None) for batch, group in found(some, snapshot)):
         made |= tiles
     sums = device_digest.sums_of_pieces(some)
     for piece, total in zip(some, sums, strict=True):
@@ -168,7 +172,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
     pieces = pieces_of(state)
     size = sum(piece.nbytes for piece in pieces)
     result: dict[str, float] = {"model bytes": float(size)}
-    limit = 1 << 20
+    limit = 1 << (16 if args.size == "small" else 20)  # small shapes are to be coded too
     taker = Taker(None, "main", "device", Alone(), pieces, None, scan_limit=limit, encoding="auto", threads=4, device=True)  # type: ignore[arg-type] # noqa: E501 # fmt: skip
     taker.take(pieces)
     snapshot = taker._snapshot
@@ -187,7 +191,8 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
     result["diff"] = size / clock.seconds(find) / 1e9
 
     def find_and_encode() -> int:
-        jobs = (coded(batch, group, limit) for batch, group in found(pieces, snapshot))
+        side = aside(where)
+        jobs = (coded(batch, group, limit, side) for batch, group in found(pieces, snapshot))
         return sum(len(tiles.payload) for made in device_take.in_turn(jobs) for tiles in made.values())
 
     payload = find_and_encode()
@@ -208,10 +213,13 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
 
         def part() -> None:
             take()
-            writer = PartWriter(Origin("ab" * 16, 1, "cd" * 32, "ef" * 32))
-            for name in sorted(deltas, key=str.encode):
-                writer.add(*entry_of(deltas[name], names))
-            store.put(f"patches/{next(count)}", writer.chunks())
+            origin, folder = Origin("ab" * 16, 1, "cd" * 32, "ef" * 32), f"patches/{next(count)}"
+
+            def put(index: int, writer: PartWriter) -> File:
+                done = store.put(f"{folder}/{index}", writer.chunks())
+                return File(done.name, done.size, done.sha256)
+
+            put_parts(deltas, origin, names, put, lambda: None, threads=taker.threads)
 
         result["diff + encode + part in memory-backed storage"] = size / clock.seconds(part, again) / 1e9
     if where.type == "cuda":

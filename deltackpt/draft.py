@@ -54,8 +54,9 @@ class Draft:
         return f"{self.folders.setdefault(kind, new_folder(kind, self.step))}/{path}"
 
     def store(self, name: str, chunks: Iterator[Buffer] | list[Buffer]) -> File:
-        self.put.append(self.repo.put(name, chunks))
-        return self.put[-1]
+        file = self.repo.put(name, chunks)
+        self.put.append(file)
+        return file
 
     def count(self, encoding: str, counts: Counts) -> None:
         self.encodings[encoding] += 1

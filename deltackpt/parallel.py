@@ -19,10 +19,11 @@ def threads_or_default(threads: int | None) -> int:
     return threads or len(os.sched_getaffinity(0))
 
 
-def ordered_map(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+def ordered_map(work: Callable[[T], R], items: Iterable[T], threads: int, *, ahead: int = AHEAD) -> Iterator[R]:
     """``map`` over threads. Numpy, xxhash and zstd let go of the interpreter's lock, so threads are enough.
 
-    An error, or a consumer that stops, cancels what has not begun and waits for what has.
+    ``ahead``: results that may wait for their turn. An error, or a consumer that stops, cancels what has not begun and
+    waits for what has.
     """
     if threads == 1:
         yield from map(work, items)
@@ -32,7 +33,7 @@ def ordered_map(work: Callable[[T], R], items: Iterable[T], threads: int) -> Ite
     try:
         for item in items:
             pending.append(pool.submit(work, item))
-            if len(pending) >= threads + AHEAD:
+            if len(pending) >= threads + ahead:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

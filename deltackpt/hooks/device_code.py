@@ -5,25 +5,27 @@ from __future__ import annotations
 import zlib
 from collections.abc import Generator, Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
 
 from deltackpt.codecs.steps import MAX_EXCEPTION_K, Scale
 from deltackpt.codecs.tiles import Grid, choose_grid
-from deltackpt.hooks.device_down import Copy, owners, put
+from deltackpt.hooks.device_down import Aside, Copy, owners, send, table
 from deltackpt.hooks.device_find import Group
 from deltackpt.hooks.device_packed import Coded
 
 
-def code(group: Group, which: Sequence[int], side: Any = None) -> Generator[None, None, dict[int, Coded]]:
+def code(group: Group, which: Sequence[int], side: Aside | None = None) -> Generator[None, None, dict[int, Coded]]:
     """Code the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
 
     Those with a tile of which more than half changed are left out.
     """
-    from deltackpt.hooks import triton_packed as kernels
+    from deltackpt.hooks.triton_arrange import arrange, count
     from deltackpt.hooks.triton_crc import checksums
+    from deltackpt.hooks.triton_measure import measure
+    from deltackpt.hooks.triton_scale import scale
+    from deltackpt.hooks.triton_write import write
 
     if not which:
         group.release()
@@ -34,33 +36,33 @@ def code(group: Group, which: Sequence[int], side: Any = None) -> Generator[None
     grids = [choose_grid(group.pieces[i].storage, group.counts[i]) for i in which]
     tiles = [grid.tiles for grid in grids]
     first = [0, *accumulate(tiles)]
-    table = put(_rows(grids, first, [group.words[i] for i in which]), device)
-    spans, owner = put([grid.span for grid in grids], device), owners(tiles, device)
-    counts = kernels.count(table, owner, group.mask, group.before)
+    rows = table(_rows(grids, first, [group.words[i] for i in which]))
+    spans = np.array([grid.span for grid in grids])
+    sent = send(device, rows, spans, owners(tiles), past=group.staged)
+    columns, span, owner = sent.arrays
+    counts = count(columns, owner, group.mask, group.before)
     starts = torch.cumsum(counts, 0, dtype=torch.int32)
     total = sum(group.counts[i] for i in which)
-    *changes, cells = kernels.arrange(
-        table, owner, group.mask, group.before, starts, group.positions, group.old, group.new, total, dtype.exponent
+    *changes, cells = arrange(
+        columns, owner, group.mask, group.before, starts, group.positions, group.old, group.new, total, dtype.exponent
     )
     group.release()
-    scales = kernels.scale(cells, dtype.width, MAX_EXCEPTION_K)
-    stats, sizes = kernels.measure(owner, spans, starts, scales, tuple(changes), dtype.width)
+    scales = scale(cells, dtype.width, MAX_EXCEPTION_K)
+    stats, sizes = measure(owner, span, starts, scales, tuple(changes), dtype.width)
     addresses = torch.cumsum(sizes, 0)
-    known = Copy([counts, stats, scales, sizes])
+    known = Copy([stats, scales])
     yield
 
-    on_host, stats_on_host, scales_on_host, lengths = (t.numpy() for t in known.wait())
-    on_host, lengths = on_host[1:], lengths[1:]
-    out = kernels.write(
+    stats_on_host, scales_on_host = (t.numpy() for t in known.wait())
+    on_host, lengths = stats_on_host[:, 6].copy(), stats_on_host[:, 7].copy()
+    out = write(
         owner, starts, scales, stats, addresses, tuple(changes), int(lengths.sum()), dtype.width
     )  # fmt: skip
     payload = Copy([out, checksums(out, addresses, sizes[1:])], side)
     del changes
     unary = (stats_on_host[:, 1:4].sum(1) + 7) >> 3
-    flipped = 2 * on_host > np.repeat([grid.span for grid in grids], tiles)
-    turned = np.logical_or.reduceat(flipped, first[:-1])
+    turned = np.logical_or.reduceat(2 * on_host > np.repeat(spans, tiles), first[:-1])
     ends = np.concatenate(([0], np.cumsum(lengths)))[first].tolist()
-    wide = on_host.astype(np.int64)
     yield
 
     out_on_host, crc = (t.numpy() for t in payload.wait())
@@ -74,14 +76,14 @@ def code(group: Group, which: Sequence[int], side: Any = None) -> Generator[None
             part = slice(first[n], first[n + 1])
             ceiling, anchor, exception_k = scales_on_host[n].tolist()
             made[i] = Coded(
-                grids[n], Scale(ceiling, anchor), exception_k, wide[part], unary[part], lengths[part],
+                grids[n], Scale(ceiling, anchor), exception_k, on_host[part], unary[part], lengths[part],
                 data[ends[n] : ends[n + 1]], crc[part],
             )  # fmt: skip
     return made
 
 
 def _rows(grids: Sequence[Grid], first: Sequence[int], words: Sequence[int]) -> list[list[int]]:
-    """The table of `triton_packed`."""
+    """The table of `triton_arrange`."""
     columns = []
     for grid, tile, word in zip(grids, first, words, strict=False):
         if grid.columns == 1:  # every tile is one run of elements: a row

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 
 from deltackpt.hooks.device_digest import keys, power
-from deltackpt.hooks.device_down import Copy, owners, put
+from deltackpt.hooks.device_down import Copy, owners, put, send, table
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.words import INTS
@@ -24,11 +25,13 @@ PIECES = 4096  # of a batch, at most
 class Group:
     """Pieces of one dtype and their changes, on the device, piece by piece.
 
-    ``owner`` is the piece of every block of elements, ``offsets`` how many changes come before it. ``mask`` has a bit
-    an element and ``before`` the changes before each of its words; a piece's bits start at its entry of ``words``.
+    ``staged``: old words are still being copied to the device. ``owner`` is the piece of every block of elements,
+    ``offsets`` how many changes come before it. ``mask`` has a bit an element and ``before`` the changes before each of
+    its words; a piece's bits start at its entry of ``words``.
     """
 
     pieces: list[Piece]
+    staged: bool
     counts: list[int]
     words: list[int]
     owner: torch.Tensor
@@ -50,10 +53,11 @@ Batch = list[tuple[Piece, int, int]]  # start and stop: what is in one is of one
 
 @dataclass(frozen=True)
 class Loaded:
-    """A batch and its old words on the device; ``wait`` before they are read, ``free`` after."""
+    """A batch, and where its old words are on the device; ``wait`` before they are read, ``free`` after."""
 
     batch: Batch
-    old: list[torch.Tensor]
+    old: list[int]
+    staged: bool = False
     wait: Callable[[], None] = lambda: None
     free: Callable[[], None] = lambda: None
 
@@ -110,7 +114,8 @@ def _loaded(batches: Iterator[Batch], snapshot: Snapshot, staging: Staging | Non
     ahead: Loaded | None = None
     for batch in batches:
         if staging is None:
-            yield Loaded(batch, [snapshot.of(piece.name)[start:stop] for piece, start, stop in batch])
+            old = [snapshot.of(piece.name).data_ptr() + start * piece.dtype.width for piece, start, _ in batch]
+            yield Loaded(batch, old)
             continue
         before, ahead = ahead, staging.load(batch)
         if before is not None:
@@ -157,22 +162,26 @@ class Staging:
 
     def load(self, batch: Batch) -> Loaded:
         """Copy the words of a batch, as soon as those of the batch BUFFERS before are no longer wanted."""
-        turn, used, views = self._turn, 0, []
+        turn, used = self._turn, 0
+        views: list[torch.Tensor] = []
         self._turn = (turn + 1) % BUFFERS
         for piece, start, stop in batch:
             size = (stop - start) * piece.dtype.width
             views.append(self._room[turn][used : used + size].view(INTS[piece.dtype.width]))
             used += -(-size // 16) * 16
         words = [self._snapshot.of(piece.name)[start:stop] for piece, start, stop in batch]
+        old = [view.data_ptr() for view in views]
         if not self._cuda:
-            return Loaded(batch, [into.copy_(w) for into, w in zip(views, words, strict=True)])
+            for into, w in zip(views, words, strict=True):
+                into.copy_(w)
+            return Loaded(batch, old, True)
         free, full = self._free[turn], self._full[turn]
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(free)
             for into, w in zip(views, words, strict=True):
                 into.copy_(w, non_blocking=True)
             full.record()
-        return Loaded(batch, views, lambda: torch.cuda.current_stream().wait_event(full), lambda: free.record())
+        return Loaded(batch, old, True, lambda: torch.cuda.current_stream().wait_event(full), lambda: free.record())
 
     def close(self) -> None:
         """Nothing writes to the room any more."""
@@ -184,39 +193,44 @@ def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
     """Compare; what is returned waits for the number of changes, and gathers them."""
     from deltackpt.hooks import triton_compare as kernels
 
-    load.wait()
-    batch, olds = load.batch, load.old
-    news = [piece.words(start, stop) for piece, start, stop in batch]
+    batch = load.batch
     width = batch[0][0].dtype.width
-    blocks = [-(-new.numel() // kernels.BLOCK) for new in news]
+    cast = [piece.words(start, stop) if piece.cast else None for piece, start, stop in batch]
+    new = [
+        piece.tensor.data_ptr() + start * width if words is None else words.data_ptr()
+        for (piece, start, _), words in zip(batch, cast, strict=True)
+    ]
+    blocks = [-(-(stop - start) // kernels.BLOCK) for _, start, stop in batch]
     first = [0, *accumulate(blocks)]
-    at = [(old.data_ptr(), new.data_ptr()) for old, new in zip(olds, news, strict=True)]
     rows = [
         first[:-1],
-        [new.numel() for new in news],
-        [old for old, _ in at],
-        [new for _, new in at],
+        [stop - start for _, start, stop in batch],
+        load.old,
+        new,
         [start for _, start, _ in batch],
         [start + (piece.box.start if piece.box.proper else 0) for piece, start, _ in batch],
     ]
-    table, owner = put(rows, device), owners(blocks, device)
-    mask, offsets = kernels.compare(table, owner, width, all(a % 16 == b % 16 == 0 for a, b in at))
-    known = Copy([offsets[put(first, device)]])
+    sent = send(device, table(rows), owners(blocks), np.array(first), past=load.staged)
+    runs, owner, edges = sent.arrays
+    load.wait()
+    mask, offsets = kernels.compare(runs, owner, width, all(at % 16 == 0 for at in (*load.old, *new)))
+    known = Copy([offsets[edges]])
 
     def gather() -> Group:
         [ends] = known.wait()
-        ends = ends.tolist()
+        ends, (runs, owner, _) = ends.tolist(), sent.arrays
         whole = max(row[0] + row[1] for row in zip(rows[5], rows[1], strict=True))
         low, high = keys(device, power(whole))
-        found = kernels.gather(table, owner, mask, offsets, ends[-1], low, high, INTS[width])
+        found = kernels.gather(runs, owner, mask, offsets, ends[-1], low, high, INTS[width])
         before, positions, old, new, sums = found
-        news.clear()  # kept until now for what was cast
+        cast.clear()
         load.free()
         starts = [kernels.WORDS * block for block in first[:-1]]
         counts = [b - a for a, b in pairwise(ends)]
         return Group(
-            [piece for piece, _, _ in batch], counts, starts, owner, offsets, mask, before, positions, old, new, sums
-        )
+            [piece for piece, _, _ in batch], load.staged, counts, starts,
+            owner, offsets, mask, before, positions, old, new, sums,
+        )  # fmt: skip
 
     return gather
 
@@ -236,17 +250,19 @@ def _joined(parts: Sequence[Group]) -> Group:
         return torch.cat([getattr(part, name) for part in parts])
 
     mask = torch.cat(
-        [part.mask[:-1] for part in parts if part.mask is not None] + [torch.zeros_like(parts[0].owner[:1])]
+        [part.mask[:-1] for part in parts if part.mask is not None] + [torch.zeros_like(parts[0].offsets[:1])]
     )
     positions, old, new = together("positions"), together("old"), together("new")
     gains, before = torch.stack([part.sums for part in parts]).sum(0), running("before")
     owner, offsets = together("owner"), running("offsets")
-    return Group(parts[0].pieces, [sum(counts)], [0], owner, offsets, mask, before, positions, old, new, gains)
+    return Group(
+        parts[0].pieces, parts[0].staged, [sum(counts)], [0], owner, offsets, mask, before, positions, old, new, gains
+    )
 
 
 def settle(group: Group, snapshot: Snapshot) -> None:
     """Move the snapshot, on the same device, on to what the group has found."""
     from deltackpt.hooks import triton_compare as kernels
 
-    bases = put([snapshot.of(piece.name).data_ptr() for piece in group.pieces], group.owner.device)
-    kernels.settle(bases, group.owner, group.offsets, group.positions, group.new)
+    bases = np.array([snapshot.of(piece.name).data_ptr() for piece in group.pieces])
+    kernels.settle(put(bases, group.owner.device), group.owner, group.offsets, group.positions, group.new)

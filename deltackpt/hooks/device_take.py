@@ -16,7 +16,7 @@ from deltackpt.digest import Sums
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.device_code import code
 from deltackpt.hooks.device_digest import fast, of_changes, to_whole
-from deltackpt.hooks.device_down import Copy, current, side_stream
+from deltackpt.hooks.device_down import Aside, Copy, aside, current, settled
 from deltackpt.hooks.device_find import Group, apart, groups, settle
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.snapshot import Snapshot
@@ -37,12 +37,16 @@ def sparse(piece: Piece, changes: int, limit: int) -> bool:
 
 def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, limit: int, coded: bool) -> None:
     """`device.take`, for pieces that `fits`; a snapshot in host memory is moved on behind."""
-    side = side_stream(pieces[0].tensor.device)
+    side = aside(pieces[0].tensor.device)
     behind: list[Delta] | None = [] if apart(snapshot, pieces[0]) else None
     jobs = (_deltas(group, snapshot, taken, limit, coded, side, behind) for group in groups(pieces, snapshot))
     with current(pieces[0].tensor.device):
-        for _ in in_turn(jobs):
-            pass
+        try:
+            for _ in in_turn(jobs):
+                pass
+        except BaseException:
+            settled(pieces[0].tensor.device)  # what was sent is still being read
+            raise
     if behind is not None:
         snapshot.advance_behind(behind)
 
@@ -67,7 +71,13 @@ def _advance(running: deque[Job]) -> Iterable[Any]:
 
 
 def _deltas(
-    group: Group, snapshot: Snapshot, taken: list[Delta], limit: int, coded: bool, side: Any, behind: list[Delta] | None
+    group: Group,
+    snapshot: Snapshot,
+    taken: list[Delta],
+    limit: int,
+    coded: bool,
+    side: Aside | None,
+    behind: list[Delta] | None,
 ) -> Job:
     pieces = [i for i, n in enumerate(group.counts) if n]
     if not pieces:

@@ -25,7 +25,8 @@ CASTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Piece:
-    """What this process holds of one tensor: ``tensor`` is the box, in its own dtype; ``cast`` is the published one."""
+    """What this process holds of one tensor: ``tensor`` is the box, contiguous, in its own dtype; ``cast`` the
+    published one, if that is another."""
 
     name: str
     dtype: DType

@@ -13,9 +13,9 @@ WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoin
 Rename = Mapping[str, str] | Callable[[str], "str | None"]
 
 
-def strip(name: str, keep: frozenset[str] = frozenset()) -> str:
-    """The name without the segments that wrappers add. ``keep``: segments that are the model's own all the same."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS or part in keep)
+def strip(name: str) -> str:
+    """The name without the segments that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def published_names(names: Iterable[str], rename: Rename | None = None) -> dict[str, str]:

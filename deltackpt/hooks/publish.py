@@ -11,19 +11,18 @@ from typing import Any
 from deltackpt import digest
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.digest import Sums, TensorDigest
-from deltackpt.draft import PART_BYTES, Draft
+from deltackpt.draft import Draft
 from deltackpt.errors import ConflictError
 from deltackpt.format.digests import UNSTATED
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.hooks.anchors import AnchorWriter, Read
 from deltackpt.hooks.delta import since
-from deltackpt.hooks.encode import entry_of, sums_of
 from deltackpt.hooks.metrics import StepMetrics
+from deltackpt.hooks.parts import put_parts
 from deltackpt.hooks.pending import Taken
 from deltackpt.hooks.plan import Files, Global
 from deltackpt.hooks.team import Team, collect, describe, rank_failed, share
 from deltackpt.leases import lease
-from deltackpt.parallel import ordered_map
 from deltackpt.patch import Origin, PartWriter
 from deltackpt.record import AnchorPolicy, compose, elements_of, since_anchor
 from deltackpt.repository import Ref, Repository, new_folder
@@ -254,58 +253,33 @@ class Publisher:
     def _do_share(self, draft: Draft, taken: Taken, begin: Begin) -> Share:
         mine = Share()
         patched = begin.origin is not None and not self.fresh
-        if patched:
-            self._put_parts(mine, draft, taken, begin)
+        if begin.origin is not None and patched:
+            self._put_parts(mine, draft, taken, begin.origin)
         if begin.whole:
             began = time.monotonic()
             writer = AnchorWriter(self.team, self.files, self.plan, self._read)
             mine.anchor = writer.write(
                 lambda path, chunks: draft.store(draft.name("anchors", path), self._live(chunks))
             )
-            mine.xxh3, mine.traffic = (
-                dict(writer.xxh3),
-                (writer.sent, writer.received, sum(f.size for f in mine.anchor.values())),
-            )
+            mine.xxh3 = dict(writer.xxh3)
+            mine.traffic = writer.sent, writer.received, sum(f.size for f in mine.anchor.values())
             if not patched:
                 mine.sums = self._first_sums()
             self._seconds["anchor"] = time.monotonic() - began
         return mine
 
-    def _put_parts(self, mine: Share, draft: Draft, taken: Taken, begin: Begin) -> None:
-        assert begin.origin is not None
-        names = set(self.plan)
-        began, put = time.monotonic(), 0.0
-        writer = PartWriter(begin.origin)
+    def _put_parts(self, mine: Share, draft: Draft, taken: Taken, origin: Origin) -> None:
+        def put(index: int, part: PartWriter) -> File:
+            number = index * self.team.size + self.team.rank + 1
+            return draft.store(draft.name("patches", f"part-{number:05d}.safetensors"), self._live(part.chunks()))
 
-        def flush() -> None:
-            nonlocal writer, put
-            at = time.monotonic()
-            number = len(mine.parts) * self.team.size + self.team.rank + 1
-            name = draft.name("patches", f"part-{number:05d}.safetensors")
-            mine.parts.append(draft.store(name, self._live(writer.chunks())))
-            writer = PartWriter(begin.origin)  # type: ignore[arg-type]
-            put += time.monotonic() - at
-
-        deltas = [taken.deltas[name] for name in sorted(taken.deltas, key=str.encode)]
-        work = ordered_map(
-            lambda d: (d, entry_of(d, names, encoding=self._encoding, scan_limit=self._scan_limit), sums_of(d)),
-            deltas,
-            self._threads,
-        )
-        for delta, (entry, encoded), sums in work:
-            self._check()
-            writer.add(entry, encoded)
-            mine.sums[delta.name] = sums
-            if delta.xxh3 is not None:
-                mine.xxh3[delta.name] = delta.xxh3
-            mine.encodings[entry.encoding] = mine.encodings.get(entry.encoding, 0) + 1
-            mine.changed[delta.name] = len(delta.positions)
-            if writer.size >= PART_BYTES:
-                flush()
-        if len(writer):
-            flush()
-        self._seconds["encode"] = time.monotonic() - began - put
-        self._seconds["put"] = put
+        parts = put_parts(
+            taken.deltas, origin, set(self.plan), put, self._check,
+            encoding=self._encoding, scan_limit=self._scan_limit, threads=self._threads,
+        )  # fmt: skip
+        mine.parts, mine.sums, mine.xxh3 = parts.files, parts.sums, parts.xxh3
+        mine.encodings, mine.changed = parts.encodings, parts.changed
+        self._seconds |= parts.seconds
 
     def _live(self, chunks: Iterator[Any]) -> Iterator[Any]:
         """Stop in the middle of a file when the hook is closed; the store then leaves no trace of it."""

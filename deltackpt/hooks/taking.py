@@ -69,6 +69,10 @@ class Taker:
     def _start(self, pieces: Sequence[Piece], link: Link | None) -> None:
         if self._cache is None:
             self._snapshot = Snapshot(pieces, host=self._host)
+            if there := [p.elements for p in pieces if p.tensor.device.type == "cuda" and self._on_device(p)]:
+                from deltackpt.hooks.device_down import reserve
+
+                reserve(sum(there))
         elif link is not None:
             self._mapped = MappedSnapshot(self._repo, self._cache, self._ref, link, self.threads)
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from deltackpt.digest import BLOCK
-from deltackpt.hooks.device_down import owners, put
+from deltackpt.hooks.device_down import owners, put, table
 from deltackpt.hooks.triton_bits import value
 from deltackpt.hooks.triton_compare import TYPES
 
@@ -84,7 +84,7 @@ def digest_runs(runs: Sequence[tuple[Any, int]], low: Any, high: Any) -> Any:
     level = all(words.data_ptr() % 16 == 0 and at % BLOCK == 0 for words, at in runs)
     sums = torch.zeros((len(runs), 2), dtype=torch.int64, device=device)
     _digest[(first[-1],)](
-        put(rows, device), len(runs), owners(programs, device), low, high, sums,
+        put(table(rows), device), len(runs), put(owners(programs), device), low, high, sums,
         word=TYPES[width], width=width, level=level, num_warps=4,
     )  # fmt: skip
     return sums

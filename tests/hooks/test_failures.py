@@ -141,7 +141,7 @@ def test_close_tries_once_more_and_then_says_so(tmp_path):
 
 
 def test_a_worker_that_breaks_is_told_of(tmp_path, monkeypatch):
-    import deltackpt.hooks.publish as module
+    import deltackpt.hooks.parts as module
 
     run = Run(tmp_path)
     run.step(0)
