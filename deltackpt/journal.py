@@ -102,8 +102,9 @@ class Journal:
         values, positions = decoded.values, decoded.positions
         wide = 0
         if positions is not None:
-            wide = 4 if len(positions) == 0 or int(positions.max()) < 1 << 32 else 8
-            positions = positions.astype(f"<u{wide}")
+            narrow = positions.itemsize == 4 or len(positions) == 0 or int(positions.max()) < 1 << 32
+            wide = 4 if narrow else 8
+            positions = positions.astype(f"<u{wide}", copy=False)
         digest = xxhash.xxh3_64()
         pieces = [p.view(np.uint8).data for p in (positions, values) if p is not None and len(p)]
         for piece in pieces:
@@ -111,7 +112,10 @@ class Journal:
         head = _HEAD.pack(tensor, patch, values.dtype.itemsize, wide, len(values), digest.intdigest())
         assert self._fd is not None
         with self._lock:
-            for piece in (memoryview(head), *pieces):
+            left = os.writev(self._fd, [head, *pieces])
+            for piece in (memoryview(head), *pieces):  # of what a signal, or a full disk, kept out
+                skip = min(left, len(piece))
+                piece, left = piece[skip:], left - skip
                 while piece:
                     piece = piece[os.write(self._fd, piece) :]
         return Record(tensor, patch, decoded.positions, values)

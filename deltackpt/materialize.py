@@ -26,6 +26,7 @@ from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.leases import pinned
+from deltackpt.pages import make_huge, write_at
 from deltackpt.parallel import ordered_map, threads_or_default
 from deltackpt.progress import SILENT, Progress
 from deltackpt.replay import Replay
@@ -177,7 +178,7 @@ def build(
         data = state.bytes_of(tensor.name)
         check_tensor(tensor.name, data, digests, layout)
         with space_errors(folder / shard.path):
-            _write_at(files[shard.path], data.data, shard.header.data_start + tensor.start)
+            write_at(files[shard.path], data.data, shard.header.data_start + tensor.start)
         state.release(tensor.name)
         return len(data)
 
@@ -219,12 +220,9 @@ def _new_shard(folder: Path, shard: Shard) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     with space_errors(path):
-        _write_at(fd, memoryview(shard.header.head), 0)
+        write_at(fd, memoryview(shard.header.head), 0)
         os.truncate(fd, shard.size)
+        make_huge(
+            fd, shard.size, [shard.header.data_start, *(shard.header.data_start + t.end for t in shard.header.tensors)]
+        )
     return fd
-
-
-def _write_at(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(fd, data[: 1 << 30], offset)
-        data, offset = data[count:], offset + count

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.codecs import Decoded, Entry
+from deltackpt.codecs.change import Room
 from deltackpt.diff import changes
 from deltackpt.errors import ChainError
 from deltackpt.parts import Found, PatchReader
@@ -63,7 +64,7 @@ class _Tensor:
     entries: tuple[Entry, ...]
     found: Sequence[list[Found]]
 
-    def decode(self, entry: Entry, words: npt.NDArray[Any]) -> Decoded:
+    def decode(self, entry: Entry, words: npt.NDArray[Any], room: Room | None = None) -> Decoded:
         """The elements that differ after the last patch; ``words`` is not written to."""
         known: Known = (entry.dtype.name, entry.whole)
         new = words.copy()

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from deltackpt.bits import DTYPES
 from deltackpt.codecs import Decoded, Encoded, Entry, check, decode
-from deltackpt.codecs.change import Buffer, Elements
+from deltackpt.codecs.change import Buffer, Elements, Room
 from deltackpt.codecs.table import write_table
 from deltackpt.contents import PAYLOAD, TABLE, VERSION, Contents, Origin, Span, collides, table_of
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
@@ -71,11 +71,11 @@ class PartReader(Contents):
         """Raise FormatError unless the bytes of an entry have the checksums that the table gives."""
         check(entry, _Source(self, entry), f"{self.where}, {entry.name!r}")
 
-    def decode(self, entry: Entry, base: Elements | None) -> Decoded:
-        """New elements of an entry. ``base``: flat old elements of its tensor or box; None where the entry is
-        `full`.
+    def decode(self, entry: Entry, base: Elements | None, room: Room | None = None) -> Decoded:
+        """New elements of an entry, in ``room`` if that can take them. ``base``: flat old elements of its tensor or
+        box; None where the entry is `full`.
         """
-        return decode(entry, base, _Source(self, entry), f"{self.where}, {entry.name!r}")
+        return decode(entry, base, _Source(self, entry), f"{self.where}, {entry.name!r}", room)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from deltackpt.bits import storage_shape
 from deltackpt.codecs import Decoded, Entry, decode, subset
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.change import Elements
+from deltackpt.codecs.change import Elements, Room
 from deltackpt.codecs.plain import suffixes
 from deltackpt.contents import Contents, Span, table_of
 from deltackpt.errors import UsageError
@@ -55,8 +55,10 @@ class RangedPart(Contents):
         """
         return cls(store, name, store.stat(name).size if size is None else size, gap)
 
-    def decode(self, entry: Entry, base: Elements | None) -> Decoded:
-        """New elements of an entry. ``base``: flat old elements of its tensor or box; None where it is `full`."""
+    def decode(self, entry: Entry, base: Elements | None, room: Room | None = None) -> Decoded:
+        """New elements of an entry; ``room`` is not used. ``base``: flat old elements of its tensor or box; None where
+        it is `full`.
+        """
         if subset.has_pieces(entry):
             assert base is not None
             found = self._decode(entry, np.arange(len(subset.lengths(entry))), base)

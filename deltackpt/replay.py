@@ -13,6 +13,7 @@ import numpy.typing as npt
 from deltackpt.bits import DTYPES, nbytes, uint
 from deltackpt.chain import Plan
 from deltackpt.codecs import Decoded, Entry
+from deltackpt.codecs.change import Room
 from deltackpt.diff import State
 from deltackpt.errors import ChainError
 from deltackpt.format.layout import Layout
@@ -129,9 +130,10 @@ def describe(known: Known | None) -> str:
     return f"{known[0]} {list(known[1])}" if known else "no tensor"
 
 
-def decode_step(current: Bytes, known: Known, found: Sequence[Found]) -> Decoded | None:
+def decode_step(current: Bytes, known: Known, found: Sequence[Found], room: Room | None = None) -> Decoded | None:
     """The new elements that one step's entries give a tensor, as flat positions in the whole tensor.
 
+    They may be in ``room``, if there is one.
     None where the tensor gets another dtype or shape, or goes. Nothing is written. Raises ChainError ``base-shape``
     where an entry does not fit what is there, FormatError for bytes that do not decode.
     """
@@ -144,6 +146,8 @@ def decode_step(current: Bytes, known: Known, found: Sequence[Found]) -> Decoded
         if (entry.dtype.name, entry.whole) != known:
             need = describe((entry.dtype.name, entry.whole))
             raise ChainError("base-shape", where=f"{part.where}, {entry.name[:80]!r}", have=describe(known), need=need)
+        if not entry.boxed and room is not None:  # then it is the only one
+            return part.decode(entry, words, room)
         decoded.append(_decode_box(part, entry, words) if entry.boxed else part.decode(entry, words))
     if len(decoded) == 1:
         return decoded[0]

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from deltackpt.bits import DTYPES, uint
+from deltackpt.codecs.change import Room
 from deltackpt.errors import ChainError
 from deltackpt.format.layout import Shard
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.journal import Journal
 from deltackpt.materialize import check_tensor, save
+from deltackpt.pages import Pages
 from deltackpt.parallel import ordered_map
 from deltackpt.parts import PatchReader
 from deltackpt.progress import Progress
 from deltackpt.replay import Bytes, decode_step
 from deltackpt.repository import Repository
-
-# One call for all pages of a tensor: a fault each costs several times as much (Linux 5.14; not in Python's mmap).
-_POPULATE_READ, _POPULATE_WRITE = 22, 23
 
 
 @dataclass(frozen=True)
@@ -52,24 +49,22 @@ def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> in
     layout = move.repo.layout(move.target)
     before, after = move.repo.digests(move.before), move.repo.digests(move.target)
     number = {name: i for i, name in enumerate(layout.tensors)}
-    maps = {shard.path: _map(folder, shard) for shard in layout.shards}
+    pages = {shard.path: _map(folder, shard) for shard in layout.shards}
+    rooms = threading.local()
     progress.start("apply", sum(s.size for s in layout.shards))
 
     def advance(item: tuple[Shard, Tensor]) -> tuple[int, int]:
         shard, tensor = item
-        start, end = shard.header.data_start + tensor.start, shard.header.data_start + tensor.end
-        data = np.frombuffer(maps[shard.path], np.uint8)[start:end]
-        first = start - start % mmap.PAGESIZE
-        if len(data):
-            with suppress(OSError):  # an older kernel does not know it, and maps page by page
-                touched = _changes(move, tensor, number[tensor.name]) >= len(data) // mmap.PAGESIZE
-                maps[shard.path].madvise(_POPULATE_WRITE if touched else _POPULATE_READ, first, end - first)
+        here, span = pages[shard.path], _span(shard, tensor)
+        here.come(span, write=_changes(move, tensor, number[tensor.name]) >= (span[1] - span[0]) // mmap.PAGESIZE)
+        data = here.bytes_of(span)
         if not move.resumed:
             check_tensor(tensor.name, data, before, layout)
-        written = _advance(move, tensor, number[tensor.name], data)
+        if not hasattr(rooms, "own"):
+            rooms.own = Room()
+        written = _advance(move, tensor, number[tensor.name], data, rooms.own)
         check_tensor(tensor.name, data, after, layout)
-        if len(data):
-            maps[shard.path].madvise(mmap.MADV_DONTNEED, first, end - first)
+        here.done(span)
         return written, len(data)
 
     total = 0
@@ -86,7 +81,7 @@ def _changes(move: Move, tensor: Tensor, number: int) -> int:
     return known + sum(part.entries[i].changes for p in move.patches for part, i in p.entries_of(tensor.name))
 
 
-def _advance(move: Move, tensor: Tensor, number: int, data: Bytes) -> int:
+def _advance(move: Move, tensor: Tensor, number: int, data: Bytes, room: Room) -> int:
     words = data.view(uint(DTYPES[tensor.dtype].width))
     written, done = 0, -1
     for record in move.journal.of(number):
@@ -98,7 +93,7 @@ def _advance(move: Move, tensor: Tensor, number: int, data: Bytes) -> int:
     for k, patch in enumerate(move.patches):
         if k <= done or not (found := patch.entries_of(tensor.name)):
             continue
-        decoded = decode_step(data, (tensor.dtype, tensor.shape), found)
+        decoded = decode_step(data, (tensor.dtype, tensor.shape), found, room)
         if decoded is None:
             raise ChainError("slot-unusable", where=tensor.name[:80], have="another shape in between", need="one shape")
         move.following.append(number, k, decoded).write_to(words)
@@ -106,12 +101,16 @@ def _advance(move: Move, tensor: Tensor, number: int, data: Bytes) -> int:
     return written
 
 
-def _map(folder: Path, shard: Shard) -> mmap.mmap:
+def _span(shard: Shard, tensor: Tensor) -> tuple[int, int]:
+    return shard.header.data_start + tensor.start, shard.header.data_start + tensor.end
+
+
+def _map(folder: Path, shard: Shard) -> Pages:
     path = folder / shard.path
     try:
         with path.open("r+b") as file:
             if file.seek(0, 2) == shard.size:
-                return mmap.mmap(file.fileno(), shard.size)
+                return Pages(file.fileno(), shard.size, [_span(shard, tensor) for tensor in shard.header.tensors])
     except OSError as error:
         raise ChainError("slot-unusable", where=path, have=error.strerror or error, need="the slot's shard") from error
     raise ChainError("slot-unusable", where=path, have="a file of another size", need=f"{shard.size:,} bytes")

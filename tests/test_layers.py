@@ -18,6 +18,7 @@ ORDER = [
     "parallel",
     "progress",
     "disk",
+    "pages",
     "sniff",
     "checkpoint_files",
     "checkpoint",

@@ -9,7 +9,7 @@ import numpy as np
 
 from deltackpt.bits import DType
 from deltackpt.codecs import directory, packed, plain, planes
-from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Source
+from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Room, Source
 from deltackpt.codecs.near import FAR_ONLY, SCAN_LIMIT, choose_near
 from deltackpt.codecs.steps import count_exponents
 from deltackpt.codecs.table import Entry, detail_size
@@ -97,8 +97,14 @@ def _packed(change: Change, scan_limit: int) -> Encoded | None:
     return Encoded(detail, tiles)
 
 
-def decode(entry: Entry, base: Elements | None, source: Source, where: str) -> Decoded:
-    """The new elements of an entry's tensor or box, given its flat old elements. Raises FormatError."""
+def decode(entry: Entry, base: Elements | None, source: Source, where: str, room: Room | None = None) -> Decoded:
+    """The new elements of an entry's tensor or box, given its flat old elements; in ``room`` if that can take them.
+
+    Raises FormatError.
+    """
+    if entry.encoding == "packed":
+        assert base is not None
+        return Decoded(*packed.decode(entry.detail, source.payload(), base, entry.dtype, where, room))
     return _DECODERS[entry.encoding](entry.detail, entry.dtype, base, source, where)
 
 
@@ -112,11 +118,6 @@ def check(entry: Entry, source: Source, where: str) -> None:
         plain.check(entry.detail, [source.plain(suffix) for suffix in plain.suffixes(entry.encoding)], where)
 
 
-def _decode_packed(detail: Any, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
-    assert base is not None
-    return Decoded(*packed.decode(detail, source.payload(), base, dtype, where))
-
-
 def _decode_removed(detail: Any, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
     return Decoded(None, np.zeros(0, np.uint8))
 
@@ -126,6 +127,5 @@ _DECODERS: dict[str, Callable[[Any, DType, Elements | None, Source, str], Decode
     "full": plain.decode_full,
     "nan": plain.decode_nan,
     "index": plain.decode_index,
-    "packed": _decode_packed,
     "planes": planes.decode,
 }

@@ -63,7 +63,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Decoded:
-    """New elements at flat ``positions`` in any order, each once; ``positions`` None: all elements, in order."""
+    """New elements at flat ``positions`` in any order, each once; ``positions`` None: all elements, in order.
+
+    Positions are int64, or uint32 where there was a `Room` for them.
+    """
 
     positions: Positions | None
     values: Elements
@@ -74,6 +77,24 @@ class Decoded:
             elements[:] = self.values
         else:
             scatter(elements, self.positions, self.values)
+
+
+class Room:
+    """Memory that one decoding after the other may use, where fresh arrays would cost a page fault every 4 KiB.
+
+    What was decoded into it is valid until it is used again. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._positions, self._values = np.empty(0, np.uint32), np.empty(0, np.uint8)
+
+    def take(self, count: int, width: int) -> tuple[npt.NDArray[np.uint32], Elements]:
+        """Positions, which must be below 2^32, and values for ``count`` changes."""
+        if len(self._positions) < count:
+            self._positions = np.empty(count + count // 4, np.uint32)
+        if len(self._values) < count * width:
+            self._values = np.empty((count + count // 4) * width, np.uint8)
+        return self._positions[:count], self._values[: count * width].view(uint(width))
 
 
 class Source(Protocol):

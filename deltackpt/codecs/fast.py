@@ -6,7 +6,7 @@ import ctypes
 import zlib
 from ctypes import c_int32, c_int64, c_void_p
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from deltackpt import kernels
 from deltackpt.bits import DType, uint
 from deltackpt.codecs import gaps
 from deltackpt.codecs.bits import Ints, starts
+from deltackpt.codecs.change import Room
 from deltackpt.codecs.directory import Directory, check, check_counts
 from deltackpt.codecs.near import Near
 from deltackpt.codecs.steps import EXPONENTS, LENGTHS, Elements, Scale, choose_scale
@@ -37,7 +38,7 @@ class _Near(ctypes.Structure):
 
 class _Stream(ctypes.Structure):
     _fields_ = [(name, c_void_p) for name in ("grid", "near", "type", "base", "population", "local", "raw")]
-    _fields_ += [("ceiling", c_int32), ("exception_k", c_int32)]
+    _fields_ += [(name, c_int32) for name in ("ceiling", "exception_k", "wide")]
 
 
 class _Shape:
@@ -88,8 +89,8 @@ def encode(
 
 
 def decode(
-    directory: Directory, payload: memoryview, base: Elements, dtype: DType, where: str
-) -> tuple[Ints, Elements]:
+    directory: Directory, payload: memoryview, base: Elements, dtype: DType, where: str, room: Room | None = None
+) -> tuple[npt.NDArray[Any], Elements]:
     """`packed.decode`."""
     assert kernels.LIB is not None
     d, grid, near = directory, directory.grid, directory.near
@@ -107,11 +108,16 @@ def decode(
         local, at = np.empty(int(begins[-1]), np.uint32), begins[:-1].copy()
         kernels.LIB.dk_population(*scan, address(at), address(local))
     raw = _raw_bits(d.scale, dtype)
-    scale = (d.scale.ceiling, d.exception_k)
+    total = int(d.counts.sum())
+    positions: npt.NDArray[Any]
+    if room is not None and len(base) <= 1 << 32:
+        positions, values = room.take(total, dtype.width)
+    else:
+        positions, values = np.empty(total, np.int64), np.empty(total, uint(dtype.width))
+    scale = (d.scale.ceiling, d.exception_k, positions.itemsize)
     held = (shape.grid, shape.near, shape.type, address(base), address(begins), address(local), address(raw))
     stream = _Stream(*held, *scale)
-    total = int(d.counts.sum())
-    positions, values, tile = np.empty(total, np.int64), np.empty(total, uint(dtype.width)), np.zeros(1, np.int64)
+    tile = np.zeros(1, np.int64)
     tables = [np.ascontiguousarray(a, np.int64) for a in (d.counts, spans, d.unary, d.lengths)]
     data = np.frombuffer(payload, np.uint8)
     code = kernels.LIB.dk_unpack(

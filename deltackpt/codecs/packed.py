@@ -19,6 +19,7 @@ from deltackpt import kernels
 from deltackpt.bits import DType, uint
 from deltackpt.codecs import fast, gaps
 from deltackpt.codecs.bits import Ints, octets, starts, write_fields, write_planes, write_unary
+from deltackpt.codecs.change import Room
 from deltackpt.codecs.directory import Directory, check, check_counts
 from deltackpt.codecs.near import Near, Population
 from deltackpt.codecs.sections import TileReader
@@ -159,15 +160,16 @@ def _interleave(parts: list[npt.NDArray[Any]], counts: Ints) -> npt.NDArray[Any]
 
 
 def decode(
-    directory: Directory, payload: memoryview, base: Elements, dtype: DType, where: str
-) -> tuple[Ints, Elements]:
+    directory: Directory, payload: memoryview, base: Elements, dtype: DType, where: str, room: Room | None = None
+) -> tuple[npt.NDArray[Any], Elements]:
     """-> flat positions (tile by tile, not sorted over the tensor) and new bits of the changed elements.
 
-    ``base`` holds the old elements, flat. Raises FormatError if the bytes are not a valid stream.
+    ``base`` holds the old elements, flat. Positions are int64; with ``room`` both may be there, and positions uint32.
+    Raises FormatError if the bytes are not a valid stream.
     """
     grid, near = directory.grid, directory.near
     if kernels.LIB is not None:
-        return fast.decode(directory, payload, base, dtype, where)
+        return fast.decode(directory, payload, base, dtype, where, room)
     population = Population(near, exponent_of(base, dtype), grid) if near.classes else None
     spans = population.spans(grid) if population else np.full((grid.tiles, 1), grid.span)
     check_counts(directory, spans, where)

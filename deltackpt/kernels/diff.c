@@ -39,24 +39,33 @@ EXPORT int64_t dk_compare(const void *old, const void *new, int64_t n, int width
     return found;
 }
 
+#define AHEAD 32 /* words that are on their way from memory at a time */
+
+INLINE int scatter(void *words, uint64_t n, const void *positions, const void *values, int64_t count, const int width,
+                   const int wide) {
+    int outside = 0;
+    for (int64_t i = 0; i < count; i++) outside |= load(positions, i, wide) >= n;
+    if (outside) return -1;
+    int64_t i = 0;
+    for (; i + AHEAD < count; i++) {
+        __builtin_prefetch((char *)words + (int64_t)load(positions, i + AHEAD, wide) * width, 1);
+        store(words, (int64_t)load(positions, i, wide), load(values, i, width), width);
+    }
+    for (; i < count; i++) store(words, (int64_t)load(positions, i, wide), load(values, i, width), width);
+    return 0;
+}
+
 /* words[positions[i]] = values[i], positions being ``wide`` = 4 or 8 bytes. -> -1, and nothing written, if one is
  * outside. */
 EXPORT int dk_scatter(void *words, int64_t n, const void *positions, int wide, const void *values, int64_t count,
                       int width) {
-    uint64_t last = 0;
-    for (int64_t i = 0; i < count; i++) {
-        uint64_t at = load(positions, i, wide);
-        if (at > last) last = at;
-    }
-    if (count && last >= (uint64_t)n) return -1;
+    int code;
 #define CALL(w)                                                                                                        \
-    if (wide == 4)                                                                                                     \
-        for (int64_t i = 0; i < count; i++) store(words, load(positions, i, 4), load(values, i, w), w);                \
-    else                                                                                                               \
-        for (int64_t i = 0; i < count; i++) store(words, load(positions, i, 8), load(values, i, w), w)
+    code = wide == 4 ? scatter(words, (uint64_t)n, positions, values, count, w, 4)                                     \
+                     : scatter(words, (uint64_t)n, positions, values, count, w, 8)
     BY_WIDTH(width, CALL)
 #undef CALL
-    return 0;
+    return code;
 }
 
 /* How many elements have each exponent. */

@@ -44,19 +44,23 @@ INLINE uint64_t load_up_to_8(const uint8_t *from, const uint8_t *end) {
 
 /* Reads the zeros before each one of a section, one number after the other. The caller knows how many there are. */
 typedef struct {
-    const uint8_t *bits, *end;
-    int64_t at; /* bits read */
+    const uint8_t *next, *end; /* bytes after those in ``word`` */
+    uint64_t word;             /* 64 bits, less the ones that were read */
+    int64_t begins, last;      /* the bit where ``word`` begins, and the bit after the last one read */
 } unary_t;
 
+INLINE unary_t unary_at(const uint8_t *bits, const uint8_t *end) { return (unary_t){bits, end, 0, -64, 0}; }
+
 INLINE int64_t unary_next(unary_t *u) {
-    const int64_t first = u->at;
-    for (;; u->at = (u->at & ~7ll) + 64) { /* zeros in all of the eight bytes: on to the next */
-        uint64_t word = load_up_to_8(u->bits + (u->at >> 3), u->end) >> (u->at & 7);
-        if (word) {
-            u->at += __builtin_ctzll(word) + 1;
-            return u->at - 1 - first;
-        }
+    while (!u->word) {
+        u->word = load_up_to_8(u->next, u->end);
+        u->next += 8;
+        u->begins += 64;
     }
+    int64_t at = u->begins + __builtin_ctzll(u->word), zeros = at - u->last;
+    u->word &= u->word - 1;
+    u->last = at + 1;
+    return zeros;
 }
 
 /* -> ones in a section; ``used`` is the bits up to the last one. */
@@ -79,14 +83,14 @@ INLINE uint64_t spread(uint64_t byte) {
     return ((bits + 0x7F7F7F7F7F7F7F7Fu) | bits) >> 7 & 0x0101010101010101u;
 }
 
-/* Low bits of gaps first, first + 1, ... first + 7. */
+/* Low bits of gaps first, first + 1, ... first + 7, where ``first`` is a multiple of 8. */
 INLINE void read_planes(uint32_t *low, const uint8_t *const *plane, const lists_t *p, int64_t first) {
-    uint64_t lane[4] = {0};
-    for (int j = 0; j < p->planes && p->bits[j] > first; j++)
-        lane[j >> 3] |= spread(plane[j][first >> 3]) << (j & 7);
-    for (int i = 0; i < 8; i++) {
-        low[i] = 0;
-        for (int b = 0; 8 * b < p->planes; b++) low[i] |= (uint32_t)(lane[b] >> 8 * i & 255) << 8 * b;
+    for (int i = 0; i < 8; i++) low[i] = 0;
+    for (int from = 0; from < p->planes; from += 8) {
+        uint64_t lane = 0;
+        for (int j = from; j < p->planes && j < from + 8 && p->bits[j] > first; j++)
+            lane |= spread(plane[j][first >> 3]) << (j - from);
+        for (int i = 0; i < 8; i++) low[i] |= (uint32_t)(lane >> 8 * i & 255) << from;
     }
 }
 
@@ -99,46 +103,91 @@ typedef struct {
     const uint32_t *local;
     const uint8_t *raw;
     int ceiling, exception_k;
+    int wide; /* bytes of a position that is made: 4 or 8 */
 } stream_t;
 
-/* The positions of one tile's changes. -> a code */
-INLINE int read_positions(const stream_t *s, const lists_t *p, int64_t tile, const int64_t *spans,
-                          const uint8_t *const *plane, unary_t *u, int64_t *positions) {
-    const grid_t *g = s->grid;
+#define RUN 128 /* changes that take each step together: simple loops, and many words on their way at a time */
+
+
+typedef struct {
+    int64_t origin, full_width; /* the element at the tile's corner; elements of a row of the tensor */
+    uint32_t rows, columns;     /* that exist */
+    uint32_t width;             /* what a local index counts */
+    uint64_t inverse;           /* an index * inverse >> 32 is its row, or the one before */
+} tile_t;
+
+INLINE tile_t tile_of(const grid_t *g, int64_t tile) {
     int64_t above = tile / g->columns, slice = above / g->rows;
     int64_t top = above % g->rows * g->tile_height, left = tile % g->columns * g->tile_width;
-    int64_t origin = (slice * g->height + top) * g->width + left;
     int64_t height = g->height - top < g->tile_height ? g->height - top : g->tile_height;
     int64_t width = g->width - left < g->tile_width ? g->width - left : g->tile_width;
-    /* Copies, as a store to ``positions`` might change what a pointer leads to, for all that the compiler knows. */
-    const uint32_t tile_width = (uint32_t)g->tile_width;
-    const int64_t full_width = g->width;
-    int64_t code = 0;
-    uint32_t low[8];
+    tile_t t = {(slice * g->height + top) * g->width + left, g->width, 0, 0, (uint32_t)g->tile_width, 0};
+    t.rows = height > 0 ? (uint32_t)height : 0;
+    t.columns = width > 0 ? (uint32_t)width : 0;
+    t.inverse = t.width ? (1ull << 32) / t.width : 0;
+    return t;
+}
+
+/* Local indices of a tile to positions; their old words are asked for, as they come from far. -> a code */
+INLINE int emit(const tile_t *tile, const uint32_t *local, int64_t n, const char *base, void *positions, int64_t first,
+                const int width, const int wide) {
+    uint32_t outside = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t row = (uint32_t)(local[i] * tile->inverse >> 32), column = local[i] - row * tile->width;
+        uint32_t next = column >= tile->width;
+        row += next;
+        column -= tile->width & -next;
+        outside |= (row >= tile->rows) | (column >= tile->columns);
+        store(positions, first + i, (uint64_t)(tile->origin + row * tile->full_width + column), wide);
+    }
+    if (outside) return POSITION_OUTSIDE;
+    for (int64_t i = 0; i < n; i++) __builtin_prefetch(base + (int64_t)load(positions, first + i, wide) * width);
+    return OK;
+}
+
+/* The positions of one tile's changes. -> a code */
+INLINE int read_positions(const stream_t *s, const lists_t *p, int64_t number, const int64_t *spans,
+                          const uint8_t *const *plane, unary_t *u, void *positions, const int width, const int wide) {
+    const tile_t tile = tile_of(s->grid, number);
+    int64_t code = 0, made = 0;
+    uint32_t low[RUN + 8], at[RUN];
     unary_t ones = *u;
     for (int l = 0; l < s->near->classes + 1; l++) {
-        const uint32_t *local = l ? s->local + s->population[tile * s->near->classes + l - 1] : NULL;
-        const int64_t listed = p->listed[l], span = spans[l], flipped = p->flipped[l];
+        const uint32_t *local = l ? s->local + s->population[number * s->near->classes + l - 1] : NULL;
+        const int64_t listed = p->listed[l], span = spans[l], longest = span >> p->k[l];
         const int k = p->k[l];
-        int64_t next = 0; /* the rank after the last one read */
-        for (int64_t i = 0; i < listed + flipped; i++) {
-            int64_t from = next, to = span; /* ranks to emit; of a flipped list those between the ones read */
-            if (i < listed) {
-                if (!(code & 7)) read_planes(low, plane, p, code);
+        const uint32_t mask = (1u << k) - 1;
+        int64_t next = 0, emitted = 0; /* the rank after the last one read; of a flipped list, after the last emitted */
+        for (int64_t i = 0, n; i < listed || (p->flipped[l] && emitted < span); i += n, code += n) {
+            n = listed - i < RUN ? listed - i : RUN;
+            for (int64_t j = 0; j < (code & 7) + n; j += 8) read_planes(low + j, plane, p, (code & ~7ll) + j);
+            for (int64_t j = 0; j < n; j++) {
                 int64_t quotient = unary_next(&ones);
-                if (quotient > span >> k) return GAP_OUTSIDE;
-                int64_t rank = next + (quotient << k | (low[code & 7] & ((1u << k) - 1)));
-                /* Those that follow rise, so they need room too; else a flipped list could emit more than it counts. */
-                if (rank + (listed - 1 - i) >= span) return GAP_OUTSIDE;
-                code++;
-                from = flipped ? next : rank;
-                to = rank + !flipped;
-                next = rank + 1;
+                if (quotient > longest) return GAP_OUTSIDE;
+                at[j] = (uint32_t)quotient;
             }
-            for (int64_t rank = from; rank < to; rank++) {
-                uint32_t at = local ? local[rank] : (uint32_t)rank, row = at / tile_width, column = at - row * tile_width;
-                if (row >= height || column >= width) return POSITION_OUTSIDE;
-                *positions++ = origin + row * full_width + column;
+            for (int64_t j = 0; j < n; j++) {
+                next += (int64_t)at[j] << k | (low[(code & 7) + j] & mask);
+                at[j] = (uint32_t)next++;
+            }
+            /* Those that follow rise, so they need room too; else a flipped list could emit more than it counts. */
+            if (next + (listed - i - n) > span) return GAP_OUTSIDE;
+            if (!p->flipped[l]) {
+                if (local)
+                    for (int64_t j = 0; j < n; j++) at[j] = local[at[j]];
+                int code_of = emit(&tile, at, n, s->base, positions, made, width, wide);
+                if (code_of) return code_of;
+                made += n;
+                continue;
+            }
+            for (int64_t j = 0; j <= n; j++) { /* the ranks between those that were read */
+                int64_t to = j < n ? at[j] : i + n < listed ? emitted : span;
+                for (; emitted < to; emitted++) {
+                    uint32_t one = local ? local[emitted] : (uint32_t)emitted;
+                    int code_of = emit(&tile, &one, 1, s->base, positions, made++, width, wide);
+                    if (code_of) return code_of;
+                }
+                if (j < n) emitted++;
             }
         }
     }
@@ -148,50 +197,56 @@ INLINE int read_positions(const stream_t *s, const lists_t *p, int64_t tile, con
 
 INLINE int read_values(const stream_t *s, const lists_t *p, const int64_t *counts, const uint8_t *signs, unary_t *gaps,
                        int64_t exceptions, const uint8_t *low, const uint8_t *fields, const uint8_t *end,
-                       const int64_t *positions, void *values, const int width) {
+                       const void *positions, void *values, const int width, const int wide) {
     const type_t t = *s->type;
     const int64_t stride = octets(exceptions), room = 8 * (end - fields), changes = p->changes;
-    const int ceiling = s->ceiling, exception_k = s->exception_k;
-    const int threshold = s->near->classes ? s->near->threshold : -1; /* far elements lie above it */
-    const uint8_t *raw = s->raw;
-    const void *base = s->base;
-    int64_t field = 0, ordinal = 0, next = -1, found = 0, far = counts[0];
+    const int exception_k = s->exception_k;
+    const int64_t far = s->near->classes ? counts[0] : 0; /* elements that must lie above the threshold */
+    int64_t field = 0, ordinal = 0, next = -1, found = 0;
     unary_t gap_codes = *gaps, excess = *gaps; /* first the exceptions' gaps, then what their sizes exceed raw bits by */
+    uint32_t old[RUN], size[RUN];
+    uint8_t bits[EXPONENTS]; /* raw bits, and 128 for those that count for exceptions; without, there are no bits */
+    for (int e = 0; e < EXPONENTS; e++) bits[e] = e < s->ceiling ? s->raw[e] | 128 : 0;
     for (int64_t i = 0; i < exceptions; i++) unary_next(&excess);
-    for (int64_t i = 0; i < changes; i++) {
-        if (found < exceptions && next < ordinal) {
-            int64_t gap = unary_next(&gap_codes) << exception_k;
-            for (int j = 0; j < exception_k; j++)
-                gap |= (int64_t)(low[j * stride + (found >> 3)] >> (found & 7) & 1) << j;
-            next = ordinal + gap;
-            found++;
-        }
-        uint32_t old = (uint32_t)load(base, positions[i], width), size = 0;
-        int e = exponent_of(old, t);
-        if (i < far && e <= threshold) return LIST_WRONG;
-        if (e < ceiling) {
-            int bits = raw[e];
-            uint32_t top = 0;
-            if (next == ordinal) {
-                int64_t length = bits + unary_next(&excess) + 1;
-                if (length > 8 * width) return STEP_OUTSIDE;
-                bits = (int)length - 1;
-                top = 1u << bits;
-            }
-            if (bits) {
-                if (field + bits > room) return TILE_LENGTH;
-                uint64_t word = load_up_to_8(fields + (field >> 3), end);
-                size = (uint32_t)(word >> (field & 7) & ((1ull << bits) - 1));
-                field += bits;
-            }
-            size |= top;
-            ordinal++;
-        }
-        uint32_t step = size + 1, a = in_order(old, width, t.exponent_bits);
-        uint32_t flip = -(uint32_t)(signs[i >> 3] >> (i & 7) & 1); /* two's complement, as every other sign is set */
-        store(values, i, in_order((a + ((step ^ flip) - flip)) & mask_of(width), width, t.exponent_bits), width);
+#define FIND_NEXT(first)                                                                                               \
+    {                                                                                                                  \
+        int64_t gap = unary_next(&gap_codes) << exception_k;                                                           \
+        for (int j = 0; j < exception_k; j++) gap |= (int64_t)(low[j * stride + (found >> 3)] >> (found & 7) & 1) << j; \
+        next = (first) + gap;                                                                                          \
     }
-    if (found < exceptions || (exceptions && next >= ordinal)) return GAP_OUTSIDE;
+    if (exceptions) FIND_NEXT(0)
+    for (int64_t first = 0, n; first < changes; first += n) {
+        n = changes - first < RUN ? changes - first : RUN;
+        for (int64_t i = 0; i < n; i++)
+            old[i] = (uint32_t)load(s->base, (int64_t)load(positions, first + i, wide), width);
+        for (int64_t i = 0; i < n && first + i < far; i++)
+            if (exponent_of(old[i], t) <= s->near->threshold) return LIST_WRONG;
+        for (int64_t i = 0; i < n; i++) {
+            int known = bits[exponent_of(old[i], t)], count = known & 127;
+            uint32_t top = 0;
+            if ((known >> 7) & (ordinal == next)) { /* rare; all else that differs from change to change is no branch */
+                int64_t length = count + unary_next(&excess) + 1;
+                if (length > 8 * width) return STEP_OUTSIDE;
+                count = (int)length - 1;
+                top = 1u << count;
+                next = -1;
+                if (++found < exceptions) FIND_NEXT(ordinal + 1)
+            }
+            ordinal += known >> 7;
+            if (field + count > room) return TILE_LENGTH;
+            uint64_t word = load_up_to_8(fields + (field >> 3), end);
+            size[i] = (uint32_t)(word >> (field & 7) & ((1ull << count) - 1)) | top;
+            field += count;
+        }
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t step = size[i] + 1, a = in_order(old[i], width, t.exponent_bits);
+            uint32_t flip = -(uint32_t)(signs[(first + i) >> 3] >> (i & 7) & 1); /* two's complement */
+            uint32_t made = in_order((a + ((step ^ flip) - flip)) & mask_of(width), width, t.exponent_bits);
+            store(values, first + i, made, width);
+        }
+    }
+#undef FIND_NEXT
+    if (found < exceptions) return GAP_OUTSIDE;
     if (octets(field) != end - fields) return TILE_LENGTH;
     return padded(fields, field) ? PADDING : OK;
 }
@@ -199,12 +254,12 @@ INLINE int read_values(const stream_t *s, const lists_t *p, const int64_t *count
 /* Tiles to positions (tile by tile, list by list) and new values of all changes.
  *
  * ``counts`` and ``spans`` are (tiles, lists), no count above its span; ``unary`` and ``lengths`` are the bytes of each
- * tile, adding up to at most those at ``payload``. -> 0, or the code of the first defect, whose tile is in ``where``. */
+ * tile, adding up to at most those at ``payload``. Positions are of ``wide`` bytes, 4 if all fit. -> 0, or the code of the first defect, whose tile is in ``where``. */
 EXPORT int dk_unpack(const stream_t *stream, int64_t tiles, const int64_t *counts, const int64_t *spans,
-                     const int64_t *unary, const int64_t *lengths, const uint8_t *payload, int64_t *positions,
+                     const int64_t *unary, const int64_t *lengths, const uint8_t *payload, void *positions,
                      void *values, int64_t *where) {
     const stream_t s = *stream;
-    const int lists = s.near->classes + 1, width = s.type->width;
+    const int lists = s.near->classes + 1, width = s.type->width, wide = s.wide;
     lists_t p;
     for (int64_t i = 0; i < tiles; i++, counts += lists, spans += lists) {
         const uint8_t *end = payload + lengths[i];
@@ -230,17 +285,22 @@ EXPORT int dk_unpack(const stream_t *stream, int64_t tiles, const int64_t *count
         if (fields > end) return TILE_SHORT;
         for (int j = 0; j < s.exception_k; j++)
             if (padded(low + j * octets(exceptions), exceptions)) return PADDING;
-        unary_t u = {codes, codes + unary[i], 0};
-        int code = read_positions(&s, &p, i, spans, plane, &u, positions);
-#define CALL(w) code = code ? code : read_values(&s, &p, counts, signs, &u, exceptions, low, fields, end, positions, values, w)
-        switch (width) {
-        case 1: CALL(1); break;
-        case 2: CALL(2); break;
-        default: CALL(4);
+        unary_t u = unary_at(codes, codes + unary[i]);
+        int code;
+#define CALL(w, p_)                                                                                                    \
+    code = read_positions(&s, &p, i, spans, plane, &u, positions, w, p_);                                              \
+    if (!code) code = read_values(&s, &p, counts, signs, &u, exceptions, low, fields, end, positions, values, w, p_)
+        switch (width + (wide & 8)) {
+        case 1: CALL(1, 4); break;
+        case 2: CALL(2, 4); break;
+        case 4: CALL(4, 4); break;
+        case 9: CALL(1, 8); break;
+        case 10: CALL(2, 8); break;
+        default: CALL(4, 8);
         }
 #undef CALL
         if (code) return code;
-        positions += p.changes;
+        positions = (char *)positions + p.changes * wide;
         values = (char *)values + p.changes * width;
         payload = end;
     }

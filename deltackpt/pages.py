@@ -1,0 +1,83 @@
+"""A file mapped to be changed in place: its pages come at once, huge where the system has them so, and go when done.
+
+A fault for each page of 4 KiB, and a page table entry to mark, would cost more than all that is written.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+HUGE = 2 << 20  # bytes of a huge page; where there are none it is a convenient run of small ones
+_POPULATE_READ, _POPULATE_WRITE = 22, 23  # Linux 5.14; not in Python's mmap
+
+Span = tuple[int, int]  # first byte and end in the file
+
+
+class Pages:
+    """A writable mapping of the first ``size`` bytes of a file, for work on ``spans`` of it, each of them once."""
+
+    def __init__(self, fd: int, size: int, spans: Iterable[Span]) -> None:
+        self._map = mmap.mmap(fd, size)
+        self._size = size
+        self._waiting = np.zeros(-(-size // HUGE), np.int64)  # spans that are not done, for each huge page
+        self._lock = threading.Lock()
+        for span in spans:
+            self._waiting[_blocks(span)] += 1
+        with suppress(OSError):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+
+    def bytes_of(self, span: Span) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self._map, np.uint8)[slice(*span)]
+
+    def come(self, span: Span, *, write: bool) -> None:
+        """Map all pages of a span; with ``write`` such that nothing more happens when they are written to."""
+        blocks = _blocks(span)
+        if blocks.start < blocks.stop:
+            with suppress(OSError):  # an older kernel does not know it, and maps page by page
+                self._advise(_POPULATE_WRITE if write else _POPULATE_READ, blocks.start, blocks.stop)
+
+    def done(self, span: Span) -> None:
+        """A span is not used any more: pages that no other one waits for leave this process's memory."""
+        blocks = _blocks(span)
+        with self._lock:
+            self._waiting[blocks] -= 1
+            free = blocks.start + np.flatnonzero(self._waiting[blocks] == 0)
+        if len(free):  # those in between are free too: what is beside a span shares only its first and last page
+            self._advise(mmap.MADV_DONTNEED, int(free[0]), int(free[-1]) + 1)
+
+    def _advise(self, option: int, first: int, stop: int) -> None:
+        start = first * HUGE
+        self._map.madvise(option, start, min(stop * HUGE, self._size) - start)
+
+
+def _blocks(span: Span) -> slice:
+    start, end = span
+    return slice(start // HUGE, -(-end // HUGE)) if start < end else slice(0, 0)
+
+
+def make_huge(fd: int, size: int, cuts: Iterable[int]) -> None:
+    """Let a new, sparse file have huge pages where pieces that are written one by one meet: at ``cuts``.
+
+    Elsewhere writing a huge page whole makes it one. Only memory is taken, and the system decides.
+    """
+    blocks = sorted({cut // HUGE for cut in cuts if cut < size})
+    if not blocks:
+        return
+    with suppress(OSError), mmap.mmap(fd, size, access=mmap.ACCESS_READ) as view:
+        view.madvise(mmap.MADV_HUGEPAGE)
+        for block in blocks:
+            view.madvise(_POPULATE_READ, block * HUGE, min(HUGE, size - block * HUGE))
+
+
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """All of ``data``, huge page by huge page."""
+    while data:
+        count = os.pwrite(fd, data[: HUGE - offset % HUGE], offset)
+        data, offset = data[count:], offset + count
