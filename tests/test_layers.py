@@ -32,6 +32,8 @@ ORDER = [
     "repository",
     "renewal",
     "leases",
+    "uploads",
+    "headstart",
     "parts",
     "journal",
     "replay",
