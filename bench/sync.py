@@ -150,21 +150,26 @@ def objects(repo: Repository, step: int) -> list[str]:
 
 
 def publish_and_follow(work: Path, folders: list[Path], turns: int) -> Iterator[dict[str, Any]]:
-    """Each turn publishes a step to both stores and takes it in from both; the plain client moves the same bytes."""
+    """Each turn publishes a step to both stores and takes it in from both; the plain client moves the same bytes.
+
+    Writers and followers are what they are in a run: they keep their store open, as the plain client does.
+    """
     urls = {"server": "s3://bench/publish", "memory": in_memory("publish")}
+    repos, followers = {}, {}
     for place, url in urls.items():
         write(folders[0], url)
-        apply_to_cache(Repository.open(url), work / place)
+        repos[place] = Repository.open(url)
+        followers[place] = Follower(Repository.open(url), work / place)
+        followers[place].catch_up()
     fs = client()
     rows: list[dict[str, float]] = []
     for turn in range(turns):
         old, new = (folders[i] for i in ((0, 1), (1, 0))[turn % 2])
         row: dict[str, float] = {}
-        for place, url in urls.items():
-            row[f"publish {place}"] = timed(partial(write, new, url, base=old, anchor=NEVER))
-            follower = Follower(Repository.open(url), work / place)
-            row[f"follow {place}"] = timed(follower.catch_up)
-        repo = Repository.open(urls["server"])
+        for place in urls:
+            row[f"publish {place}"] = timed(partial(write, new, repos[place], base=old, anchor=NEVER))
+            row[f"follow {place}"] = timed(followers[place].catch_up)
+        repo = repos["server"]
         names = objects(repo, turn + 1)
         bodies = [repo.store.get(name, 1 << 30) for name in names]
         pairs = list(zip(names, bodies, strict=True))

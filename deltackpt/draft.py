@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,8 +30,10 @@ from deltackpt.patch import Origin, PartWriter, collides
 from deltackpt.progress import Progress
 from deltackpt.repository import Repository, new_folder
 from deltackpt.store import Buffer
+from deltackpt.uploads import Uploads
 
 PART_BYTES = 128 << 20  # encoded bytes after which a part is written and the next one begun
+EARLY = 4 << 20  # the same, of the first ones, where a part takes time to go: later ones are a quarter of those before
 PIECE = 8 << 20
 
 
@@ -49,6 +52,11 @@ class Draft:
     changed: int = 0
     changed_elements: int = 0
     folders: dict[str, str] = field(default_factory=dict)
+    patch_bytes: int = 0  # of all parts, those on their way included
+
+    def __post_init__(self) -> None:
+        self._uploads = Uploads(self.store)
+        self._coming: list[Future[File]] = []
 
     def name(self, kind: str, path: str) -> str:
         return f"{self.folders.setdefault(kind, new_folder(kind, self.step))}/{path}"
@@ -57,6 +65,25 @@ class Draft:
         file = self.repo.put(name, chunks)
         self.put.append(file)
         return file
+
+    def begin(self, name: str, chunks: list[Buffer]) -> Future[File]:
+        """`store` while the work goes on."""
+        return self._uploads.begin(name, chunks)
+
+    @property
+    def part_bytes(self) -> int:
+        local = self.repo.store.capabilities.local
+        return PART_BYTES if local else min(PART_BYTES, max(EARLY, self.patch_bytes // 4))
+
+    def begin_part(self, number: int, chunks: list[Buffer]) -> None:
+        self.patch_bytes += sum(len(memoryview(chunk).cast("B")) for chunk in chunks)
+        self._coming.append(self.begin(self.name("patches", f"part-{number:05d}.safetensors"), chunks))
+
+    def settle(self) -> None:
+        """Wait for all that was begun to be durable. Raises what `store` raised."""
+        self._uploads.settle()
+        self.parts += [part.result() for part in self._coming]
+        self._coming.clear()
 
     def count(self, encoding: str, counts: Counts) -> None:
         self.encodings[encoding] += 1
@@ -67,6 +94,7 @@ class Draft:
 
     def withdraw(self) -> None:
         """Take back what no manifest names yet; gc finds what this misses."""
+        self._uploads.stop()
         for file in self.put:
             with suppress(DeltackptError, OSError):
                 self.repo.store.delete(file.name)
@@ -140,7 +168,7 @@ def put_parts(
     progress: Progress,
     compare: Callable[[str, State, State], Difference] = difference,
 ) -> None:
-    """Compare, prove, encode and store every tensor, streaming; fills the draft's parts and digests.
+    """Compare, prove, encode every tensor, streaming, and begin to store the parts; fills the draft's digests.
 
     ``compare`` is for callers that know how a tensor differs without reading all of it.
     """
@@ -161,7 +189,7 @@ def put_parts(
         return _Ready(name, _counts(found), entry, encoded, after, size)
 
     origin = Origin(draft.repo.id, draft.step, parent.link.id, parent.state)
-    writer = PartWriter(origin)
+    writer, number = PartWriter(origin), 1
     for ready in ordered_map(prepare, sorted(all_names, key=str.encode), threads):
         progress.advance(ready.size)
         if ready.after is not None:
@@ -169,13 +197,13 @@ def put_parts(
         if ready.entry is not None:
             draft.count(ready.entry.encoding, ready.counts)
             writer.add(ready.entry, ready.encoded)
-        if writer.size >= PART_BYTES:
-            _put_part(draft, writer)
-            writer = PartWriter(origin)
+        if writer.size >= draft.part_bytes:
+            draft.begin_part(number, list(writer.chunks()))
+            writer, number = PartWriter(origin), number + 1
     if wrong:
         raise base_differs(base or draft.repo.store.url, sorted(wrong))
     if len(writer):
-        _put_part(draft, writer)
+        draft.begin_part(number, list(writer.chunks()))
 
 
 def _same(xxh3: bytes, name: str, old: State, before: TensorDigest) -> bool:
@@ -183,11 +211,6 @@ def _same(xxh3: bytes, name: str, old: State, before: TensorDigest) -> bool:
     if before.xxh3 == UNSTATED:
         return proves(old.bytes_of(name), old.tensors[name].dtype, before)
     return before.xxh3 == xxh3
-
-
-def _put_part(draft: Draft, writer: PartWriter) -> None:
-    name = draft.name("patches", f"part-{len(draft.parts) + 1:05d}.safetensors")
-    draft.parts.append(draft.store(name, writer.chunks()))
 
 
 def _encode(

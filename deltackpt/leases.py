@@ -132,7 +132,7 @@ def pinned(
 
 def _must_exist(repo: Repository, link: Link) -> None:
     try:
-        repo.store.stat(link.name)
+        repo.confirm(link)
     except NotFoundError:
         repo.load.cache_clear()
         raise repo.gone(link.step) from None

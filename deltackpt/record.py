@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 from deltackpt import __version__
@@ -20,6 +21,7 @@ from deltackpt.format.safetensors_header import Header
 from deltackpt.progress import Progress
 from deltackpt.repository import Repository
 from deltackpt.store import Buffer
+from deltackpt.uploads import done
 
 ANCHOR_RATIO = 1.0  # patches since the last anchor, in anchors' bytes: restoring reads at most twice an anchor
 
@@ -82,17 +84,17 @@ def record(
     policy: AnchorPolicy,
     metadata: dict[str, Any],
     progress: Progress,
+    since: Callable[[], tuple[int, int]] | None = None,
 ) -> Manifest:
-    """Store what else the step needs, and put its record together."""
+    """Store what else the step needs, and put its record together. ``since`` is `since_anchor`, if it is known."""
     whole = sum(s.size for s in new.shards)
     density = draft.changed_elements / max(1, elements_of(new))
-    new_bytes = sum(f.size for f in draft.parts)
     anchor = None
-    if (
-        parent is None
-        or before is None
-        or policy.wants(*since_anchor(draft.repo, before, policy, new_bytes), whole, density)
-    ):
+    wanted = parent is None or before is None
+    if before is not None and not wanted:
+        steps, patches = since() if since else since_anchor(draft.repo, before, policy)
+        wanted = policy.wants(steps, patches + draft.patch_bytes, whole, density)
+    if wanted:
         progress.start("anchor", whole)
         anchor = tuple(
             draft.store(draft.name("anchors", s.name), _file_chunks(new, s.name, progress)) for s in new.shards
@@ -124,10 +126,11 @@ def compose(
     shards = tuple(Shard(s.name, s.header) for s in new.shards)
     layout = Layout(shards, tuple(Side(path, _side(draft, new, path, known, anchored)) for path in new.side))
     raw = layout.encode()
-    same = parent is not None and hashlib.sha256(raw).hexdigest() == parent.layout.sha256
-    layout_file = parent.layout if parent and same else draft.store(draft.name("states", "layout.json"), [raw])
+    same = parent if parent and hashlib.sha256(raw).hexdigest() == parent.layout.sha256 else None
+    layout_file = done(same.layout) if same else draft.begin(draft.name("states", "layout.json"), [raw])
     table = digests_format.encode(layout, draft.digests)
-    digests_file = draft.store(draft.name("states", "digests.safetensors"), [table])
+    digests_file = draft.begin(draft.name("states", "digests.safetensors"), [table])
+    draft.settle()
     made = Manifest(
         repository=draft.repo.id,
         step=draft.step,
@@ -136,8 +139,8 @@ def compose(
         state=digests_format.state_of(layout, draft.digests),
         anchor=anchor,
         patch=tuple(draft.parts) if parent and patched else None,
-        layout=layout_file,
-        digests=digests_file,
+        layout=layout_file.result(),
+        digests=digests_file.result(),
         counts=Counts(draft.added, draft.removed, draft.changed, elements_of(new), draft.changed_elements),
         time=int(time.time()),
         producer=f"deltackpt {__version__}",
@@ -147,10 +150,10 @@ def compose(
     return made
 
 
-def since_anchor(repo: Repository, before: Link, policy: AnchorPolicy, new_bytes: int) -> tuple[int, int]:
+def since_anchor(repo: Repository, before: Link, policy: AnchorPolicy, new_bytes: int = 0) -> tuple[int, int]:
     """Steps since the last anchor, the one after ``before`` included, and bytes of patches and folds that a cold start
-    reads, ``new_bytes`` included."""
-    patches = sum(hop.bytes for hop in repo.resolve(before).patches) + new_bytes
+    reads, ``new_bytes`` included; of patches nothing where the policy does not ask."""
+    patches = new_bytes + (sum(hop.bytes for hop in repo.resolve(before).patches) if policy.ratio != inf else 0)
     return (1 if policy.every is None else _steps_since_anchor(repo, before, policy.every)), patches
 
 

@@ -7,10 +7,12 @@ import os
 import re
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock, Thread, local
 from typing import TYPE_CHECKING
 
 from deltackpt import chain
@@ -30,6 +32,7 @@ if TYPE_CHECKING:  # these load numpy, which a log does without
 MARKER = "deltackpt.json"
 MAX_SMALL = 64 << 10
 CACHED = 4096  # manifests kept in memory
+STATES = 4  # layouts, and steps' digests, kept in memory
 FAR = 8  # steps from which on manifests are loaded together
 READERS = 8
 
@@ -59,6 +62,10 @@ class Repository:
         self.id = identity
         self.pins = True
         self.load = lru_cache(maxsize=CACHED)(self._load)
+        self.layout_of = lru_cache(maxsize=STATES)(self._layout_of)
+        self._states: OrderedDict[tuple[File, File, str], dict[str, TensorDigest]] = OrderedDict()
+        self._here = local()  # what this thread loaded last
+        self._reading = Lock()  # one reads layout and digests, and whoever wants the same waits for that
 
     @classmethod
     def open(cls, url: str | os.PathLike[str]) -> Repository:
@@ -98,10 +105,14 @@ class Repository:
     @classmethod
     def open_or_create(cls, url: str | os.PathLike[str]) -> Repository:
         """Open a repository, or make one where there is nothing at all."""
+        return cls.at_or_create(open_store(url))
+
+    @classmethod
+    def at_or_create(cls, store: Store) -> Repository:
+        """The same, in a store that is open."""
         try:
-            return cls.open(url)
+            return cls.at(store)
         except NotFoundError:
-            store = open_store(url)
             if next(iter(store.list("")), None) is not None:
                 raise ConflictError(
                     "not-a-repository",
@@ -115,7 +126,7 @@ class Repository:
             try:
                 store.put(MARKER, [dumps(marker)])
             except ConflictError:  # somebody else made it in between
-                return cls.open(url)
+                return cls.at(store)
             return cls(store, identity)
 
     # Refs
@@ -214,9 +225,20 @@ class Repository:
 
     # Steps
 
+    def confirm(self, link: Link) -> None:
+        """Ask the store whether a step is there; one that was never loaded is loaded by that.
+
+        Raises NotFoundError ``object-missing``.
+        """
+        self._here.loaded = None
+        self.load(link)
+        if self._here.loaded != link:  # it came from memory
+            self.store.stat(link.name)
+
     def _load(self, link: Link) -> Manifest:
         where = f"{self.store.url}/{link.name}"
         raw = self.store.get(link.name, MAX_MANIFEST)
+        self._here.loaded = link
         if hashlib.sha256(raw).hexdigest() != link.id:
             raise FormatError("manifest-hash", where=where, have="other bytes", need=f"sha256 {link.id}")
         found = manifest.decode(raw, where)
@@ -353,23 +375,45 @@ class Repository:
             raise object_differs(f"{self.store.url}/{file.name}", size, file)
 
     def layout(self, of: Manifest) -> Layout:
-        return self.layout_of(of.layout)
+        with self._reading:
+            return self.layout_of(of.layout)
 
-    @lru_cache(maxsize=4)  # noqa: B019
-    def layout_of(self, file: File) -> Layout:
+    def bring_states(self, of: Manifest) -> Thread:
+        """Begin to read the digests of a step, and the layout; errors are those of whoever asks for them."""
+
+        def bring() -> None:
+            with suppress(BaseException):
+                self.digests(of)
+
+        thread = Thread(target=bring, name="deltackpt-states", daemon=True)
+        thread.start()
+        return thread
+
+    def _layout_of(self, file: File) -> Layout:
         from deltackpt.format import layout
 
         return layout.decode(self.read(file, layout.MAX_LAYOUT), f"{self.store.url}/{file.name}")
 
     def digests(self, of: Manifest) -> dict[str, TensorDigest]:
-        return dict(self._digests_of(of.digests, of.layout, of.state))
+        with self._reading:
+            if (found := self._states.get(_state_key(of))) is None:
+                from deltackpt.format import digests
 
-    @lru_cache(maxsize=2)  # noqa: B019
-    def _digests_of(self, file: File, layout: File, state: str) -> dict[str, TensorDigest]:
-        from deltackpt.format import digests
+                raw, where = self.read(of.digests, digests.MAX_DIGESTS), f"{self.store.url}/{of.digests.name}"
+                found = digests.decode(raw, self.layout_of(of.layout), of.state, where)
+            self._keep(of, found)
+            return dict(found)
 
-        raw = self.read(file, digests.MAX_DIGESTS)
-        return digests.decode(raw, self.layout_of(layout), state, f"{self.store.url}/{file.name}")
+    def know(self, of: Manifest, digests: dict[str, TensorDigest]) -> None:
+        """The digests of a step that this process has just published."""
+        with self._reading:
+            self._keep(of, dict(digests))
+
+    def _keep(self, of: Manifest, digests: dict[str, TensorDigest]) -> None:
+        self._states.pop(_state_key(of), None)
+        self._states[_state_key(of)] = digests
+        if len(self._states) > STATES:
+            self._states.popitem(last=False)
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> File:
         written = self.store.put(name, chunks)
@@ -406,6 +450,10 @@ class Repository:
             hint=f"Both steps are whole, and the ref is at {now.link.id[:12] if now else 'none'}. Stop one writer; the "
             "other goes on from the ref.",
         )
+
+
+def _state_key(of: Manifest) -> tuple[File, File, str]:
+    return of.digests, of.layout, of.state
 
 
 def object_differs(where: str, size: int, file: File) -> FormatError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,16 +14,18 @@ from typing import Any
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import SCAN_LIMIT
-from deltackpt.diff import State
+from deltackpt.diff import State, difference
 from deltackpt.draft import Draft, check_base, check_names, digest_all, put_parts
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
+from deltackpt.headstart import head_start
 from deltackpt.leases import lease
 from deltackpt.parallel import threads_or_default
 from deltackpt.progress import SILENT, Progress
-from deltackpt.record import ANCHOR_RATIO, AnchorPolicy, record
+from deltackpt.record import ANCHOR_RATIO, AnchorPolicy, record, since_anchor
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
+from deltackpt.store import open_store
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class WriteResult:
 
 def write(
     checkpoint: str | os.PathLike[str],
-    repository: str | os.PathLike[str],
+    repository: str | os.PathLike[str] | Repository,
     *,
     step: int | None = None,
     resume_from: int | str | None = None,
@@ -69,7 +72,8 @@ def write(
     metadata: Mapping[str, Any] | None = None,
     progress: Progress = SILENT,
 ) -> WriteResult:
-    """Publish ``checkpoint`` as the next step of ``repository``, which is made if there is none.
+    """Publish ``checkpoint`` as the next step of ``repository``, which is made if there is none; one that is open, and
+    kept open from step to step, saves connecting anew.
 
     The old values are the repository's own, rebuilt from anchor and chain; ``base``, the parent step's directory, or
     ``cache``, a managed cache that is brought along, saves that work and is proven tensor by tensor in the pass that
@@ -80,9 +84,16 @@ def write(
     began = time.monotonic()
     if base is not None and cache is not None:
         raise UsageError("base-and-cache", where="write", have="a base and a cache", need="one of them")
+    count = threads_or_default(threads)
+    store = repository.store if isinstance(repository, Repository) else open_store(repository)
     with Checkpoint.open(checkpoint) as new, ExitStack() as stack:
         check_names(new)
-        repo = Repository.open_or_create(repository)
+        compare, since = difference, None
+        given = None
+        if base is not None and not store.capabilities.local:  # until it has said what it holds
+            given = stack.enter_context(Checkpoint.open(base))
+            compare = stack.enter_context(head_start(given, new, count)).compare
+        repo = repository if isinstance(repository, Repository) else Repository.at_or_create(store)
         head = repo.ref(ref)
         before = head.link if head else None
         if resume_from is not None:
@@ -91,7 +102,9 @@ def write(
         stack.enter_context(lease(repo, before))
         draft = Draft(repo, _next_step(repo, ref, before, step))
         parent = repo.load(before) if before else None
-        count = threads_or_default(threads)
+        if before is not None and given is not None:
+            pool = stack.enter_context(ThreadPoolExecutor(1))
+            since = pool.submit(since_anchor, repo, before, anchor).result
         try:
             if parent is None:
                 progress.start("digest", sum(s.size for s in new.shards))
@@ -102,18 +115,19 @@ def write(
                     at = f"{parent.step}-{before.id}" if before else "latest"
                     base = apply_to_cache(repo, cache, at, ref=ref, threads=threads, progress=progress).path
                 if base is not None:
-                    old = stack.enter_context(Checkpoint.open(base))
+                    old = given or stack.enter_context(Checkpoint.open(base))
                     check_base(old, repo.layout(parent), Path(base))
                 else:
                     old = stack.enter_context(Replay.open(repo, repo.resolve(before or parent.link)))
                 progress.start("write", sum(s.size for s in new.shards))
-                put_parts(draft, parent, old, new, encoding, count, scan_limit, base, progress)
-            manifest = record(draft, new, before, parent, anchor, dict(metadata or {}), progress)
+                put_parts(draft, parent, old, new, encoding, count, scan_limit, base, progress, compare)
+            manifest = record(draft, new, before, parent, anchor, dict(metadata or {}), progress, since)
             new.verify_unchanged()
         except BaseException:
             draft.withdraw()
             raise
         link = repo.publish(manifest, ref, head)  # from here on nothing is taken back: it may have taken effect
+        repo.know(manifest, draft.digests)
         if cache is not None:
             apply_to_cache(repo, cache, ref=ref, threads=threads, progress=progress)
         rewound = head.link.step if head and head.link != before else None

@@ -33,6 +33,8 @@ ORDER = [
     "repository",
     "renewal",
     "leases",
+    "uploads",
+    "headstart",
     "parts",
     "journal",
     "replay",

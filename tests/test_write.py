@@ -13,6 +13,7 @@ from states import State, changed, make_checkpoint, mutate, random_bytes, random
 
 from deltackpt import draft as draft_module
 from deltackpt import repository as repository_module
+from deltackpt import write as write_module
 from deltackpt.bits import DTYPES
 from deltackpt.errors import (
     ChainError,
@@ -370,7 +371,7 @@ def test_another_writer_was_faster(world, monkeypatch):
             super().swap(name, old, new)
 
     current = [Racing(inner)]
-    monkeypatch.setattr(repository_module, "open_store", lambda url: current[0])
+    opens(monkeypatch, lambda: current[0])
     with pytest.raises(ConflictError) as error:
         write(world.dirs[2], world.url, step=9)
     assert (error.value.code, error.value.exit_code) == ("ref-moved", 7)
@@ -398,7 +399,7 @@ def test_two_first_writers(world, monkeypatch):
             super().swap(name, old, new)
 
     current = [Racing(inner)]
-    monkeypatch.setattr(repository_module, "open_store", lambda url: current[0])
+    opens(monkeypatch, lambda: current[0])
     with pytest.raises(ConflictError) as error:
         write(world.dirs[2], url)
     assert error.value.code == "ref-moved"
@@ -418,6 +419,12 @@ def test_branches_are_apart(world):
 # A store that fails
 
 
+def opens(patch, store):
+    """Whatever URL is opened, it is this store."""
+    for module in (repository_module, write_module):
+        patch.setattr(module, "open_store", lambda url: store())
+
+
 def dying(world, monkeypatch, k, when, **options):
     """Write the next step to a copy of the repository's store, which dies at its k-th change. -> (store, did it
     die?)
@@ -426,7 +433,7 @@ def dying(world, monkeypatch, k, when, **options):
     store._objects = dict(open_store(world.url)._objects)
     faulty = FaultyStore(store, k, when=when)
     with monkeypatch.context() as patch:
-        patch.setattr(repository_module, "open_store", lambda url: faulty)
+        opens(patch, lambda: faulty)
         try:
             write(world.dirs[2], "x", threads=1, **options)
         except Died:
@@ -447,7 +454,7 @@ def test_a_writer_that_dies_at_any_change_of_the_store(world, monkeypatch, when,
         changes = [kind for kind, _ in faulty.changes]
         took_effect = "swap" in changes[: -1 if when == "before" else None]
         with monkeypatch.context() as patch:
-            patch.setattr(repository_module, "open_store", lambda url, s=store: s)
+            opens(patch, lambda s=store: s)
             world.check(2 if took_effect else 1)
             assert {f.name for m in world.repo.log() for f in m.files} <= world.objects(store)
             if not took_effect:
@@ -478,7 +485,7 @@ def test_an_answer_that_is_lost(world, monkeypatch, error, operation):
 
     lossy = Lossy(open_store(world.url))
     with monkeypatch.context() as patch:
-        patch.setattr(repository_module, "open_store", lambda url: lossy)
+        opens(patch, lambda: lossy)
         with pytest.raises(type(error)):
             write(world.dirs[2], "x")
     assert {f.name for m in world.repo.log() for f in m.files} <= world.objects()

@@ -8,9 +8,10 @@ taken effect: the mark that it left tells.
 from __future__ import annotations
 
 import hashlib
+import io
 import secrets
 import tempfile
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -30,6 +31,8 @@ WINDOW = 16 << 20  # bytes of one request of a long read
 IN_FLIGHT = 4  # requests of one transfer at a time: its memory is this many parts
 PROBE = 1 << 20  # bytes that are read first where the rest may have a faster way
 SWAPS = 4  # readings of a ref that changes and changes back while it is swapped
+SEEN = 64  # small objects whose last bytes and tag are remembered, for a swap that follows
+SMALL = 16 << 10  # bytes of one of these
 
 T = TypeVar("T")
 
@@ -46,6 +49,7 @@ class RemoteStore:
         self._prefix = f"{root}/" if root else ""
         self._patience = patience
         self._part = part
+        self._seen: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
         check_name(name)
@@ -78,7 +82,9 @@ class RemoteStore:
         return [Written(name, len(body), hashlib.sha256(body).hexdigest()) for (name, _), body in pairs]
 
     def get(self, name: str, limit: int) -> bytes:
-        return self._whole(name, limit)[0]
+        data, tag = self._whole(name, limit)
+        self._remember(name, data, tag)
+        return data
 
     def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
         check_name(name)
@@ -90,6 +96,7 @@ class RemoteStore:
             raise base.too_large(self._where(name), found.size, limit)
         if len(found.data) != found.size:  # more than a window, or cut short
             found = Fetched(*self._whole(name, limit)[:1], found.size, "")
+        self._remember(name, found.data, found.tag)
         return (found.data, found.tag) if found.tag else base.unless_same(found.data, tag)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
@@ -137,6 +144,9 @@ class RemoteStore:
         if len(new) > MAX_SWAP:
             raise base.too_large(self._where(name), len(new), MAX_SWAP)
         mark = secrets.token_hex(16)
+        known, tag = self._known(name, old)
+        if known and self._swapped(name, bytes(new), tag, mark):
+            return
         for _ in range(SWAPS):
             have, tag = self._current(name)
             if have != old:
@@ -211,6 +221,21 @@ class RemoteStore:
         if not self.capabilities.swap and self._current(name)[0] != new:
             raise base.moved(self._where(name), self._current(name)[0], new)
         return True
+
+    def _remember(self, name: str, data: bytes, tag: str) -> None:
+        if tag and self.capabilities.swap and len(data) <= SMALL:
+            self._seen[name] = data, tag
+            self._seen.move_to_end(name)
+            if len(self._seen) > SEEN:
+                self._seen.popitem(last=False)
+
+    def _known(self, name: str, old: bytes | None) -> tuple[bool, str | None]:
+        """Whether ``old`` needs no reading before it is replaced, and its tag: the condition on the tag fails if the
+        bytes are no longer those that were read with it. That there is nothing is a condition of its own."""
+        if old is None:
+            return self.capabilities.swap and self.capabilities.create_only, None
+        data, tag = self._seen.pop(name, (None, ""))
+        return data == old, tag
 
     def _is_ours(self, name: str, mark: str) -> bool:
         try:
@@ -336,17 +361,18 @@ class _Body:
         self._block = size
 
     def blocks(self) -> Iterator[bytes]:
-        gathered = bytearray()
+        gathered, size = io.BytesIO(), 0
         for chunk in self._chunks:
             view = base.flat(chunk)
             self.digest.update(view)
             self.size += len(view)
-            while len(gathered) + len(view) >= self._block:
-                room = self._block - len(gathered)
-                gathered += view[:room]
+            while size + len(view) >= self._block:
+                room = self._block - size
+                gathered.write(view[:room])
                 view = view[room:]
-                yield bytes(gathered)
-                gathered.clear()
-            gathered += view
-        if gathered:
-            yield bytes(gathered)
+                yield gathered.getvalue()  # shared, not copied, until the next write
+                gathered, size = io.BytesIO(), 0
+            gathered.write(view)
+            size += len(view)
+        if size:
+            yield gathered.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import time
 from collections.abc import Coroutine, Iterator
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -22,6 +23,7 @@ T = TypeVar("T")
 MARK = "deltackpt-put"
 MAX_PARTS = 10_000
 NOT_MODIFIED = 304
+RECENT = 10.0  # seconds for which the Date of an answer is gone on with by this host's own clock
 
 
 def options(patience: Patience) -> dict[str, Any]:
@@ -64,6 +66,7 @@ class S3Driver(Plain):
         self._fs = fs
         self._bucket = bucket
         self._patience = patience
+        self._said = 0.0, float("-inf")  # the last Date, and when it came by this host's clock
 
     def create(self, key: str, data: bytes, mark: str) -> None:
         self.call("put_object", Key=key, Body=data, IfNoneMatch="*", Metadata={MARK: mark})
@@ -95,6 +98,7 @@ class S3Driver(Plain):
                 return found, await body.read()
 
         found, data = self._run(get(), length)
+        self._hear(found)
         size = int(found["ContentRange"].rpartition("/")[2]) if "ContentRange" in found else found["ContentLength"]
         if "ContentRange" not in found:  # a service that ignores ranges
             data = data[start : start + length]
@@ -129,14 +133,24 @@ class S3Driver(Plain):
                 self.call("abort_multipart_upload", Key=found["Key"], UploadId=found["UploadId"])
 
     def clock(self, prefix: str) -> float:
-        """The Date of an answer, whole seconds like the times of objects."""
-        answer = self.call("list_objects_v2", Prefix=prefix, MaxKeys=1)
-        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+        """The Date of the last answer, whole seconds like the times of objects, and the whole ones since."""
+        if time.monotonic() - self._said[1] > RECENT:
+            self.call("list_objects_v2", Prefix=prefix, MaxKeys=1)
+        date, came = self._said
+        if not date:
+            raise ConnectionError("answers without a Date")
+        return date + int(time.monotonic() - came)
 
     def call(self, method: str, **request: Any) -> dict[str, Any]:
         size = len(request.get("Body", b""))
         answer: dict[str, Any] = self._run(self._fs._call_s3(method, Bucket=self._bucket, **request), size)
+        self._hear(answer)
         return answer
+
+    def _hear(self, answer: dict[str, Any]) -> None:
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if date is not None:
+            self._said = parsedate_to_datetime(date).timestamp(), time.monotonic()
 
     def _run(self, request: Coroutine[Any, Any, T], size: int) -> T:
         """On the file system's own loop; the library may wait for a "100 Continue" without end, we do not."""

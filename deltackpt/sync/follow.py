@@ -81,7 +81,7 @@ class Follower:
         self._prefetch, self._threads, self._progress = prefetch, threads, progress
         self.stop = stop or Event()
         self._failed = failed
-        repo.pins = repo.store.capabilities.pause == 0  # a lease is some requests a step
+        self._pins = repo.store.capabilities.pause == 0
 
     def catch_up(self) -> Switch | None:
         """Look once; None if the cache is at the newest step, and its callback was told.
@@ -138,6 +138,10 @@ class Follower:
         before = self._have()
         if before == link and self._was_told(link):
             return None
+        target = self._repo.load(link)
+        # A lease is some requests a step. The next step is new: if it goes nevertheless, there is a newer one.
+        self._repo.pins = self._pins and target.parent != before
+        self._repo.bring_states(target)
         done = apply_to_cache(
             self._repo, self._cache, link, ref=self._ref, threads=self._threads, progress=self._progress
         )

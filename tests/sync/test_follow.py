@@ -137,14 +137,14 @@ class Flaky(FaultyStore):
             raise StoreError(self.code, where=self.url, have="503", need="time")
 
 
-@pytest.mark.parametrize("every", [31, 37, 53])
+@pytest.mark.parametrize("every", [23, 27, 31])
 def test_it_lives_through_outages(world: World, every: int) -> None:
     failures: list[tuple[str, float]] = []
     store = Flaky(world.repo.store, every)
     stop = Event(*[lambda: world.count < 20 and world.run(1)] * 60)
     seen = told(world, store, stop=stop, failed=lambda error, wait: failures.append((error.code, wait)))
     assert seen[-1].step == 19
-    assert len(failures) > 3
+    assert len(failures) >= 3
     assert {code for code, _ in failures} == {"store-busy"}
     assert all(0 < wait <= 60 for _, wait in failures)
 
@@ -177,7 +177,7 @@ def test_damage_on_the_way_is_never_exposed(world: World) -> None:
     stop = Event(*[publish, lambda: None, lambda: None] * 8)
     seen = told(world, store, stop=stop, failed=lambda error, wait: failures.append(error.code))
     assert seen[-1].step == 10
-    assert len(failures) >= 6
+    assert len(failures) >= 5  # digests that were damaged as they were fetched ahead are read again, silently
 
 
 def test_damage_that_stays_ends_it(world: World) -> None:
