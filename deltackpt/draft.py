@@ -72,8 +72,9 @@ class Draft:
 
     @property
     def part_bytes(self) -> int:
-        local = self.repo.store.capabilities.local
-        return PART_BYTES if local else min(PART_BYTES, max(EARLY, self.patch_bytes // 4))
+        if self.repo.store.capabilities.local:
+            return PART_BYTES
+        return min(PART_BYTES // 2, max(EARLY, self.patch_bytes // 4))  # four are on their way while one is made
 
     def begin_part(self, number: int, chunks: list[Buffer]) -> None:
         self.patch_bytes += sum(len(memoryview(chunk).cast("B")) for chunk in chunks)
