@@ -46,13 +46,18 @@ class Run:
         return self.root / f"step-{step}"
 
     def publish(self, state: dict[str, torch.Tensor], *, ref: str = "main", anchor: AnchorPolicy = NEVER) -> int:
+        step = self.save(state)
+        write(self.checkpoint(step), self.url, step=step, threads=1, anchor=anchor, ref=ref)
+        return step
+
+    def save(self, state: dict[str, torch.Tensor]) -> int:
+        """The whole checkpoint of the next step, which is not published."""
         step = max(self.states, default=-1) + 1
         folder = self.checkpoint(step)
         if self.side is not None:
             shutil.copytree(self.side, folder, ignore=shutil.ignore_patterns("*.safetensors"))
         folder.mkdir(exist_ok=True)
         save_file({k: exact_copy(v) for k, v in state.items()}, folder / "model.safetensors", {"format": "pt"})
-        write(folder, self.url, step=step, threads=1, anchor=anchor, ref=ref)
         self.states[step] = {k: exact_copy(v) for k, v in state.items()}
         return step
 

@@ -11,16 +11,22 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("vllm")
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from engines.steps import Run, nudge
-from engines.vllm_real.tiny import PROMPTS, tiny
+from engines.steps import NEVER, Run, nudge  # noqa: E402
+from engines.vllm_real.tiny import PROMPTS, tiny  # noqa: E402
+from engines.vllm_real.training import Training  # noqa: E402
+
+from deltackpt.write import write  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+ROUNDS, SEED = 12, 7
+LONG = {"prompt": PROMPTS[0], "max_tokens": 200, "ignore_eos": True}
 ASK = {"model": "tiny", "max_tokens": 12, "temperature": 0, "logprobs": 0}
 
 
@@ -33,23 +39,31 @@ def free_port():
 class Server:
     """``core``: where its threads run, so that two servers do not spin on one."""
 
-    def __init__(self, run, path, tp=1, core=0):
+    def __init__(self, run, path, tp=1, core=0, ready=True):
         self.core = core
         self.run, self.path, self.tp, self.port = run, path, tp, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = (run.root / f"server-{self.port}.log").open("w")
-        self.start()
+        self.launch()
+        if ready:
+            self.ready()
 
     def start(self):
+        self.launch()
+        self.ready()
+
+    def launch(self):
         env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
         env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if self.tp == 2 else str(self.core)
         line = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.path)),
             *("--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--dtype", "bfloat16"),
-            *("--max-model-len", "256", "--served-model-name", "tiny", "--tensor-parallel-size", str(self.tp)),
+            *("--max-model-len", "512", "--served-model-name", "tiny", "--tensor-parallel-size", str(self.tp)),
             *("--weight-transfer-config", '{"backend":"deltackpt"}'),
         ]
         self.process = subprocess.Popen(line, env=env, stdout=self.log, stderr=self.log, start_new_session=True)
+
+    def ready(self):
         for _ in range(600):
             try:
                 urllib.request.urlopen(self.url + "/health", timeout=2)
@@ -92,15 +106,23 @@ class Server:
         self.log.close()
 
 
-def serve(run, servers, *more, cache="cache"):
+def serve(run, servers, *more, cache="cache", url=None):
     engines = [word for s in servers for word in ("--engine", f"vllm={s.url}")]
-    line = [sys.executable, "-m", "deltackpt_cli", "serve-updates", str(run.url), str(run.root / cache), *engines]
-    out = (run.root / "events.jsonl").open("a")
-    return subprocess.Popen([*line, "--json", "--poll", "200ms", *more], stdout=out, stderr=subprocess.STDOUT)
+    line = [
+        sys.executable,
+        "-m",
+        "deltackpt_cli",
+        "serve-updates",
+        url or str(run.url),
+        str(run.root / cache),
+        *engines,
+    ]
+    with (run.root / "events.jsonl").open("a") as out:
+        return subprocess.Popen([*line, "--json", "--poll", "100ms", *more], stdout=out, stderr=subprocess.STDOUT)
 
 
 def events(run):
-    found = [line for line in (run.root / "events.jsonl").read_text().splitlines() if line.startswith("{")]
+    found = [line for line in (run.root / "events.jsonl").read_text().splitlines() if line.startswith('{"event"')]
     return [json.loads(line) for line in found]
 
 
@@ -116,29 +138,28 @@ def wait_for(server, step, seconds=60):
     raise TimeoutError(f"still at {server.version()}, not {step}: {events(server.run)[-3:]}")
 
 
-def native(reference, run, step):
-    """A second server, brought to the whole checkpoint by vLLM itself."""
-    reference.call(
-        "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(run.checkpoint(step))}}
-    )
-    reference.call("/reset_prefix_cache")
-    return reference.checksums()
+def native(server, run, step):
+    """Brought to a whole checkpoint by vLLM itself; -> its answers and checksums."""
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(run.checkpoint(step))}}
+    server.call("/collective_rpc", body)
+    server.call("/reset_prefix_cache")
+    return server.answers(), server.checksums()
 
 
 class Asking(threading.Thread):
-    """Requests in flight all the time; none may see an error."""
+    """Requests in flight all the time. ``across`` counts those that began before an update and ended after it."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
-        self.server, self.stopped, self.finished, self.errors = server, threading.Event(), 0, []
+        self.server, self.stopped, self.across, self.errors = server, threading.Event(), 0, []
 
     def run(self):
         while not self.stopped.is_set():
             try:
-                body = {**ASK, "prompt": PROMPTS[2], "max_tokens": 120, "ignore_eos": True}
-                answer = self.server.call("/v1/completions", body)
-                assert answer["usage"]["completion_tokens"] == 120
-                self.finished += 1
+                before = self.server.version()
+                answer = self.server.call("/v1/completions", {**ASK, **LONG})
+                assert answer["usage"]["completion_tokens"] == LONG["max_tokens"]
+                self.across += self.server.version() != before
             except Exception as error:
                 self.errors.append(error)
 
@@ -148,79 +169,186 @@ class Asking(threading.Thread):
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_followed_live_over_http(tmp_path, tp):
-    run = Run(tmp_path, tmp_path / "side")
-    run.publish(tiny(tmp_path / "side"))
-    server, reference = Server(run, run.checkpoint(0), tp), Server(run, run.checkpoint(0), tp, core=1)
-    follower = serve(run, [server])
+def test_a_training_followed_live_over_http(tmp_path, tp):
+    """After each step as a server that vLLM itself brought to the whole checkpoint; after the last, as a fresh one."""
+    run = Training(tmp_path)
+    server = Server(run, run.checkpoint(0), tp)
+    follower = serve(run, [server], *(["--check"] if tp == 2 else []))
     asking = Asking(server)
+    seen = {}
     try:
+        wait_for(server, 0)
         asking.start()
-        for step in range(1, 21 if tp == 1 else 6):
-            run.publish(nudge(run.states[step - 1], step))
+        for _ in range(20 if tp == 1 else 5):
+            step = run.step()
             wait_for(server, step)
-            assert server.checksums() == native(reference, run, step)
-            if step % 10 == 0:
-                assert server.answers() == reference.answers()
+            seen[step] = server.answers(), server.checksums()
         follower.terminate()
         assert follower.wait(30) == 0
-        taken = [e for e in events(run) if e["event"] == "taken"]
-        assert {e["mode"] for e in taken[1:]} == {"scatter"}  # the first may find a cache that is past the base
-        assert taken[-1]["step"] == step
-        assert not [e for e in events(run) if e["event"] in ("failed", "wedged")]
+        asking.close()
+        for earlier in seen:
+            assert native(server, run, earlier) == seen[earlier], earlier
     finally:
         asking.close()
         follower.kill()
         server.close()
-        reference.close()
+        run.close()
     assert not asking.errors
-    assert asking.finished > 0
+    assert asking.across > 0
+    taken = [e for e in events(run) if e["event"] == "taken"]
+    assert [e["step"] for e in taken] == [0, *seen]
+    assert {e["mode"] for e in taken[1:]} == {"scatter"}
+    assert not [e for e in events(run) if e["event"] in ("failed", "wedged")]
+    if tp == 1:  # of two ranks: in process
+        fresh = Server(run, run.checkpoint(step))
+        try:
+            assert (fresh.answers(), fresh.checksums()) == seen[step]
+        finally:
+            fresh.close()
 
 
-def test_killed_at_random(tmp_path):
-    """The follower, the engine and the store go away at random; the engine is at a step, and ends at the latest."""
+def test_the_stock_routes(tmp_path):
+    """Pause, init, start, update, finish, resume, by hand; and what the follower drops besides."""
     run = Run(tmp_path, tmp_path / "side")
     run.publish(tiny(tmp_path / "side"))
     server = Server(run, run.checkpoint(0))
-    reference = Server(run, run.checkpoint(0), core=1)
-    rng, whole = random.Random(7), [reference.checksums()]
-    follower = serve(run, [server])
     try:
-        for step in range(1, 11):
-            run.publish(nudge(run.states[step - 1], step))
-            whole.append(native(reference, run, step))
-            time.sleep(rng.random() * 4)
-            what = step % 4
-            if what == 0:  # the store is away
-                os.rename(run.url, f"{run.url}.away")
-                time.sleep(0.7)
-                os.rename(f"{run.url}.away", run.url)
-            elif step == 5:
+        server.answers()  # the prefix cache is warm
+        run.publish(nudge(run.states[0], 1, share=0.5))
+        init = {"repository": str(run.url), "cache": str(run.root / "cache")}
+        server.call("/init_weight_transfer_engine", {"init_info": init})
+        server.call("/pause?mode=keep&clear_cache=false")
+        server.call("/start_weight_update")
+        state = run.repo.load(run.repo.find(1)).state
+        server.call("/update_weights", {"update_info": {"step": 1, "state": state}})
+        server.call("/finish_weight_update", {"weight_version": "1"})
+        server.call("/resume")
+        stale = server.answers()
+        assert server.version() == "1"
+        server.call("/reset_prefix_cache")
+        by_hand = server.answers()
+        assert stale != by_hand
+        run.publish(nudge(run.states[1], 2, share=0.5))
+        assert serve(run, [server], "--once").wait(120) == 0
+        followed = server.answers(), server.checksums()
+        assert native(server, run, 1)[0] == by_hand
+        assert native(server, run, 2) == followed
+    finally:
+        server.close()
+
+
+class Store:
+    """The repository over HTTP, by a process that can be killed. It is written to on the disk."""
+
+    def __init__(self, run):
+        self.run, self.port = run, free_port()
+        self.url = f"http://127.0.0.1:{self.port}/{run.url.name}"
+        self.start()
+
+    def start(self):
+        shelf = Path(__file__).parent / "shelf.py"
+        self.process = subprocess.Popen([sys.executable, str(shelf), str(self.run.root), str(self.port)])
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def test_killed_at_random(tmp_path):
+    """The follower, the engine and the store end at any point of an update: the engine is at a whole step, old or new,
+    and ends at the latest."""
+    run = Run(tmp_path, tmp_path / "side")
+    run.publish(tiny(tmp_path / "side"))
+    for step in range(1, ROUNDS + 1):
+        run.save(nudge(run.states[step - 1], step))
+    server, store, rng = Server(run, run.checkpoint(0)), Store(run), random.Random(SEED)
+    whole = {step: native(server, run, step) for step in range(ROUNDS, -1, -1)}
+    follower = serve(run, [server], url=store.url)
+    known = {json.dumps(sums) for _, sums in whole.values()}
+    killed = []
+    try:
+        wait_for(server, 0)
+        for step in range(1, ROUNDS + 1):
+            write(run.checkpoint(step), run.url, step=step, threads=1, anchor=NEVER)
+            time.sleep(rng.random() * 1.2)
+            victim = rng.choice(["follower", "follower", "store"]) if step % 5 else "engine"
+            killed.append(victim)
+            if victim == "store":
+                store.kill()
+            elif victim == "engine":
                 server.kill()
                 server.start()
             else:
                 follower.kill()
                 follower.wait()
-                # Whatever it was in the midst of: the engine holds one whole step, old or new.
-                assert server.checksums() in whole
-                follower = serve(run, [server])
+            assert json.dumps(server.checksums()) in known, (step, victim)
+            time.sleep(rng.random() * 0.5)
+            if victim == "store":
+                store.start()
             if follower.poll() is not None:
-                follower = serve(run, [server])
-        wait_for(server, 10)
-        assert server.checksums() == whole[10]
-        assert server.answers() == reference.answers()
+                follower = serve(run, [server], url=store.url)
+        wait_for(server, ROUNDS, 90)
+        assert (server.answers(), server.checksums()) == whole[ROUNDS]
+        assert {"follower", "store", "engine"} == set(killed)
     finally:
         follower.kill()
+        store.kill()
         server.close()
-        reference.close()
+
+
+def test_what_goes_wrong_is_said_and_the_engine_goes_on(tmp_path):
+    """A repository of another model, of other weights, and patches, anchors and steps that are damaged or gone."""
+    run = Run(tmp_path, tmp_path / "side")
+    state = tiny(tmp_path / "side")
+    run.publish(state)
+    others = {}
+    for name, odd in (("model", {"some.weight": torch.zeros(4, 4)}), ("weights", nudge(state, 9, 0.5))):
+        (tmp_path / name).mkdir()
+        others[name] = Run(tmp_path / name, tmp_path / "side")
+        others[name].publish(odd)
+    server = Server(run, run.checkpoint(0))
+    try:
+        good = server.answers(), server.checksums()
+        for name, words in (("model", "another model"), ("weights", "tensors differ")):
+            assert serve(others[name], [server], "--once").wait(120) == 4
+            (failed,) = [e for e in events(others[name]) if e["event"] == "failed"]
+            assert (failed["error"], words in failed["have"]) == ("engine-refused", True)
+            assert (server.answers(), server.checksums()) == good
+        assert serve(run, [server], "--once").wait(120) == 0
+        run.publish(nudge(state, 1))
+        link = run.repo.find(1)
+        patch = run.url / run.repo.load(link).patch[0].name
+        data = patch.read_bytes()
+        manifest = next(run.url.glob("steps/00000001-*"))
+        for damage, code, status in (
+            (lambda: patch.write_bytes(data[:-3] + bytes([data[-3] ^ 64]) + data[-2:]), "object-hash", 3),
+            (patch.unlink, "object-missing", 6),
+            (lambda: manifest.rename(manifest.with_suffix(".away")), "step-missing", 6),
+        ):
+            damage()
+            assert serve(run, [server], "--once").wait(120) == status, code
+            assert code in (run.root / "events.jsonl").read_text()
+            assert (server.answers(), server.checksums(), server.version()) == (*good, "0")
+            patch.write_bytes(data)
+        manifest.with_suffix(".away").rename(manifest)
+        (anchor,) = (run.url / "anchors").rglob("*.safetensors")
+        anchor.rename(anchor.with_suffix(".away"))
+        assert serve(run, [server], "--once", cache="other").wait(120) == 6  # one who has nothing needs the anchor
+        assert (server.answers(), server.checksums(), server.version()) == (*good, "0")
+        assert serve(run, [server], "--once").wait(120) == 0  # one who has step 0 does not
+        assert (server.version(), server.answers() != good[0]) == ("1", True)
+    finally:
+        server.close()
 
 
 def test_two_engines_together(tmp_path):
     """One of them cannot take the step: neither does. Later both do."""
     run = Run(tmp_path, tmp_path / "side")
     run.publish(tiny(tmp_path / "side"))
-    a, b = Server(run, run.checkpoint(0)), Server(run, run.checkpoint(0), core=1)
+    a, b = Server(run, run.checkpoint(0), ready=False), Server(run, run.checkpoint(0), core=1, ready=False)
     try:
+        a.ready()
+        b.ready()
         first = serve(run, [a, b], "--together", "--once")
         assert first.wait(120) == 0
         assert (a.version(), b.version()) == ("0", "0")
