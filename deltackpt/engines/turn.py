@@ -56,14 +56,14 @@ class Turn:
                 seat.client.pause()
             for seat in self._seats:
                 quiet = seat.ready is not None and seat.ready.quiet
+                written.append(seat)  # an answer that does not come says nothing of what was done
                 seat.ready = seat.client.apply()
-                written.append(seat)
                 if not quiet:
                     seat.client.drop_cache()
                 if self._check:
                     seat.client.check()
         except DeltackptError as error:
-            self._take_back(written)
+            self._take_back(written, seat)
             self._look_at(seat)
             self._book.failed(seat, error)
             for seat in written:
@@ -74,13 +74,14 @@ class Turn:
     def _loud(self) -> list[Seat]:
         return [seat for seat in self._seats if seat.ready is not None and not seat.ready.quiet]
 
-    def _take_back(self, written: Sequence[Seat]) -> None:
+    def _take_back(self, written: Sequence[Seat], at: Seat) -> None:
         for seat in written:
             try:
                 seat.client.undo()
                 seat.client.drop_cache()
             except DeltackptError as error:
-                self._book.failed(seat, error)
+                if seat is not at:  # what it met first is told
+                    self._book.failed(seat, error)
 
     def _look_at(self, seat: Seat) -> None:
         """One that failed may be at neither step."""

@@ -23,6 +23,7 @@ class FakeSglang:
     def __init__(self):
         self.calls, self.path, self.version, self.paused = [], "start", "default", False
         self.refuses, self.vanishes, self.fails = set(), False, {}  # fails: {route: how often still}
+        self.loses = False  # the answer to an update, once
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,7 +44,8 @@ class FakeSglang:
                     assert fake.paused
                     fake.path = body["model_path"]
                     fake.version = body.get("weight_version", fake.version)
-                    self.answer({"success": True, "message": ""})
+                    lost, fake.loses = fake.loses, False
+                    self.answer({"success": True, "message": ""}, 500 if lost else 200)
                     return
                 if self.path == "/flush_cache":
                     self.answer("Cache flushed.\n")
@@ -163,6 +165,24 @@ def test_a_cache_that_cannot_be_dropped_takes_the_step_back(tmp_path, fakes):
     assert made.engines()
     old = fakes[0].path
     fakes[0].fails["/flush_cache"] = 1
+    world.run(1)
+    made.move()
+    assert not made.engines()
+    assert (fakes[0].path, fakes[0].version, fakes[0].paused) == (old, "0", False)
+    assert made.engines()
+    assert fakes[0].version == "1"
+    assert [event for event, _ in told].count("failed") == 1
+
+
+def test_an_update_without_an_answer_is_taken_back(tmp_path, fakes):
+    """It may have been done."""
+    world = World(tmp_path)
+    made, told, _ = serving(world, fakes[:1])
+    world.run(1)
+    made.move()
+    assert made.engines()
+    old = fakes[0].path
+    fakes[0].loses = True
     world.run(1)
     made.move()
     assert not made.engines()

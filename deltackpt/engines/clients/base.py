@@ -66,7 +66,7 @@ class Client(ABC):
 
     @abstractmethod
     def undo(self) -> None:
-        """Back to what was before `apply`."""
+        """Back to what was before `apply`, whatever came of it."""
 
     @abstractmethod
     def resume(self) -> None: ...

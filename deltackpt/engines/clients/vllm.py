@@ -21,7 +21,7 @@ class VllmClient(Client):
     def __init__(self, url: str, host: Host) -> None:
         super().__init__(url, host)
         self._want: dict[str, Any] = {}
-        self._step = ""
+        self._step, self._ranks = "", 0
         self._open = False  # vLLM's update session
 
     def version(self) -> str:
@@ -44,13 +44,13 @@ class VllmClient(Client):
         token = secrets.token_hex(8)
         init = {"repository": self.host.repository, "cache": str(self.host.cache), "ref": self.host.ref}
         self.http.post("/init_weight_transfer_engine", {"init_info": {**init, **self._want, "token": token}})
-        ranks = int(self.http.field("/get_world_size?include_dp=true", "world_size"))
+        self._ranks = int(self.http.field("/get_world_size?include_dp=true", "world_size"))
         found: list[Report] = []
         end = time.monotonic() + self.host.timeout
-        while len(found) < ranks:
+        while len(found) < self._ranks:
             found += read_reports(self.host.cache, f"{token}-staged")
             if time.monotonic() > end:
-                have, need = f"{len(found)} of {ranks} ranks", "all of them"
+                have, need = f"{len(found)} of {self._ranks} ranks", "all of them"
                 raise StoreError("engine-silent", where=self.name, have=have, need=need)
             time.sleep(_POLL)
         read_reports(self.host.cache, token)
@@ -65,21 +65,27 @@ class VllmClient(Client):
         self.http.post("/finish_weight_update", more)
 
     def _phase(self, phase: str) -> list[Report]:
-        """Of an open session, which an error closes."""
+        """Of an open session, which an error closes; no answer leaves it open."""
         token = secrets.token_hex(8)
-        self.http.post("/update_weights", {"update_info": {**self._want, "phase": phase, "token": token}})
+        try:
+            self.http.post("/update_weights", {"update_info": {**self._want, "phase": phase, "token": token}})
+        except ChainError:
+            self._open = False
+            raise
         reports = read_reports(self.host.cache, token)
         if any(report.error is not None for report in reports):
             self._close()
         raise_first(reports, self.name)
+        if len(reports) != self._ranks:
+            have, need = f"{len(reports)} of {self._ranks} ranks", "all of them"
+            raise StoreError("engine-silent", where=self.name, have=have, need=need)
         return reports
 
     def pause(self) -> None:
         self.http.post(f"/pause?mode={self.host.pause}")
 
     def apply(self) -> Ready:
-        reports = self._phase("apply")
-        return _ready(reports)
+        return _ready(self._phase("apply"))
 
     def drop_cache(self) -> None:
         """Requests that stand still are computed anew, or the blocks that they hold would stay."""
