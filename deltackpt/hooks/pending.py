@@ -56,6 +56,7 @@ class Pending:
         self._unseen: BaseException | None = None  # an error that nobody was told of yet
         self._merging = False
         self._closing = False
+        self._newest = -1  # the last step that was put
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -91,8 +92,14 @@ class Pending:
                 self._items[-1] = self._items[-1].then(item)
             else:
                 self._items.append(item)
+            self._newest = item.step
             self._failed, self._merging = None, False
             self._changed.notify_all()
+
+    def took(self, step: int) -> bool:
+        """Was the step put, even if `put` did not come back?"""
+        with self._changed:
+            return self._newest == step or any(item.step == step for item in self._items)
 
     def release(self) -> None:
         """No merge after all."""

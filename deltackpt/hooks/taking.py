@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -78,22 +79,35 @@ class Taker:
 
     def take(self, pieces: Sequence[Piece]) -> dict[str, Delta]:
         """What changed since the last time; the snapshot is then where the weights are."""
-        if self._snapshot is None and self._mapped is None:
+        with self.taking(pieces, lambda: False) as found:
+            return found
+
+    @contextmanager
+    def taking(self, pieces: Sequence[Piece], kept: Callable[[], bool]) -> Iterator[dict[str, Delta]]:
+        """`take`; taken back if an exception ends it or the block, at any instant, unless the change is ``kept``."""
+        taken: list[Delta] = []  # each before the snapshot moves: what is on the list can be taken back
+        mark = self._mapped.mark() if self._mapped is not None else None
+        try:
+            yield self._take(pieces, taken)
+        except BaseException:
+            if not kept():
+                if self._snapshot is not None:
+                    self._snapshot.restore(taken)
+                if self._mapped is not None and mark is not None:
+                    self._mapped.go_back(mark)
+            raise
+
+    def _take(self, pieces: Sequence[Piece], taken: list[Delta]) -> dict[str, Delta]:
+        if self._mapped is not None:
+            return self._take_mapped(self._mapped, pieces)
+        if self._snapshot is None:
             self._pieces = list(pieces)
             self._start(pieces, None)
             return {}
-        if self._mapped is not None:
-            return self._take_mapped(self._mapped, pieces)
-        assert self._snapshot is not None
-        taken: list[Delta] = []  # each before the snapshot moves: what is on the list can be taken back
         there = [piece for piece in pieces if self._on_device(piece)]
-        try:
-            self._take_here(self._snapshot, [piece for piece in pieces if not self._on_device(piece)], taken)
-            for where in {piece.tensor.device for piece in there}:
-                self._take_there(self._snapshot, [p for p in there if p.tensor.device == where], taken)
-        except BaseException:
-            self._snapshot.restore(taken)
-            raise
+        self._take_here(self._snapshot, [piece for piece in pieces if not self._on_device(piece)], taken)
+        for where in {piece.tensor.device for piece in there}:
+            self._take_there(self._snapshot, [p for p in there if p.tensor.device == where], taken)
         return {delta.name: delta for delta in taken}
 
     def _on_device(self, piece: Piece) -> bool:
@@ -120,15 +134,10 @@ class Taker:
             Stream(snapshot, pieces[0].tensor.device, limit=self._limit, code=code).take(pieces, taken)
 
     def _take_mapped(self, mapped: MappedSnapshot, pieces: Sequence[Piece]) -> dict[str, Delta]:
-        mark = mapped.mark()
-        try:
-            found = ordered_map(lambda piece: mapped.compare(piece, self._limit), pieces, self.threads)
-            taken = {delta.name: delta for delta in found if delta is not None}
-            for delta in taken.values():
-                mapped.advance(delta)
-        except BaseException:
-            mapped.go_back(mark)
-            raise
+        found = ordered_map(lambda piece: mapped.compare(piece, self._limit), pieces, self.threads)
+        taken = {delta.name: delta for delta in found if delta is not None}
+        for delta in taken.values():
+            mapped.advance(delta)
         return taken
 
     def words(self, name: str) -> torch.Tensor:

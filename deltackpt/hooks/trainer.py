@@ -178,17 +178,18 @@ class TrainerHook:
         try:
             pieces = self._extract()
             self._check(pieces)
-            with self._taker.lock:
-                deltas = self._taker.take([p for p in pieces if p.name in self._taker.names])
+            mine = [p for p in pieces if p.name in self._taker.names]
+            with self._taker.lock, self._taker.taking(mine, lambda: self._pending.took(number)) as deltas:
                 item = Taken(
                     number, deltas, decision.whole, dict(metadata or {}),
                     seconds=time.monotonic() - waited, waited=waited - began,
                 )  # fmt: skip
                 self._pending.put(item, into_last=decision.merge)
-        except BaseException:
-            self._pending.release()
-            raise
-        self._whole, self._skipped, self._last = False, None, number
+        finally:
+            if self._pending.took(number):
+                self._whole, self._skipped, self._last = False, None, number
+            else:
+                self._pending.release()
         if self._taker.live:  # an anchor is read from the weights themselves: they may not move on yet
             self._pending.wait(lambda: not self._pending.held, self._stall, heed=False)
 
@@ -280,14 +281,14 @@ class TrainerHook:
     def _finish(self, patience: float | None = None) -> None:
         self._closed = True
         self._pending.close()
-        end = None if patience is None else time.monotonic() + patience
         try:
-            while self._worker.alive and (end is None or time.monotonic() < end):
-                self._worker.join(0.2)  # in short waits: an interrupt is never held up
+            self._worker.wait(patience)
         except BaseException:
             self.publisher.cancelled = True
+            self._worker.wait(PATIENCE)  # to take back what is half done; a second interrupt ends this too
             raise
-        self._taker.close()
+        finally:
+            self._taker.close()
 
     def __enter__(self) -> TrainerHook:
         return self
@@ -330,5 +331,5 @@ def _open(team: Team, repository: str | os.PathLike[str] | Repository) -> Reposi
 
 def _abandon(hook: weakref.ref[TrainerHook]) -> None:
     """An interpreter that ends takes back what is half done."""
-    if (found := hook()) is not None and not found._closed:
+    if (found := hook()) is not None and found._worker.alive:
         found.abandon()

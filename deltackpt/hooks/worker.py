@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from deltackpt.hooks.metrics import StepMetrics
@@ -20,16 +21,20 @@ class Worker:
     ) -> None:
         self.fatal: BaseException | None = None
         self._pending, self._team, self._publish, self._timeout = pending, team, publish, timeout
+        self._ended = threading.Event()
         # A daemon: an interpreter that ends without `close` is not held up; what it leaves lapses, or is gc's.
         self._thread = threading.Thread(target=self._run, name="deltackpt-publish", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return not self._ended.is_set()  # an interrupted `Thread.join` may take a thread for ended that is not
 
-    def join(self, timeout: float | None = None) -> None:
-        self._thread.join(timeout)
+    def wait(self, seconds: float | None) -> None:
+        """Until it has ended, or for some seconds."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while self.alive and (end is None or time.monotonic() < end):
+            self._ended.wait(0.2)  # in short waits: an interrupt is never held up
 
     def _run(self) -> None:
         try:
@@ -46,6 +51,8 @@ class Worker:
         except BaseException as lost:
             self.fatal = lost
             self._pending.lost(lost)
+        finally:
+            self._ended.set()
 
     def _next(self) -> Taken | None:
         """The step to publish now: which one that is, the leader says, since it may have merged one more."""

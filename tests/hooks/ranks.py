@@ -268,6 +268,24 @@ def ddp(rank: int, world: int, root: Path, *, device: str) -> None:
     dist.barrier()
 
 
+def leader_only(rank: int, world: int, root: Path, *, device: str) -> None:
+    """DDP with a hook at rank 0 only: the others know nothing of it."""
+    model = Net().to(device)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4)
+    hook = TrainerHook(wrapped, root / "repo", dtype=torch.bfloat16, sharded=False, threads=1) if rank == 0 else None
+    for step in range(3):
+        if step:
+            train_step(wrapped, optimizer, step)
+        if hook is not None:
+            hook.step(step)
+            Ledger(root, root / "repo").save(step, {k: v.cpu() for k, v in published(model).items()})
+    if hook is not None:
+        hook.close()
+        check(root, range(3))
+    dist.barrier()
+
+
 def drifted(rank: int, world: int, root: Path, *, device: str) -> None:
     """Replicas that do not agree are told of, by all ranks, before anything is published."""
     from deltackpt.errors import DeltackptError

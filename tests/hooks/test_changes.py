@@ -55,10 +55,23 @@ def test_every_flip_of_one_bit_is_a_change():
     assert (delta.old ^ delta.new == 1).all()
 
 
-def test_a_published_step_without_a_change(tmp_path):
-    state = {"w": every_pattern(torch.bfloat16), "n": torch.full((3,), float("nan")), "z": torch.zeros(())}
+def moved(tensor, device):
+    """By bytes, as everything that is not to change a NaN."""
+    return tensor.reshape(-1).view(torch.uint8).to(device).view(tensor.dtype).reshape(tensor.shape)
+
+
+@pytest.mark.parametrize(("device", "on_device"), [("cpu", False), ("cpu", True), ("cuda", True)])
+@pytest.mark.parametrize("snapshot", ["device", "host"])
+def test_a_published_step_without_a_change(tmp_path, device, on_device, snapshot):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    if device == "cpu" and on_device and snapshot == "host":
+        pytest.skip("the weights are in host memory")
+    state = {name: every_pattern(dtype) for name, dtype in TORCH.items()}
+    state |= {"n": torch.full((3,), float("nan")), "z": torch.zeros(())}
     ledger = Ledger(tmp_path, tmp_path / "repo")
-    with TrainerHook(state, tmp_path / "repo", threads=1) as hook:
+    there = {name: moved(tensor, device) for name, tensor in state.items()}
+    with TrainerHook(there, tmp_path / "repo", snapshot=snapshot, on_device=on_device, scan_limit=0, threads=1) as hook:
         for step in range(3):
             hook.step(step)
             ledger.save(step, state)

@@ -1,5 +1,6 @@
 """What goes wrong behind the training: nothing is lost, nothing hangs, nothing is left behind."""
 
+import _thread
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from hooks.training import Ledger, Net, published, train_step  # noqa: E402
 
 from deltackpt.errors import ConflictError, StoreError, UsageError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
+from deltackpt.hooks.pending import Pending  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
 
 
@@ -53,7 +55,7 @@ class Run:
         self.model = Net()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.ledger = Ledger(tmp_path, tmp_path / "repo")
-        self.hook = TrainerHook(self.model, repo, dtype=torch.bfloat16, threads=1, **options)
+        self.hook = TrainerHook(self.model, repo, dtype=torch.bfloat16, **{"threads": 1, **options})
 
     def train(self, step):
         if step:
@@ -178,6 +180,61 @@ def test_a_full_queue_waits_or_merges(tmp_path):
     run.ledger.check(log)
 
 
+def test_a_full_queue_makes_the_step_wait(tmp_path):
+    run = Run(tmp_path, queue=1)
+    run.step(0)
+    run.hook.flush()
+    run.store.gate.clear()
+    run.step(1)
+    threading.Timer(0.3, run.store.gate.set).start()
+    run.step(2)
+    assert run.store.gate.is_set()
+    assert Repository.open(tmp_path / "repo").log()[0].step == 1
+    run.hook.close()
+    run.ledger.check([0, 1, 2])
+
+
+def test_a_store_that_does_not_answer_is_told_of(tmp_path):
+    run = Run(tmp_path, queue=1)
+    run.step(0)
+    run.hook.flush()
+    run.store.gate.clear()
+    run.step(1)
+    run.hook._stall = 0.2
+    run.train(2)
+    with pytest.raises(StoreError, match="publish-stalled"):
+        run.hook.step(2)
+    run.store.gate.set()
+    run.hook._stall = 20
+    run.hook.step(2)
+    run.hook.close()
+    run.ledger.check([0, 1, 2])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_one_of_several_parts_fails(tmp_path, threads, monkeypatch):
+    import deltackpt.hooks.parts as module
+
+    monkeypatch.setattr(module, "BYTES", 1000)
+    run = Run(tmp_path, threads=threads)
+    run.step(0)
+    run.hook.flush()
+    run.store.fails = lambda operation, name: name.endswith("part-00003.safetensors")
+    run.step(1)
+    wait_for_error(run.hook)
+    assert not list((tmp_path / "repo").glob("patches/*/*"))
+    run.store.fails = lambda operation, name: False
+    run.train(2)
+    with pytest.raises(StoreError, match="no answer"):
+        run.hook.step(2)
+    run.hook.step(2)
+    run.step(3)
+    run.hook.close()
+    run.ledger.check([0, 2, 3])
+    last = Repository.open(tmp_path / "repo").log()[0]
+    assert [file.name[-14:] for file in last.patch[:3]] == [f"{n:02d}.safetensors" for n in (1, 2, 3)]
+
+
 def test_a_step_during_an_anchor_is_merged(tmp_path):
     run = Run(tmp_path, full="merge")
     run.store.gate.clear()
@@ -226,6 +283,47 @@ def test_leaving_by_an_exception_leaves_nothing_half_done(tmp_path):
         raise KeyboardInterrupt
     run.ledger.check([0])
     assert not list((tmp_path / "repo").glob("patches/*/*"))
+
+
+def test_an_interrupt_of_close_leaves_nothing_half_done(tmp_path):
+    run = Run(tmp_path)
+    run.step(0)
+    run.hook.flush()
+    run.store.gate.clear()
+    run.step(1)
+    threading.Timer(0.2, _thread.interrupt_main).start()
+    threading.Timer(0.5, run.store.gate.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.hook.close()
+    run.ledger.check([0])
+    assert not list((tmp_path / "repo").glob("patches/*/*"))
+
+
+@pytest.mark.parametrize("snapshot", ["device", "cache"])
+@pytest.mark.parametrize("put", [False, True])
+def test_an_interrupt_while_a_change_is_handed_over_neither_loses_nor_doubles_it(tmp_path, snapshot, put, monkeypatch):
+    run = Run(tmp_path, snapshot=tmp_path / "cache" if snapshot == "cache" else snapshot)
+    run.step(0)
+    run.step(1)
+    run.hook.flush()
+    hand_over = Pending.put
+
+    def interrupted(self, item, **options):
+        if put:
+            hand_over(self, item, **options)
+        raise KeyboardInterrupt
+
+    run.train(2)
+    monkeypatch.setattr(Pending, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.hook.step(2)
+    monkeypatch.setattr(Pending, "put", hand_over)
+    assert run.hook.last_step == (2 if put else 1)
+    if not put:
+        run.hook.step(2)
+    run.step(3)
+    run.hook.close()
+    run.ledger.check([0, 1, 2, 3])
 
 
 def test_another_writer_on_the_ref(tmp_path):

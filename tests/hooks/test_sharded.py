@@ -1,5 +1,9 @@
 """Ranks that publish together: each what it owns, nobody all of it, and a step only if all were there."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,6 +11,16 @@ pytest.importorskip("torch.distributed")
 
 from hooks import ranks  # noqa: E402
 from hooks.training import Ledger  # noqa: E402
+
+JOB = """
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+from hooks import ranks
+dist.init_process_group("gloo")
+ranks.fsdp(dist.get_rank(), dist.get_world_size(), Path(sys.argv[1]), device="cpu")
+dist.destroy_process_group()
+"""
 
 GPUS = torch.cuda.device_count()
 WHERE = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(GPUS < 2, reason="needs two GPUs"))]
@@ -45,6 +59,25 @@ def test_fsdp_four_ranks(tmp_path):
 @pytest.mark.parametrize("device", WHERE)
 def test_ddp(tmp_path, device):
     run(2, ranks.ddp, tmp_path, device=device)
+
+
+def test_rank_0_alone_publishes_replicas(tmp_path):
+    run(2, ranks.leader_only, tmp_path)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_under_torchrun(tmp_path, world):
+    """FSDP 2, as a training is started; `ranks.fsdp` compares every step with full checkpoints."""
+    tests = Path(__file__).parent.parent
+    script = tmp_path / "train.py"
+    script.write_text(JOB)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", script, tmp_path],
+        env={"PYTHONPATH": f"{tests}:{tests.parent}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    Ledger(tmp_path, tmp_path / "repo").check([0, 1, 2, 3])
 
 
 def test_merged_steps(tmp_path):
