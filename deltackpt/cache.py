@@ -25,7 +25,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from deltackpt.disk import boot_id, fsync_dir, space_errors
 from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.journal import Journal
+from deltackpt.kept import Kept
 from deltackpt.leases import pinned
 from deltackpt.materialize import ApplyResult, again_if_gone, beside, build, result
 from deltackpt.merge import Merged
@@ -162,13 +163,15 @@ def apply_to_cache(
     ref: str = "main",
     threads: int | None = None,
     fresh: bool = False,
+    kept: Kept | None = None,
     progress: Progress = SILENT,
 ) -> ApplyResult:
     """Bring a managed cache to a step, creating it if there is none.
 
     From an ancestor step only the patches in between are read and only changed elements written. From elsewhere, such
     as a branch that was rewound, the other slot is brought along where it is an ancestor, or the step is built from an
-    anchor; the result says why. With ``fresh`` a new directory is built. Raises ConflictError ``not-a-cache`` for a
+    anchor; the result says why. With ``fresh`` a new directory is built. What is ``kept`` of a
+    patch that leads there is not decoded again. Raises ConflictError ``not-a-cache`` for a
     directory that holds anything else, ``cache-locked`` while another process moves it, StoreError
     ``not-writable``, and what `materialize.apply` raises; the current step then stays.
     """
@@ -192,7 +195,7 @@ def apply_to_cache(
                 plan = repo.resolve(link, have=current)
                 if current == link and not fresh:
                     return result(held.slot(link), plan, 0, began)
-                move = _Mover(repo, held, plan, current, count, progress)
+                move = _Mover(repo, held, plan, current, count, kept, progress)
                 if current == link:
                     written = move.rebuild()
                 else:
@@ -218,9 +221,16 @@ class _Mover:
     """One move of a cache from ``current`` to the plan's target."""
 
     def __init__(
-        self, repo: Repository, held: Cache, plan: Plan, current: Link | None, threads: int, progress: Progress
+        self,
+        repo: Repository,
+        held: Cache,
+        plan: Plan,
+        current: Link | None,
+        threads: int,
+        kept: Kept | None,
+        progress: Progress,
     ) -> None:
-        self.repo, self.held, self.plan, self.current = repo, held, plan, current
+        self.repo, self.held, self.plan, self.current, self.kept = repo, held, plan, current, kept
         self.threads, self.progress = threads, progress
         self.target = plan.target.link
         self.rebuilt: str | None = None
@@ -279,13 +289,12 @@ class _Mover:
         via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
             raise _unusable("a slot on its way to another step")
-        with PatchReader.open_all(self.repo, self.plan.patches) as patches:
+        with self._steps(self.current) as steps:
             if begun is not None:
                 begun.resume()
             following = begun or Journal.create(self.held.next, self.current, self.target, via)
             if not moving:
                 os.rename(self.held.slot(journal.start), self.held.patching)
-            steps = patches if len(patches) == 1 else [Merged(patches)]
             move = Move(self.repo, before, self.plan.target, steps, journal, following, moving)
             written = patch_slot(move, self.held.patching, self.threads, self.progress)
             following.close()
@@ -293,6 +302,18 @@ class _Mover:
         os.replace(self.held.next, self.held.journal)
         self.held.switch(self.target)
         return written
+
+    @contextmanager
+    def _steps(self, current: Link) -> Iterator[Sequence[PatchReader]]:
+        """What leads to the target: one patch, or what stands for it."""
+        hops = self.plan.patches
+        kept = self.kept if self.kept and self.kept.leads(current, self.target, hops) else None
+        if kept and kept.whole:
+            yield [kept.as_patch(hops[0], None)]
+            return
+        with PatchReader.open_all(self.repo, hops) as patches:
+            one = patches[0] if len(patches) == 1 else Merged(patches)
+            yield [kept.as_patch(hops[0], one) if kept else one]
 
     def copy(self) -> int:
         """A new slot from the current one and the patches; the current one stays as the other slot."""

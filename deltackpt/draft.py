@@ -25,6 +25,7 @@ from deltackpt.format.digests import UNSTATED, proves
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Manifest
 from deltackpt.format.safetensors_header import RESERVED
+from deltackpt.kept import Kept
 from deltackpt.parallel import ordered_map
 from deltackpt.patch import Origin, PartWriter, collides
 from deltackpt.progress import Progress
@@ -168,10 +169,12 @@ def put_parts(
     base: str | os.PathLike[str] | None,
     progress: Progress,
     compare: Callable[[str, State, State], Difference] = difference,
+    kept: Kept | None = None,
 ) -> None:
     """Compare, prove, encode every tensor, streaming, and begin to store the parts; fills the draft's digests.
 
-    ``compare`` is for callers that know how a tensor differs without reading all of it.
+    ``compare`` is for callers that know how a tensor differs without reading all of it. What differs is added to
+    ``kept``.
     """
     before = draft.repo.digests(parent)
     all_names = {*old.tensors, *new.tensors}
@@ -181,6 +184,8 @@ def put_parts(
         found = compare(name, old, new)
         if found.old_xxh3 is not None and (name not in before or not _same(found.old_xxh3, name, old, before[name])):
             wrong.append(name)
+        if kept is not None:
+            kept.add(found, new.tensors.get(name))
         entry, encoded, after = _encode(found, before.get(name), new, encoding, scan_limit, all_names)
         if name in old.tensors:
             old.release(name)

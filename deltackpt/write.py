@@ -19,6 +19,7 @@ from deltackpt.draft import Draft, check_base, check_names, digest_all, put_part
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.headstart import head_start
+from deltackpt.kept import Kept
 from deltackpt.leases import lease
 from deltackpt.parallel import threads_or_default
 from deltackpt.progress import SILENT, Progress
@@ -50,6 +51,7 @@ class WriteResult:
     bits_per_change: float | None
     left_out: list[tuple[str, str]]
     seconds: float
+    published: float = 0.0  # seconds until readers could see the step; then a cache was brought along
     rewound: int | None = None  # the step that the ref was at, where it was taken back
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,6 +107,7 @@ def write(
         if before is not None and given is not None:
             pool = stack.enter_context(ThreadPoolExecutor(1))
             since = pool.submit(since_anchor, repo, before, anchor).result
+        kept: Kept | None = None
         try:
             if parent is None:
                 progress.start("digest", sum(s.size for s in new.shards))
@@ -119,19 +122,25 @@ def write(
                     check_base(old, repo.layout(parent), Path(base))
                 else:
                     old = stack.enter_context(Replay.open(repo, repo.resolve(before or parent.link)))
+                if cache is not None:
+                    kept = Kept(before or parent.link)
                 progress.start("write", sum(s.size for s in new.shards))
-                put_parts(draft, parent, old, new, encoding, count, scan_limit, base, progress, compare)
+                put_parts(draft, parent, old, new, encoding, count, scan_limit, base, progress, compare, kept)
             manifest = record(draft, new, before, parent, anchor, dict(metadata or {}), progress, since)
             new.verify_unchanged()
         except BaseException:
             draft.withdraw()
             raise
         link = repo.publish(manifest, ref, head)  # from here on nothing is taken back: it may have taken effect
+        published = time.monotonic() - began
         repo.know(manifest, draft.digests)
+        if kept is not None:
+            kept.end = link
         if cache is not None:
-            apply_to_cache(repo, cache, ref=ref, threads=threads, progress=progress)
+            apply_to_cache(repo, cache, ref=ref, threads=threads, kept=kept, progress=progress)
         rewound = head.link.step if head and head.link != before else None
-        return replace(_result(draft, manifest, link, ref, new, began), rewound=rewound)
+        done = _result(draft, manifest, link, ref, new, began)
+        return replace(done, rewound=rewound, published=round(published, 3))
 
 
 def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None) -> int:

@@ -29,10 +29,12 @@ from deltackpt.materialize import apply
 from deltackpt.repository import Repository
 from deltackpt.write import AnchorPolicy, write
 
+NEVER = AnchorPolicy(ratio=float("inf"))
 JOBS = {
     "patch": lambda *a: write(*a, threads=2),
     "anchor": lambda *a: write(*a, anchor=AnchorPolicy(now=True), threads=2),
     "apply": lambda repo, out: apply(Repository.open(repo), out, threads=2),
+    "write with a cache": lambda new, repo, cache: write(new, repo, cache=cache, anchor=NEVER, threads=2),
     "cache": lambda repo, out: apply_to_cache(Repository.open(repo), out, threads=2),
 }
 for line in sys.stdin:
@@ -121,6 +123,30 @@ def test_a_writer(server, made, tmp_path, kind):
         check(repo, 3, made, out)
         ends.append(latest)
     assert 2 in ends  # some were killed in time
+
+
+def test_a_writer_with_a_cache(server, made, tmp_path):
+    """Killed before or after its step is published: the cache holds a whole step, and gets to the latest one."""
+    before, trial, ends = tmp_path / "before", tmp_path / "trial", []
+    shutil.copytree(made / "repo", before / "repo")
+    for step in (1, 2):
+        apply_to_cache(Repository.open(before / "repo"), before / "cache", step)
+    shutil.copytree(before, trial, symlinks=True)
+    seconds = server.run("write with a cache", made / "step3", trial / "repo", trial / "cache")
+    for moment in moments(seconds, 5):
+        shutil.rmtree(trial)
+        shutil.copytree(before, trial, symlinks=True)
+        server.run("write with a cache", made / "step3", trial / "repo", trial / "cache", kill_after=moment)
+        repo, cache = Repository.open(trial / "repo"), trial / "cache"
+        path, link = open_current(cache)
+        assert tree(path) == tree(made / f"step{link.step}")
+        ends.append(repo.find().step)
+        assert link.step <= ends[-1]
+        apply_to_cache(repo, cache)
+        path, link = open_current(cache)
+        assert link.step == ends[-1]
+        assert tree(path) == tree(made / f"step{link.step}")
+    assert 2 in ends
 
 
 def test_a_reader(server, made, tmp_path):

@@ -40,6 +40,7 @@ ORDER = [
     "replay",
     "materialize",
     "merge",
+    "kept",
     "proof",
     "slot",
     "cache",

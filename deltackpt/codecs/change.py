@@ -68,7 +68,7 @@ class Decoded:
     Positions are int64, or uint32 where there was a `Room` for them.
     """
 
-    positions: Positions | None
+    positions: npt.NDArray[Any] | None
     values: Elements
 
     def write_to(self, elements: Elements) -> None:
