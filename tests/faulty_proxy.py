@@ -91,6 +91,7 @@ class _Planned:
 class FaultyProxy:
     upstream: str
     url: str = ""
+    below: str = ""  # a path in front of all that the server knows of: the proxy's own
     mute: bool = False  # never say "100 Continue", which a client may wait for
     requests: list[tuple[float, str, str]] = field(default_factory=list)  # (time, method, path with its query)
     _planned: list[_Planned] = field(default_factory=list)
@@ -136,6 +137,9 @@ class FaultyProxy:
                     return planned.fault
         return None
 
+    def hear(self, headers: Mapping[str, str]) -> None:
+        """Told of the headers of each request."""
+
     def remember(self, method: str, path: str, answer: Answer) -> Answer:
         with self._lock:
             return self._first.setdefault((method, path), answer)
@@ -155,6 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(body) < length:  # the client gave up: the server must not wait for the rest
             return self.reset()
         path = unquote(self.path)
+        self.proxy.hear(dict(self.headers.items()))
         fault = self.proxy.take(self.command, path)
         if isinstance(fault, Delay):
             time.sleep(fault.seconds)
@@ -179,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         upstream = http.client.HTTPConnection(urlsplit(self.proxy.upstream).netloc, timeout=20)
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
-            upstream.request(self.command, self.path, body, headers)
+            upstream.request(self.command, self.path.removeprefix(self.proxy.below), body, headers)
             answer = upstream.getresponse()
             kept = [(n, v) for n, v in answer.getheaders() if n.lower() not in ("connection", "transfer-encoding")]
             return Answer(answer.status, kept, answer.read())

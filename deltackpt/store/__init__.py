@@ -37,7 +37,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     """The store at a URL or path; nothing is created or contacted until the first operation.
 
     A plain path or ``file://`` is a folder, ``memory://NAME`` this process's store of that name; ``s3://``, ``gs://``
-    and ``az://`` take BUCKET/PREFIX, ``hf://buckets/`` NAMESPACE/NAME/PREFIX, any other what fsspec makes of it.
+    and ``az://`` take BUCKET/PREFIX, ``hf://buckets/`` and, through the Hub's S3 gateway, ``hf+s3://buckets/`` take
+    NAMESPACE/NAME/PREFIX, any other what fsspec makes of it.
     Raises UsageError ``store-scheme``, ``store-url``, ``store-url-secret``, ``extra-missing``.
     """
     text = os.fspath(url)
@@ -69,6 +70,12 @@ def _open_hub(rest: str) -> Store:
     return open_bucket(rest)
 
 
+def _open_gateway(rest: str) -> Store:
+    from deltackpt.store.gateway import open_gateway
+
+    return open_gateway(rest)
+
+
 def _open_other(scheme: str, rest: str) -> Store:
     from fsspec import available_protocols
 
@@ -94,4 +101,5 @@ SCHEMES: dict[str, Callable[[str], Store]] = {
     "gs": partial(_open_object_store, "gs"),
     "az": partial(_open_object_store, "az"),
     "hf": _open_hub,
+    "hf+s3": _open_gateway,
 }

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from threading import Thread
@@ -35,23 +36,43 @@ PAUSE = 10.0  # seconds: 64 readers that look every so often make 1,920 of the 5
 DOWNLOAD = 8 << 20  # bytes above which Xet's parallel download is worth its three requests
 
 
-def open_bucket(rest: str, patience: Patience = DEFAULT) -> RemoteStore:
-    """The store at ``hf://`` + ``rest``; the token is the environment's, or the one that `hf auth login` left."""
-    check_url("hf", rest)
+@dataclass(frozen=True)
+class Bucket:
+    """Where a store URL of a Bucket leads; ``root`` is the prefix inside it."""
+
+    scheme: str
+    namespace: str
+    name: str
+    root: str
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{'/'.join(filter(None, ('buckets', self.namespace, self.name, self.root)))}"
+
+
+def bucket_of(scheme: str, rest: str) -> Bucket:
+    """The Bucket at ``scheme://`` + ``rest``. Raises UsageError ``store-url``, ``store-url-secret``."""
+    check_url(scheme, rest)
     kind, _, path = rest.strip("/").partition("/")
     namespace, _, path = path.partition("/")
     name, _, root = path.partition("/")
     if kind != "buckets" or not namespace or not name:
-        need = "hf://buckets/NAMESPACE/NAME or hf://buckets/NAMESPACE/NAME/PREFIX"
+        need = f"{scheme}://buckets/NAMESPACE/NAME or {scheme}://buckets/NAMESPACE/NAME/PREFIX"
         hint = "checkpoints in a model repository are no store: deltackpt needs a Bucket"
-        raise UsageError("store-url", where="store URL hf://…", have="something else", need=need, hint=hint)
+        raise UsageError("store-url", where=f"store URL {scheme}://…", have="something else", need=need, hint=hint)
     if root:
         check_name(root)
+    return Bucket(scheme, namespace, name, root)
+
+
+def open_bucket(rest: str, patience: Patience = DEFAULT) -> RemoteStore:
+    """The store at ``hf://`` + ``rest``; the token is the environment's, or the one that `hf auth login` left."""
+    bucket = bucket_of("hf", rest)
     try:
-        driver = BucketDriver(f"{namespace}/{name}", patience)
+        driver = BucketDriver(f"{bucket.namespace}/{bucket.name}", patience)
     except ImportError:
         raise extra_missing("hf") from None
-    return RemoteStore(driver, f"hf://{'/'.join(filter(None, (kind, namespace, name, root)))}", root, patience=patience)
+    return RemoteStore(driver, bucket.url, bucket.root, patience=patience)
 
 
 class BucketDriver:

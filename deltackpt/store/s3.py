@@ -57,7 +57,7 @@ def _loader() -> Any:
 class S3Driver(Plain):
     """``fs`` is an S3FileSystem made with options(); others that speak its protocol are reached by AWS_ENDPOINT_URL."""
 
-    capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
+    capabilities: Capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
     makes_buckets: bool = False
     downloads: int | None = None
 

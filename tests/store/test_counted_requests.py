@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import World
-from states import tree
+from chains import World, next_state, small_state
+from states import make_checkpoint, tree
 
 from deltackpt.repository import Repository
 from deltackpt.store import MemoryStore
@@ -22,6 +22,7 @@ from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.polling import Glance, pause_of
 from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
+from deltackpt.write import AnchorPolicy, write
 from tests.fake_bucket import FakeBucket
 from tests.faulty_proxy import FaultyProxy
 from tests.store.conftest import BUCKET, QUICK
@@ -68,6 +69,44 @@ def test_a_look_at_s3_is_one_conditional_get(
     assert found is not None
     assert found.link.step == 2
     assert len(proxy.requests) == 1
+
+
+def asked(proxy: FaultyProxy, root: str) -> list[str]:
+    """Method and kind of object of each request, in order of arrival."""
+    found = []
+    for _, method, path in proxy.requests:
+        name = path.split("?")[0].removeprefix(f"/{BUCKET}/{root}/")
+        found.append(f"{method} {name.partition('/')[0]}")
+    proxy.requests.clear()
+    return found
+
+
+def test_a_small_step_is_nine_requests_to_publish_and_four_to_follow(
+    tmp_path: Path, s3_url: str, root: str, proxy: FaultyProxy, s3: Any
+) -> None:
+    state = small_state()
+    dirs = []
+    for step in range(5):
+        dirs.append(make_checkpoint(tmp_path / f"step-{step}", state))
+        state = {k: v for k, v in next_state(state, step + 1).items() if k in state}
+    write(dirs[0], s3_url)
+    writer = proxied(proxy, root)
+    follower = Follower(proxied(proxy, root), tmp_path / "cache", threads=1)
+    for step in range(1, 5):
+        proxy.requests.clear()
+        write(dirs[step], writer, base=dirs[step - 1], anchor=AnchorPolicy(ratio=float("inf")), threads=1)
+        published = asked(proxy, root)
+        done = follower.catch_up()
+        assert done is not None
+        assert tree(Path(done.path)) == tree(dirs[step])
+        follower.told(done)
+        followed = asked(proxy, root)
+    assert published[:4] == ["GET refs", "PUT leases", "GET gc.json", "GET steps"]
+    assert sorted(published[4:6]) == ["PUT patches", "PUT states"]
+    assert published[6:] == ["PUT steps", "PUT refs", "DELETE leases"]
+    assert followed[:2] == ["GET refs", "GET steps"]
+    assert sorted(followed[2:]) == ["GET patches", "GET states"]
+    assert [info.name for info in writer.store.list("leases/")] == []
 
 
 def calls(hub: FakeBucket) -> Counter[str]:

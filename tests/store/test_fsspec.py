@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import fsspec
@@ -66,6 +67,7 @@ def test_what_was_overwritten_in_the_same_moment_is_noticed(tmp_path: Path) -> N
         ("gs://bucket", "gcsfs", "gcs"),
         ("az://container/prefix", "adlfs", "azure"),
         ("hf://buckets/me/name", "huggingface_hub", "hub"),
+        ("hf+s3://buckets/me/name", "s3fs", "s3"),
     ],
 )
 def test_a_library_that_is_not_installed_is_named(
@@ -74,6 +76,8 @@ def test_a_library_that_is_not_installed_is_named(
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
+    known = import_module("fsspec.registry")._registry  # what another test has imported
+    monkeypatch.delitem(known, url.partition("://")[0], raising=False)
     with pytest.raises(UsageError) as caught:
         open_store(url)
     assert caught.value.code == "extra-missing"
