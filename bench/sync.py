@@ -1,9 +1,10 @@
 """What a store in between costs: an S3 server on loopback, ratios in one run.
 
-    python bench/sync.py [--scale 0.35] [--turns 5] [--behind 50] [--only publish behind link] ...
+    python bench/sync.py [--scale 0.35] [--turns 5] [--behind 50] [--only publish anchor behind link] ...
 
 - publish, follow: a step through the server, less the same step through a store in memory, against a plain put or get
   of the same bytes by the same client.
+- anchor: the same of a whole checkpoint, to publish as a first step and to take into an empty cache.
 - behind: a cache that many steps are missing from, against reading the bytes of these steps.
 - link: from a step's publication to a switched cache through a proxy that lets 100 MB a second pass, against a copy of
   the whole checkpoint through it.
@@ -194,6 +195,27 @@ def publish_and_follow(work: Path, folders: list[Path], turns: int) -> Iterator[
         }
 
 
+def anchor(work: Path, checkpoint: Path) -> Iterator[dict[str, Any]]:
+    urls = {"server": "s3://bench/anchor", "memory": in_memory("anchor")}
+    fs, shards = client(), sorted(checkpoint.glob("*.safetensors"))
+    put = timed(lambda: [fs.put_file(str(path), f"bench/whole/{path.name}") for path in shards])
+    publish = {place: timed(partial(write, checkpoint, url)) for place, url in urls.items()}
+    (work / "got").mkdir()
+    get = timed(lambda: [fs.get_file(f"bench/whole/{path.name}", str(work / "got" / path.name)) for path in shards])
+    follow = {}
+    for place, url in urls.items():
+        follow[place] = timed(Follower(Repository.open(url), work / f"anchor-{place}").catch_up)
+    for what, times, plain in (("publish", publish, put), ("follow", follow, get)):
+        yield {
+            "figure": f"{what} a whole checkpoint: what the server adds / plain {'put' if plain is put else 'get'}",
+            "ratio": round((times["server"] - times["memory"]) / plain, 2),
+            "required": 1.2,
+            "with the work itself": round(times["server"] / (times["memory"] + plain), 3),
+            "bytes": sum(path.stat().st_size for path in shards),
+            "seconds": {"plain": round(plain, 2), **{k: round(v, 2) for k, v in times.items()}},
+        }
+
+
 def chain(folder: Path, url: str, steps: int, shape: tuple[int, int]) -> None:
     """A chain of small checkpoints on the server, each published from the directory of the one before."""
     rng = np.random.Generator(np.random.SFC64(0))
@@ -294,18 +316,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--behind", type=int, default=50)
     parser.add_argument("--rows", type=int, default=1024, help="of each of the four tensors of `behind`")
-    parser.add_argument("--only", nargs="*", default=["publish", "behind", "link"])
+    parser.add_argument("--only", nargs="*", default=["publish", "anchor", "behind", "link"])
     parser.add_argument("--checkpoints", type=Path)
     parser.add_argument("--work", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.work) as folder, s3_server() as server:
         work = Path(folder)
         folders = sorted(args.checkpoints.glob("step_*"))[:2] if args.checkpoints else []
-        if not folders and {"publish", "follow", "link"} & {*args.only}:
+        if not folders and {"publish", "follow", "anchor", "link"} & {*args.only}:
             folders = generate(work / "checkpoints", 1, scale=args.scale)
         figures: list[Iterator[dict[str, Any]]] = []
         if {"publish", "follow"} & {*args.only}:
             figures.append(publish_and_follow(work, folders, args.turns + 2))
+        if "anchor" in args.only:
+            figures.append(anchor(work, folders[0]))
         if "behind" in args.only:
             figures.append(behind(work, args.behind, min(3, args.turns), args.rows))
         if "link" in args.only:
