@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, RLock
 from typing import Any
 
 PAGE = 4096
@@ -112,19 +113,25 @@ def power_cut(folder: Path, images: Path, k: int, *, kill: bool = False) -> Iter
     """
     disk, done = Disk(folder), []
     real = {name: getattr(os, name) for name in CHANGES}
+    one = RLock()  # threads change one after the other, and none while the images are made
+    photo = Event()
 
     def wrapped(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            with one:
+                return real[name](*args, **kwargs) if photo.is_set() else change(*args, **kwargs)
+
+        def change(*args: Any, **kwargs: Any) -> Any:
             done.append(name)
             if len(done) > k:
                 raise Cut
             if len(done) == k:
-                _restore(real)
+                photo.set()
                 disk.dropped(images / "dropped")
                 disk.torn(images / "torn")
+                photo.clear()
                 if kill:
                     os.kill(os.getpid(), signal.SIGKILL)
-                _restore(fake)
                 raise Cut
             result = real[name](*args, **kwargs)
             if name == "fsync":

@@ -44,8 +44,13 @@ def _cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: str, most: int)
     changes = _run(tmp_path, flow, 1 << 30)
     assert "fsync" in changes or flow == "cache"
     for k in range(1, len(changes) + 1, max(1, len(changes) // most)):
-        with pytest.raises(Cut):
-            _run(tmp_path, flow, k)
+        try:
+            few = _run(tmp_path, flow, k)
+        except Cut:
+            pass
+        else:  # what threads do side by side may take fewer changes than it took when they were counted
+            assert len(few) < k
+            continue
         for image in ("dropped", "torn"):
             found = tmp_path / "images" / image
             expire_leases(found / "repo")
