@@ -270,6 +270,8 @@ class _Mover:
             except _RECOVERABLE as error:
                 if error.code not in _DAMAGE:
                     raise
+                if way == self.copy and self.current is not None:
+                    self.rebuilt = f"step {self.current.step} could not be brought along [{error.code}]"
         return ways[-1]()
 
     def patch(self) -> int:

@@ -132,6 +132,9 @@ class TensorDigest:
     sums: Sums
     xxh3: bytes
 
+    def __str__(self) -> str:
+        return f"xxh3 {self.xxh3.hex()}, sums {self.sums[0]:016x} {self.sums[1]:016x}"
+
 
 def of_tensor(data: npt.NDArray[np.uint8], dtype: DType) -> TensorDigest:
     """Both digests of a whole tensor, given as its bytes."""

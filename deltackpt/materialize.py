@@ -210,7 +210,7 @@ def check_tensor(name: str, data: npt.NDArray[np.uint8], digests: Mapping[str, T
             "tensor-differs",
             where=name[:200],
             have=f"xxh3 {digest.xxh3(data).hex()}",
-            need=f"the step's digest, {digests[name]}",
+            need=f"the step's {digests[name]}",
             hint="A base or an anchor was changed after it was published. `deltackpt verify` finds out which.",
         )
 

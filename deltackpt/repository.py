@@ -299,7 +299,7 @@ class Repository:
         head = self.ref(ref)
         if spec == "latest":
             if head is None:
-                raise self._no_step("latest", [])
+                raise self._no_step("step latest", [])
             return head.link
         if isinstance(spec, str) and not (spec.isascii() and spec.isdigit()):
             if (exact := _EXACT.fullmatch(spec)) is not None:
@@ -323,7 +323,7 @@ class Repository:
                     raise
                 return self._only(number, self._numbered(number))
         near = [found.step for found in (after, link) if found is not None]
-        raise self._no_step(str(number), near)
+        raise self._no_step(f"step {number}", near)
 
     def _numbered(self, step: int) -> list[Link]:
         """Every step of a number, on any branch."""
@@ -345,13 +345,13 @@ class Repository:
         """The error for a step that is not there, or no longer; names the nearest ones that are."""
         steps = [link.step for link in self.steps()]
         near = [max((s for s in steps if s < step), default=None), min((s for s in steps if s > step), default=None)]
-        return self._no_step(str(step), [s for s in near if s is not None])
+        return self._no_step(f"step {step}", [s for s in near if s is not None])
 
     def _no_step(self, what: str, near: list[int]) -> NotFoundError:
         hint = "`deltackpt log` lists what is there."
         if near:
             hint = f"The nearest step{'s are' if len(near) > 1 else ' is'} {' and '.join(map(str, near))}."
-        return NotFoundError("step-missing", where=self.store.url, have="no such step", need=f"step {what}", hint=hint)
+        return NotFoundError("step-missing", where=self.store.url, have="no such step", need=what, hint=hint)
 
     # Objects
 
@@ -462,7 +462,7 @@ def object_differs(where: str, size: int, file: File) -> FormatError:
         where=where,
         have=f"other bytes ({size:,})",
         need=f"{file.size:,} bytes of sha256 {file.sha256[:16]}…",
-        hint="The object was changed or damaged in the store. `deltackpt verify` shows what can still be restored.",
+        hint="The object was changed or damaged in the store. A mirror has it under the same name.",
     )
 
 
@@ -473,5 +473,5 @@ def new_folder(kind: str, step: int) -> str:
 
 def _checked(name: str) -> str:
     if not _REF.fullmatch(name):
-        raise UsageError("ref-name", where="ref", have=repr(name)[:120], need="letters, digits, '.', '_' and '-'")
+        raise UsageError("ref-name", where="name", have=repr(name)[:120], need="letters, digits, '.', '_' and '-'")
     return name

@@ -23,7 +23,8 @@ Url = Annotated[
 def doctor(voice: Voice, url: Url) -> None:
     """Try a store out: what it guarantees, and what not.
 
-    Writes a few small objects into a folder of its own, and removes them. 8 if the store does not do what it should.
+    Writes a few small objects into a folder of its own, and removes them. The exit code is 8 if the store does
+    not do what it should.
     """
     from deltackpt.doctor import diagnose
     from deltackpt.store import open_store

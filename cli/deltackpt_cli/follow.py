@@ -25,7 +25,7 @@ Cache = Annotated[
     Path, typer.Argument(metavar="CACHE", show_default=False, help="A managed cache; made if there is none.")
 ]
 Once = Annotated[bool, typer.Option("--once", help="Bring the cache to the newest step, and end.")]
-Poll = Annotated[str, typer.Option(metavar="TIME", help="How often to look; a Bucket is looked at every 10s at most.")]
+Poll = Annotated[str, typer.Option(metavar="TIME", help="How often to look; a Bucket every 10s, not more often.")]
 Prefetch = Annotated[
     bool, typer.Option("--prefetch", help="Fetch the next step while CMD runs; into CACHE.objects, or --object-cache.")
 ]
@@ -103,7 +103,7 @@ class _Teller:
 
     def switched(self, switch: Switch, stop: Event) -> bool:
         """-> whether the command came to its end."""
-        missed = "" if switch.behind in (None, 1) else f", {switch.behind} steps at once"
+        missed = "" if switch.behind in (None, 0, 1) else f", {switch.behind} steps at once"
         line = (
             f"step {switch.step}  {switch.path}  {switch.lag:.1f} s after it was published{missed}; "
             f"read {text.count(switch.read)} bytes, wrote {text.count(switch.written)} in {switch.seconds:.3f} s"

@@ -81,7 +81,8 @@ def gc(
     from deltackpt.repository import Repository
     from deltackpt.retention import Policy
 
-    if execute is not None and (plan is not None or dry_run or rebase):
+    keep = keep_last or keep_every or keep_within or keep_tag
+    if execute is not None and (plan is not None or dry_run or rebase or keep):
         raise UsageError("usage", where="--execute", have="another way to plan", need="the saved plan alone")
     source = Repository.open(repo)
     within = None if keep_within is None else seconds(keep_within, "--keep-within")

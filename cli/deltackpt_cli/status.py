@@ -50,7 +50,7 @@ def _cache(c: CacheStatus) -> Iterator[tuple[str, str]]:
     if not c.on_branch:
         where = "not on the branch: it was rewound, or steps were collected"
     else:
-        where = "up to date" if c.behind == 0 else f"{text.count(c.behind)} steps behind"
+        where = "up to date" if c.behind == 0 else f"{text.count(c.behind)} step{'s' * (c.behind != 1)} behind"
     yield "cache", f"step {c.step} ({c.id[:12]}), {where}"
     yield "catch up", f"{text.count(c.catch_up_bytes)} bytes: {_patches(c.catch_up_patches)}"
 

@@ -12,7 +12,9 @@ from deltackpt_cli import text
 from deltackpt_cli.console import Voice
 from deltackpt_cli.options import Ref, Repo
 
-Name = Annotated[str | None, typer.Argument(show_default=False, help="The tag; all are listed without one.")]
+Name = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", show_default=False, help="The tag; all are listed without one.")
+]
 Step = Annotated[str, typer.Argument(metavar="[STEP]", help="The step: a number, `latest`, or a tag.")]
 Delete = Annotated[bool, typer.Option("--delete", help="Remove the tag; its step stays until gc.")]
 

@@ -50,7 +50,8 @@ def verify(
 ) -> None:
     """Check a repository, a part or a checkpoint.
 
-    Of a repository every manifest, file, digest and chain. All findings are collected; 0 if there are none.
+    Of a repository every manifest, file, digest and chain. All findings are collected; the exit code is 0 if
+    there are none.
     """
     from deltackpt import verify as library
     from deltackpt.repository import Repository
@@ -67,6 +68,10 @@ def verify(
             )
         elif Path(target).is_file():
             report = library.verify_part(target)
+        elif any(Path(target).glob("*.safetensors")):
+            raise UsageError(
+                "usage", where=target, have="a checkpoint directory", need="--against REPO to compare with"
+            )
         else:
             report = library.verify_repository(Repository.open(target), threads=threads, progress=progress)
     voice.result(report, lambda: _lines(report))

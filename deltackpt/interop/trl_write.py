@@ -58,7 +58,7 @@ class Writer:
             change = found.change
             assert change is not None
             if change.dtype.name != DTYPE:
-                reason = f"{found.name[:80]!r} is {change.dtype.name}, and its values are {DTYPE} alone"
+                reason = f"{found.name[:80]!r} is {change.dtype.name}, and TRL carries {DTYPE} only"
                 break
             if self._encoding == "raw" and change.elements > 1 << 31:
                 reason = f"{found.name[:80]!r} is too large for positions of 32 bits"

@@ -75,7 +75,7 @@ def extra_missing(scheme: str) -> UsageError:
     return UsageError(
         "extra-missing",
         where=f"store URL {scheme}://…",
-        have="the library for it is not installed",
+        have="no library for it",
         need=f"the extra `{extra}`" if extra else f"the library that fsspec wants for {scheme}://",
         hint=f"python3 -m pip install 'deltackpt[{extra}]'" if extra else "",
     )

@@ -131,7 +131,7 @@ class ReadThrough:
 
     def _differs(self, name: str, sha256: str, size: int, record: bool) -> FormatError:
         code = "manifest-hash" if record else "object-hash"
-        hint = "The object was changed or damaged in the store. `deltackpt verify` shows what can still be restored."
+        hint = "The object was changed or damaged in the store. A mirror has it under the same name."
         where, have = f"{self.url}/{name}", f"other bytes ({size:,})"
         return FormatError(code, where=where, have=have, need=f"sha256 {sha256}", hint=hint)
 

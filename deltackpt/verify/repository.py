@@ -29,7 +29,8 @@ def verify_repository(repo: Repository, *, threads: int | None = None, progress:
 
 def _verify(repo: Repository, threads: int, progress: Progress) -> Report:
     findings, steps = Findings(repo.store.url), {}
-    for link in repo.steps():
+    links = list(repo.steps())
+    for link in links:
         if (found := findings.attempt("manifests", repo.load, link)) is not None:
             steps[link.id] = found
     stored = repo.edges()
@@ -46,10 +47,10 @@ def _verify(repo: Repository, threads: int, progress: Progress) -> Report:
         if findings.attempt("links", _check_link, repo, m.parent, steps):
             findings.attempt("links", check_parent, m, steps[m.parent.id])
     intact, whole = _check_objects(repo, findings, steps, edges, progress)
-    check_states(Checks(repo, findings, intact, threads), whole)
-    for id_ in steps:
-        if id_ not in intact:
-            findings.checked["steps that cannot be restored"] += 1
+    checks = Checks(repo, findings, intact, threads)
+    check_states(checks, whole)
+    if lost := len({link.id for link in links} - checks.reached):
+        findings.checked["steps that cannot be restored"] = lost
     return findings.report()
 
 

@@ -22,7 +22,7 @@ def check_tensor(state: State, want: Tensor, name: str, digests: Mapping[str, Te
     found = "" if same else digest.xxh3(data).hex()
     state.release(name)
     if not same:
-        tensor_differs(f"{where}, {name[:200]}", f"xxh3 {found}", f"the step's digest, {digests[name]}")
+        tensor_differs(f"{where}, {name[:200]}", f"xxh3 {found}", f"the step's {digests[name]}")
 
 
 def tensor_differs(where: str, have: str, need: str) -> None:

@@ -55,7 +55,7 @@ def test_3_bad_bytes_and_what_verify_finds(world: World, tmp_path: Path) -> None
         "error: file://<repo>/patches/00000002-<nonce>/part-00001.safetensors: "
         "have other bytes (<size>), need <n> bytes of sha256 <sha>…\n"
         "\n"
-        "hint: The object was changed or damaged in the store. `deltackpt verify` shows what can still be restored.\n"
+        "hint: The object was changed or damaged in the store. A mirror has it under the same name.\n"
     )
     assert not (tmp_path / "out").exists()
     done = deltackpt("verify", repo)

@@ -95,7 +95,7 @@ def test_compact_and_status(world: World, tmp_path: Path) -> None:
     assert (made["bytes"] is None) == (made["reason"] is not None)
     done = deltackpt("status", repo, "--cache", cache, "--json")
     assert (done.status, done.json["step"], done.json["cache"]["behind"]) == (0, 2, 1)
-    assert "1 steps behind" in deltackpt("status", repo, "--cache", cache).out
+    assert "1 step behind" in deltackpt("status", repo, "--cache", cache).out
 
 
 def test_wrong_calls(world: World, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_trl_is_written_and_read_back(tmp_path, states, repo, kind):
                 if (why := made.delta(i, old, new, 1)) is not None:
                     whole[dtype] = why
     assert row("written", "trl") == [names(DTYPES.keys() - whole), names(whole), "–"]
-    assert all(why == f"{dtype!r} is {dtype}, and its values are BF16 alone" for dtype, why in whole.items())
+    assert all(why == f"{dtype!r} is {dtype}, and TRL carries BF16 only" for dtype, why in whole.items())
 
 
 def test_vllm_takes_each(tmp_path, states, repo):
