@@ -135,6 +135,28 @@ class Repository:
         """The branch, or None if nothing was published on it."""
         return self._read_ref(f"refs/{_checked(name)}.json", name)
 
+    def head(self, name: str = "main") -> Ref | None:
+        """`ref`, where None stands for a branch that begins.
+
+        Raises NotFoundError ``ref-missing`` if there is no ref at all, and yet steps that follow others: it was lost,
+        and who began anew would leave them behind.
+        """
+        if (found := self.ref(name)) is not None or next(self.ref_names(), None) is not None:
+            return found
+        for link in reversed(self.steps()):  # a first publish that was killed leaves steps without parents
+            if self.load(link).parent is None:
+                continue
+            newest = f"{link.step}-{link.id[:12]}"
+            raise NotFoundError(
+                "ref-missing",
+                where=f"{self.store.url}, ref {name}",
+                have=f"no ref at all, and steps up to {link.step}",
+                need="the ref that led to them",
+                hint=f"It was lost, or removed. `--step {newest}` reads that step; "
+                f"`deltackpt write CHECKPOINT_DIR REPO --resume-from {newest}` goes on from it, with a new ref.",
+            )
+        return None
+
     def tag(self, name: str) -> Ref | None:
         return self._read_ref(f"tags/{_checked(name)}.json", name)
 
@@ -296,11 +318,10 @@ class Repository:
         """
         if isinstance(spec, Link):
             return spec
-        head = self.ref(ref)
         if spec == "latest":
-            if head is None:
+            if (newest := self.head(ref)) is None:
                 raise self._no_step("step latest", [])
-            return head.link
+            return newest.link
         if isinstance(spec, str) and not (spec.isascii() and spec.isdigit()):
             if (exact := _EXACT.fullmatch(spec)) is not None:
                 return self._only(
@@ -309,7 +330,7 @@ class Repository:
             if (tag := self.tag(spec)) is not None:
                 return tag.link
             raise self._no_step(f"tag {spec!r}", [])
-        number = int(spec)
+        number, head = int(spec), self.head(ref)
         after = None
         link = head.link if head else None
         while link is not None and link.step >= number:

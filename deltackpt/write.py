@@ -96,7 +96,7 @@ def write(
             given = stack.enter_context(Checkpoint.open(base))
             compare = stack.enter_context(head_start(given, new, count)).compare
         repo = repository if isinstance(repository, Repository) else Repository.at_or_create(store)
-        head = repo.ref(ref)
+        head = repo.head(ref) if resume_from is None else repo.ref(ref)
         before = head.link if head else None
         if resume_from is not None:
             before = repo.find(resume_from, ref)

@@ -20,7 +20,7 @@ def attach(repo: Repository, ref: str, state: str, resume: Resume) -> tuple[Base
     the next step whole. Raises ConflictError ``resume-behind``, ChainError ``resume-unknown`` if that was not asked
     for.
     """
-    head = repo.ref(ref)
+    head = repo.head(ref)
     if head is None:
         return None, None, False
     newest = repo.load(head.link)

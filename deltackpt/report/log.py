@@ -50,10 +50,10 @@ class Log:
 def log(repo: Repository, ref: str = "main") -> Log:
     """The chain of ``ref`` from its head to its first step; each manifest is checked against its id and its child.
 
-    Nothing published yet is an empty log. Raises NotFoundError ``ref-missing`` where only other branches have steps;
-    ChainError, FormatError for a chain that does not hold.
+    Nothing published yet is an empty log. Raises NotFoundError ``ref-missing`` where only other branches have steps,
+    or the ref was lost; ChainError, FormatError for a chain that does not hold.
     """
-    head = repo.ref(ref)
+    head = repo.head(ref)
     if head is None:
         others = sorted(other.name for other in repo.refs() if other.name != ref)
         if others:
