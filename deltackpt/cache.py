@@ -283,8 +283,9 @@ class _Mover:
         if not moving and not self.held.slot(journal.start).is_dir():
             raise _unusable("no other slot")
         before = self.repo.load(journal.start)
-        if [s.header for s in self.repo.layout(before).shards] != [s.header for s in layout.shards]:
-            raise _unusable("a slot with other tensors")
+        for known in (before, self.repo.load(self.current)):  # the journal numbers the tensors of the latter
+            if [s.header for s in self.repo.layout(known).shards] != [s.header for s in layout.shards]:
+                raise _unusable("a slot, or a journal, of other tensors")
         begun = Journal.read(self.held.next) if moving else None
         via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
