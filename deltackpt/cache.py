@@ -285,8 +285,9 @@ class _Mover:
         if not moving and not self.held.slot(journal.start).is_dir():
             raise _unusable("no other slot")
         before = self.repo.load(journal.start)
-        if [s.header for s in self.repo.layout(before).shards] != [s.header for s in layout.shards]:
-            raise _unusable("a slot with other tensors")
+        for known in (before, self.repo.load(self.current)):  # the journal numbers the tensors of the latter
+            if [s.header for s in self.repo.layout(known).shards] != [s.header for s in layout.shards]:
+                raise _unusable("a slot, or a journal, of other tensors")
         begun = Journal.read(self.held.next) if moving else None
         via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
@@ -294,12 +295,11 @@ class _Mover:
         with self._steps(self.current) as steps:
             if begun is not None:
                 begun.resume()
-            following = begun or Journal.create(self.held.next, self.current, self.target, via)
-            if not moving:
-                os.rename(self.held.slot(journal.start), self.held.patching)
-            move = Move(self.repo, before, self.plan.target, steps, journal, following, moving)
-            written = patch_slot(move, self.held.patching, self.threads, self.progress)
-            following.close()
+            with begun or Journal.create(self.held.next, self.current, self.target, via) as following:
+                if not moving:
+                    os.rename(self.held.slot(journal.start), self.held.patching)
+                move = Move(self.repo, before, self.plan.target, steps, journal, following, moving)
+                written = patch_slot(move, self.held.patching, self.threads, self.progress)
         os.rename(self.held.patching, self.held.slot(self.target))
         os.replace(self.held.next, self.held.journal)
         self.held.switch(self.target)
@@ -336,12 +336,12 @@ class _Mover:
         shutil.rmtree(self.held.slot(self.target), ignore_errors=True)  # of an earlier move; nothing proves it
         with Checkpoint.open(self.held.slot(start)) as base, beside(self.held.slot(self.target)) as folder:
             layout = self.repo.layout(self.plan.target)
-            following = Journal.create(self.held.next, start, self.target, route(self.plan))
-            with Replay.open(self.repo, self.plan, base, following) as state:
-                build(
-                    self.repo, layout, self.repo.digests(self.plan.target), state, folder, self.threads, self.progress
-                )
-            following.close()
+            digests = self.repo.digests(self.plan.target)
+            with (
+                Journal.create(self.held.next, start, self.target, route(self.plan)) as following,
+                Replay.open(self.repo, self.plan, base, following) as state,
+            ):
+                build(self.repo, layout, digests, state, folder, self.threads, self.progress)
             os.rename(folder, self.held.slot(self.target))
         os.replace(self.held.next, self.held.journal)
         self.held.switch(self.target)

@@ -7,6 +7,7 @@ along by replaying, without decoding anything twice. Local to one host, rebuilt 
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -58,6 +59,7 @@ class Journal:
         self._size = size  # of the whole records; a torn one may follow
         self._lock = threading.Lock()
         self._fd: int | None = None
+        self._torn = False
 
     @classmethod
     def create(cls, path: Path, start: Link, end: Link, via: str = "") -> Journal:
@@ -112,13 +114,23 @@ class Journal:
         head = _HEAD.pack(tensor, patch, values.dtype.itemsize, wide, len(values), digest.intdigest())
         assert self._fd is not None
         with self._lock:
+            if self._torn:  # what follows a torn record is never read again, so nobody may act on it
+                raise OSError(errno.EIO, "an earlier record of the journal was not written whole")
+            self._torn = True
             left = os.writev(self._fd, [head, *pieces])
             for piece in (memoryview(head), *pieces):  # of what a signal, or a full disk, kept out
                 skip = min(left, len(piece))
                 piece, left = piece[skip:], left - skip
                 while piece:
                     piece = piece[os.write(self._fd, piece) :]
+            self._torn = False
         return Record(tensor, patch, decoded.positions, values)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         if self._fd is not None:

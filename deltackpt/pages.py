@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 HUGE = 2 << 20  # bytes of a huge page; where there are none it is a convenient run of small ones
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # Linux 5.14; not in Python's mmap
+_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)  # Linux alone has it; what a system does not know it refuses
 
 Span = tuple[int, int]  # first byte and end in the file
 
@@ -31,7 +32,7 @@ class Pages:
         for span in spans:
             self._waiting[_blocks(span)] += 1
         with suppress(OSError):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+            self._map.madvise(_HUGEPAGE)
 
     def bytes_of(self, span: Span) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._map, np.uint8)[slice(*span)]
@@ -50,7 +51,8 @@ class Pages:
             self._waiting[blocks] -= 1
             free = blocks.start + np.flatnonzero(self._waiting[blocks] == 0)
         if len(free):  # those in between are free too: what is beside a span shares only its first and last page
-            self._advise(mmap.MADV_DONTNEED, int(free[0]), int(free[-1]) + 1)
+            with suppress(OSError):  # locked in memory
+                self._advise(mmap.MADV_DONTNEED, int(free[0]), int(free[-1]) + 1)
 
     def _advise(self, option: int, first: int, stop: int) -> None:
         start = first * HUGE
@@ -71,7 +73,7 @@ def make_huge(fd: int, size: int, cuts: Iterable[int]) -> None:
     if not blocks:
         return
     with suppress(OSError), mmap.mmap(fd, size, access=mmap.ACCESS_READ) as view:
-        view.madvise(mmap.MADV_HUGEPAGE)
+        view.madvise(_HUGEPAGE)
         for block in blocks:
             view.madvise(_POPULATE_READ, block * HUGE, min(HUGE, size - block * HUGE))
 

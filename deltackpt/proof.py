@@ -9,7 +9,7 @@ from pathlib import Path
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError
 from deltackpt.format.layout import Layout
-from deltackpt.format.manifest import Link
+from deltackpt.format.manifest import File, Link
 from deltackpt.materialize import check_tensor
 from deltackpt.parallel import ordered_map
 from deltackpt.progress import Progress
@@ -44,13 +44,16 @@ def _check_files(found: Checkpoint, layout: Layout) -> None:
     if have != {shard.path: shard.header.text for shard in layout.shards}:
         raise _differs(found.root, "other shards, or another header")
     for side in layout.side:
-        path = found.root / side.path
-        try:
-            raw = path.read_bytes() if path.stat().st_size == side.file.size else b""
-        except OSError as error:
-            raise _differs(path, error.strerror or "an error") from error
-        if hashlib.sha256(raw).hexdigest() != side.file.sha256:
-            raise _differs(path, "other bytes")
+        if not holds(found.root / side.path, side.file):
+            raise _differs(found.root / side.path, "no file, or other bytes")
+
+
+def holds(path: Path, file: File) -> bool:
+    """Does a side file have the bytes that it was published with?"""
+    try:
+        return path.stat().st_size == file.size and hashlib.sha256(path.read_bytes()).hexdigest() == file.sha256
+    except OSError:
+        return False
 
 
 def _differs(path: str | os.PathLike[str], have: str) -> ChainError:

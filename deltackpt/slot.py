@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from deltackpt.pages import Pages
 from deltackpt.parallel import ordered_map
 from deltackpt.parts import PatchReader
 from deltackpt.progress import Progress
+from deltackpt.proof import holds
 from deltackpt.replay import Bytes, decode_step
 from deltackpt.repository import Repository
 
@@ -106,29 +108,42 @@ def _span(shard: Shard, tensor: Tensor) -> tuple[int, int]:
 
 
 def _map(folder: Path, shard: Shard) -> Pages:
-    path = folder / shard.path
+    path, need = folder / shard.path, f"the slot's own shard of {shard.size:,} bytes"
     try:
-        with path.open("r+b") as file:
-            if file.seek(0, 2) == shard.size:
-                return Pages(file.fileno(), shard.size, [_span(shard, tensor) for tensor in shard.header.tensors])
+        with open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+            if file.seek(0, 2) != shard.size:
+                raise ChainError("slot-unusable", where=path, have="a file of another size", need=need)
+            if os.fstat(file.fileno()).st_nlink > 1:  # a copy by hard links, say, which is not ours to change
+                raise ChainError("slot-unusable", where=path, have="a file that has another name too", need=need)
+            found = Pages(file.fileno(), shard.size, [_span(shard, tensor) for tensor in shard.header.tensors])
     except OSError as error:
-        raise ChainError("slot-unusable", where=path, have=error.strerror or error, need="the slot's shard") from error
-    raise ChainError("slot-unusable", where=path, have="a file of another size", need=f"{shard.size:,} bytes")
+        raise ChainError("slot-unusable", where=path, have=error.strerror or error, need=need) from error
+    if found.bytes_of((0, shard.header.data_start)).tobytes() != shard.header.head:
+        raise ChainError("slot-unusable", where=path, have="another header", need=need)
+    return found
 
 
 def _side_files(move: Move, folder: Path) -> int:
-    """Replace the side files that differ between the two steps, never writing into one."""
-    have = {} if move.resumed else {s.path: s.file.sha256 for s in move.repo.layout(move.before).side}
-    want = {s.path: s.file for s in move.repo.layout(move.target).side}
+    """Replace the side files that differ from the target's, never writing into one. What belongs to no step goes."""
+    layout = move.repo.layout(move.target)
+    _clear(folder, {s.path for s in layout.shards} | {s.path for s in layout.side})
     written = 0
-    for path, file in want.items():
-        if have.get(path) != file.sha256:
+    for side in layout.side:
+        path = folder / side.path
+        if not holds(path, side.file):
             draft = folder / ".side"
-            draft.unlink(missing_ok=True)
-            save(move.repo, file, draft)
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            draft.replace(folder / path)
-            written += file.size
-    for gone in {s.path for s in move.repo.layout(move.before).side} - want.keys():
-        (folder / gone).unlink(missing_ok=True)
+            save(move.repo, side.file, draft)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.replace(path)
+            written += side.file.size
     return written
+
+
+def _clear(folder: Path, keep: set[str]) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):  # what is in a directory before it
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir() and not path.is_symlink():
+            if not any(kept.startswith(f"{name}/") for kept in keep):
+                path.rmdir()
+        elif name not in keep or path.is_symlink():
+            path.unlink()

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 from deltackpt.errors import DeltackptError, NotFoundError
@@ -50,6 +51,7 @@ class RemoteStore:
         self._patience = patience
         self._part = part
         self._seen: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
+        self._seeing = Lock()  # many threads read from one store
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
         check_name(name)
@@ -224,17 +226,19 @@ class RemoteStore:
 
     def _remember(self, name: str, data: bytes, tag: str) -> None:
         if tag and self.capabilities.swap and len(data) <= SMALL:
-            self._seen[name] = data, tag
-            self._seen.move_to_end(name)
-            if len(self._seen) > SEEN:
-                self._seen.popitem(last=False)
+            with self._seeing:
+                self._seen[name] = data, tag
+                self._seen.move_to_end(name)
+                if len(self._seen) > SEEN:
+                    self._seen.popitem(last=False)
 
     def _known(self, name: str, old: bytes | None) -> tuple[bool, str | None]:
         """Whether ``old`` needs no reading before it is replaced, and its tag: the condition on the tag fails if the
         bytes are no longer those that were read with it. That there is nothing is a condition of its own."""
         if old is None:
             return self.capabilities.swap and self.capabilities.create_only, None
-        data, tag = self._seen.pop(name, (None, ""))
+        with self._seeing:
+            data, tag = self._seen.pop(name, (None, ""))
         return data == old, tag
 
     def _is_ours(self, name: str, mark: str) -> bool:
