@@ -170,10 +170,10 @@ def apply_to_cache(
 
     From an ancestor step only the patches in between are read and only changed elements written. From elsewhere, such
     as a branch that was rewound, the other slot is brought along where it is an ancestor, or the step is built from an
-    anchor; the result says why. With ``fresh`` a new directory is built. What is ``kept`` of a
-    patch that leads there is not decoded again. Raises ConflictError ``not-a-cache`` for a
-    directory that holds anything else, ``cache-locked`` while another process moves it, StoreError
-    ``not-writable``, and what `materialize.apply` raises; the current step then stays.
+    anchor; the result says why. With ``fresh`` a new directory is built. What is ``kept`` of a patch that leads there
+    is not decoded again. Raises ConflictError ``not-a-cache`` for a directory that holds anything else,
+    ``cache-locked`` while another process moves it, StoreError ``not-writable``, and what `materialize.apply` raises;
+    the current step then stays.
     """
     began = time.monotonic()
     root = Path(cache)

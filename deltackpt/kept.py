@@ -16,6 +16,7 @@ from deltackpt.codecs.change import Elements, Room
 from deltackpt.diff import Difference
 from deltackpt.diff import Tensor as TensorLike
 from deltackpt.format.manifest import Link
+from deltackpt.merge import Changes
 from deltackpt.parts import Found, PatchReader
 from deltackpt.patch import PartReader
 
@@ -52,7 +53,7 @@ class Kept:
                 return
             self._bytes += size
             shape = tuple(tensor.shape)
-            detail = _Changes(len(positions))
+            detail = Changes(len(positions))
             entry = Entry(found.name, "index", DTYPES[tensor.dtype], shape, shape, (0,) * len(shape), detail)
             self._tensors[found.name] = _Tensor(
                 f"what was written of {found.name[:80]!r}", (entry,), Decoded(positions, change.new)
@@ -78,11 +79,6 @@ class _Patch(PatchReader):
         if name in self._tensors:
             return [(cast(PartReader, self._tensors[name]), 0)]
         return self._patch.entries_of(name) if self._patch else []
-
-
-@dataclass(frozen=True)
-class _Changes:
-    changes: int
 
 
 @dataclass(frozen=True)

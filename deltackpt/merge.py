@@ -40,7 +40,7 @@ class Merged(PatchReader):
         # As of a part of its own: unboxed, and of an encoding that changes elements.
         most = sum(part.entries[i].changes for entries in found for part, i in entries)
         alone = replace(
-            entry, encoding="index", shape=entry.whole, offset=(0,) * len(entry.whole), detail=_Changes(most)
+            entry, encoding="index", shape=entry.whole, offset=(0,) * len(entry.whole), detail=Changes(most)
         )
         return [(cast(PartReader, _Tensor(part.where, (alone,), found)), 0)]
 
@@ -50,8 +50,8 @@ class Merged(PatchReader):
 
 
 @dataclass(frozen=True)
-class _Changes:
-    """At most so many elements change."""
+class Changes:
+    """What is known of an entry that no bytes describe: at most so many elements change."""
 
     changes: int
 

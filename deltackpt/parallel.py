@@ -16,9 +16,11 @@ R = TypeVar("R")
 
 def threads_or_default(threads: int | None) -> int:
     """The number of threads asked for, or that of the processors this process may use."""
+    if threads:
+        return threads
     if hasattr(os, "sched_getaffinity"):
-        return threads or len(os.sched_getaffinity(0))
-    return threads or os.cpu_count() or 1  # macOS does not say
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS does not say
 
 
 def ordered_map(work: Callable[[T], R], items: Iterable[T], threads: int, *, ahead: int = AHEAD) -> Iterator[R]:

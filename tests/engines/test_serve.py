@@ -156,33 +156,25 @@ def test_together_is_all_or_none(tmp_path, fakes):
     assert [f.version for f in fakes] == ["1", "1"]
 
 
-def test_a_cache_that_cannot_be_dropped_takes_the_step_back(tmp_path, fakes):
+def _cannot_drop(fake):
     """Else it would answer from new weights, and from what was computed with old ones."""
+    fake.fails["/flush_cache"] = 1
+
+
+def _does_not_answer(fake):
+    """The update may have been done."""
+    fake.loses = True
+
+
+@pytest.mark.parametrize("ails", [_cannot_drop, _does_not_answer])
+def test_a_step_that_is_not_taken_whole_is_taken_back(tmp_path, fakes, ails):
     world = World(tmp_path)
     made, told, _ = serving(world, fakes[:1])
     world.run(1)
     made.move()
     assert made.engines()
     old = fakes[0].path
-    fakes[0].fails["/flush_cache"] = 1
-    world.run(1)
-    made.move()
-    assert not made.engines()
-    assert (fakes[0].path, fakes[0].version, fakes[0].paused) == (old, "0", False)
-    assert made.engines()
-    assert fakes[0].version == "1"
-    assert [event for event, _ in told].count("failed") == 1
-
-
-def test_an_update_without_an_answer_is_taken_back(tmp_path, fakes):
-    """It may have been done."""
-    world = World(tmp_path)
-    made, told, _ = serving(world, fakes[:1])
-    world.run(1)
-    made.move()
-    assert made.engines()
-    old = fakes[0].path
-    fakes[0].loses = True
+    ails(fakes[0])
     world.run(1)
     made.move()
     assert not made.engines()
