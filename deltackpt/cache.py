@@ -108,12 +108,21 @@ class Cache:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.patching, ignore_errors=True)
 
+    def adopt_journal(self) -> None:
+        """The journal of a move that is done takes the place of the one before.
+
+        Not at once: a file that replaces another is written out first by some systems, which takes longer than all else
+        here. Between the two calls `finish_switch` finds it.
+        """
+        self.journal.unlink(missing_ok=True)
+        os.rename(self.next, self.journal)
+
     def finish_switch(self) -> None:
         """A move that was killed after its slot was proven and renamed: finish it. Drop what an earlier one left."""
         if not self.patching.exists() and (done := Journal.read(self.next)) is not None:
             if self.slot(done.end).is_dir():
-                os.replace(self.next, self.journal)
                 self.switch(done.end)
+                self.adopt_journal()
             else:
                 self.next.unlink()
         for path in self.root.glob(".*.tmp-*"):
@@ -284,10 +293,9 @@ class _Mover:
             raise _unusable("no journal that leads to the current step")
         if not moving and not self.held.slot(journal.start).is_dir():
             raise _unusable("no other slot")
-        before = self.repo.load(journal.start)
-        for known in (before, self.repo.load(self.current)):  # the journal numbers the tensors of the latter
-            if [s.header for s in self.repo.layout(known).shards] != [s.header for s in layout.shards]:
-                raise _unusable("a slot, or a journal, of other tensors")
+        at = self.repo.load(self.current)  # the journal numbers its tensors
+        if [s.header for s in self.repo.layout(at).shards] != [s.header for s in layout.shards]:
+            raise _unusable("a journal of other tensors")
         begun = Journal.read(self.held.next) if moving else None
         via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
@@ -298,11 +306,12 @@ class _Mover:
             with begun or Journal.create(self.held.next, self.current, self.target, via) as following:
                 if not moving:
                     os.rename(self.held.slot(journal.start), self.held.patching)
-                move = Move(self.repo, before, self.plan.target, steps, journal, following, moving)
+                between = at if any(isinstance(step, Merged) for step in steps) else None
+                move = Move(self.repo, self.plan.target, steps, journal, following, between)
                 written = patch_slot(move, self.held.patching, self.threads, self.progress)
         os.rename(self.held.patching, self.held.slot(self.target))
-        os.replace(self.held.next, self.held.journal)
         self.held.switch(self.target)
+        self.held.adopt_journal()
         return written
 
     @contextmanager
@@ -343,8 +352,8 @@ class _Mover:
             ):
                 build(self.repo, layout, digests, state, folder, self.threads, self.progress)
             os.rename(folder, self.held.slot(self.target))
-        os.replace(self.held.next, self.held.journal)
         self.held.switch(self.target)
+        self.held.adopt_journal()
         self._drop_others(start, self.target)
         return layout.size
 

@@ -1,4 +1,16 @@
-"""One slot of a managed cache, moved in place: changed elements only, every byte proven."""
+"""One slot of a managed cache, moved in place: changed elements only, every byte of the result proven.
+
+The slot is not proven before. A wrong old byte leads to a wrong new one, which the proof of the result finds, or to
+bytes that do not decode, which `cache` takes for damage as well. Then the slot goes, and with it the journal of the
+move: its records may hold values that came of wrong old ones, and count for nothing until it has another name, which
+it gets after the proof.
+
+What passes is the target, byte for byte. But is its journal what leads there from the step before? A record could lack
+an element whose wrong old byte was the new one already. Of one patch it lacks none: the patch says which elements
+change, whatever there was (near lists depend on old exponents, but count their changes, so that some other element is
+written in its place, whose old value would have to be wrong by just its step). Patches that are `Merged` find them by
+comparing: for these, each tensor is proven before they are applied to it.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +40,29 @@ from deltackpt.repository import Repository
 
 @dataclass(frozen=True)
 class Move:
-    """A slot at ``before`` goes, by ``journal``, to the step that ``patches`` apply to, and by these to ``target``.
+    """A slot goes, by ``journal``, to the step that ``patches`` apply to, and by these to ``target``.
 
-    ``following`` records what the patches decode to. ``resumed``: the slot may already hold some of it all.
+    ``following`` records what the patches decode to. ``between`` is the step in between, if each tensor has to be
+    proven there.
     """
 
     repo: Repository
-    before: Manifest
     target: Manifest
     patches: Sequence[PatchReader]
     journal: Journal
     following: Journal
-    resumed: bool
+    between: Manifest | None = None
 
 
 def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> int:
     """Patch the slot's files in place. -> bytes written. Raises ChainError ``tensor-differs`` for a slot that is
     damaged.
 
-    Each tensor is proven before (unless a killed move left a mix) and after, while it is in the processor's cache.
+    A killed move may have left a mix: tensors with a record of ``following`` are at any point of the way, all others
+    at most where ``journal`` leads. Each is proven while it is in the processor's cache.
     """
-    layout = move.repo.layout(move.target)
-    before, after = move.repo.digests(move.before), move.repo.digests(move.target)
+    layout, digests = move.repo.layout(move.target), move.repo.digests(move.target)
+    between = move.repo.digests(move.between) if move.between else None
     number = {name: i for i, name in enumerate(layout.tensors)}
     pages = {shard.path: _map(folder, shard) for shard in layout.shards}
     rooms = threading.local()
@@ -60,12 +73,13 @@ def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> in
         here, span = pages[shard.path], _span(shard, tensor)
         here.come(span, write=_changes(move, tensor, number[tensor.name]) >= (span[1] - span[0]) // mmap.PAGESIZE)
         data = here.bytes_of(span)
-        if not move.resumed:
-            check_tensor(tensor.name, data, before, layout)
         if not hasattr(rooms, "own"):
             rooms.own = Room()
-        written = _advance(move, tensor, number[tensor.name], data, rooms.own)
-        check_tensor(tensor.name, data, after, layout)
+        written = _replay(move, tensor, number[tensor.name], data)
+        if between is not None and not move.following.of(number[tensor.name]):
+            check_tensor(tensor.name, data, between, layout)
+        written += _advance(move, tensor, number[tensor.name], data, rooms.own)
+        check_tensor(tensor.name, data, digests, layout)
         here.done(span)
         return written, len(data)
 
@@ -83,12 +97,17 @@ def _changes(move: Move, tensor: Tensor, number: int) -> int:
     return known + sum(part.entries[i].changes for p in move.patches for part, i in p.entries_of(tensor.name))
 
 
+def _replay(move: Move, tensor: Tensor, number: int, data: Bytes) -> int:
+    words = data.view(uint(DTYPES[tensor.dtype].width))
+    records = move.journal.of(number)
+    for record in records:
+        record.write_to(words)
+    return sum(record.values.nbytes for record in records)
+
+
 def _advance(move: Move, tensor: Tensor, number: int, data: Bytes, room: Room) -> int:
     words = data.view(uint(DTYPES[tensor.dtype].width))
     written, done = 0, -1
-    for record in move.journal.of(number):
-        record.write_to(words)
-        written += record.values.nbytes
     for record in move.following.of(number):
         record.write_to(words)
         done = record.patch

@@ -5,11 +5,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from chains import World, next_state, small_state
 from states import tree
 
+from deltackpt.bits import DTYPES
 from deltackpt.cache import Cache, apply_to_cache, open_current
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.journal import Journal
 from deltackpt.proof import holds
 from deltackpt.write import AnchorPolicy
 
@@ -101,3 +105,62 @@ def test_an_empty_side_file_is_no_other(tmp_path: Path) -> None:
     (side,) = world.repo.layout(world.repo.load(link)).side
     (tmp_path / "file").write_bytes(b"")
     assert not holds(tmp_path / "file", side.file)
+
+
+def leads(journal: Path, before: Path, after: Path, names: list[str]) -> bool:
+    """Does a journal lead from one checkpoint to the next?"""
+    found = Journal.read(journal)
+    assert found is not None
+    with Checkpoint.open(before) as old, Checkpoint.open(after) as new:
+        for number, name in enumerate(names):
+            words = old.bytes_of(name).view(f"u{DTYPES[old.tensors[name].dtype].width}").copy()
+            for record in found.of(number):
+                record.write_to(words)
+            if words.tobytes() != new.bytes_of(name).tobytes():
+                return False
+    return True
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("encoding", ["packed", "index", "planes", "nan"])
+def test_what_was_new_before_is_in_the_journal_all_the_same(tmp_path: Path, encoding: str, steps: int) -> None:
+    """Somebody has put the newest step's files into the slot that is patched: every element has its new bytes before
+    it gets them. The journal leads from the old step nevertheless, since an engine that holds that goes by it."""
+    world, cache, state = World(tmp_path), tmp_path / "cache", small_state(rows=400)
+    for seed in range(3 + steps):
+        world.publish(state, encoding=encoding)
+        if seed < 3:
+            apply_to_cache(world.repo, cache)
+        state = next_state(state, 7 * seed + 1, share=0.02)
+    held, names = Cache(cache), [*world.repo.layout(world.repo.load(world.repo.find())).tensors]
+    (other,) = {*held.slots()} - {held.current()}
+    current = held.slot(held.current())
+    shutil.copy(tmp_path / "in" / SHARD, held.slot(other) / SHARD)
+    done = apply_to_cache(world.repo, cache)
+    assert tree(open_current(cache)[0]) == world.trees[done.id]
+    assert current.is_dir()
+    assert leads(held.journal, current, open_current(cache)[0], names)
+    size = world.repo.layout(world.repo.load(world.repo.find())).size
+    assert (done.written < size) == (steps == 1 and encoding in ("index", "nan"))  # else a copy was patched
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_flipped_bit_anywhere(tmp_path: Path, steps: int) -> None:
+    """In the slot or in its journal: the step is exact."""
+    rng = np.random.default_rng(steps)
+    (tmp_path / "first").mkdir()
+    world, cache, _ = followed(tmp_path / "first")
+    world.run(steps - 1)
+    for turn in range(12):
+        copy = tmp_path / str(turn)
+        shutil.copytree(cache, copy, symlinks=True)
+        held = Cache(copy)
+        (other,) = {*held.slots()} - {held.current()}
+        path = held.journal if turn % 3 == 0 else held.slot(other) / SHARD
+        data = bytearray(path.read_bytes())
+        data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(data)
+        done = apply_to_cache(world.repo, copy)
+        found, link = open_current(copy)
+        assert tree(found) == world.trees[link.id]
+        assert link == world.repo.find()
