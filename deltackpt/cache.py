@@ -5,13 +5,15 @@
     CACHE/00000012-…/             a slot: a whole, proven checkpoint; its name is the manifest's
     CACHE/00000011-…/             the other slot, which the next move patches
     CACHE/journal                 what leads from the other slot to the current one
+    CACHE/ready/                  in its place, if wanted: the other slot, brought along to the current step
     CACHE/patching/, journal.next the move under way
     CACHE/boot                    the run of the machine in which all of it was written or proven
     CACHE/lock                    held by the process that moves it
 
 A move never touches the current slot: it brings the other one along, proves every byte of it, renames it, and switches.
 A path never names two steps, so an engine that remembers by path sees a new one. The slot that was current before the
-last switch is the one that is patched next: readers of a slot have until then to let go of its files.
+last switch is the one that is patched next: readers of a slot have until then to let go of its files. Where they have
+done so at once, it can be brought along at once (`ready`), and the next move begins with a copy of the current step.
 
 Slots are not synced, which would cost more than all the rest of a move. Instead, the first move after the machine was
 started again reads all of the current slot and holds it against its step, and trusts nothing else that it finds.
@@ -47,7 +49,7 @@ from deltackpt.progress import SILENT, Progress
 from deltackpt.proof import prove
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
-from deltackpt.slot import Move, patch_slot
+from deltackpt.slot import Move, Standby, patch_slot
 
 FORMAT = "deltackpt-cache"
 VERSION = 1
@@ -59,6 +61,7 @@ class Cache:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.patching = root / "patching"
+        self.ready = root / "ready"
         self.journal = root / "journal"
         self.next = root / "journal.next"
         self.boot = root / "boot"
@@ -106,7 +109,12 @@ class Cache:
                 shutil.rmtree(self.slot(link), ignore_errors=True)
         for path in (self.journal, self.next):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.patching, ignore_errors=True)
+        self.drop_nameless()
+
+    def drop_nameless(self) -> None:
+        """Remove the slots whose name is no step's."""
+        for path in (self.patching, self.ready):
+            shutil.rmtree(path, ignore_errors=True)
 
     def adopt_journal(self) -> None:
         """The journal of a move that is done takes the place of the one before.
@@ -173,6 +181,7 @@ def apply_to_cache(
     threads: int | None = None,
     fresh: bool = False,
     kept: Kept | None = None,
+    standby: Standby | None = None,
     progress: Progress = SILENT,
 ) -> ApplyResult:
     """Bring a managed cache to a step, creating it if there is none.
@@ -180,14 +189,14 @@ def apply_to_cache(
     From an ancestor step only the patches in between are read and only changed elements written. From elsewhere, such
     as a branch that was rewound, the other slot is brought along where it is an ancestor, or the step is built from an
     anchor; the result says why. With ``fresh`` a new directory is built. What is ``kept`` of a patch that leads there
-    is not decoded again. Raises ConflictError ``not-a-cache`` for a directory that holds anything else,
-    ``cache-locked`` while another process moves it, StoreError ``not-writable``, and what `materialize.apply` raises;
-    the current step then stays.
+    is not decoded again, what `ready.make_ready` left in ``standby`` not mapped again. Raises ConflictError
+    ``not-a-cache`` for a directory that holds anything else, ``cache-locked`` while another process moves it,
+    StoreError ``not-writable``, and what `materialize.apply` raises; the current step then stays.
     """
     began = time.monotonic()
     root = Path(cache)
     count = threads_or_default(threads)
-    with space_errors(root), _locked(repo, root) as held:
+    with space_errors(root), locked(repo, root) as held:
         if not (trusted := held.trusted):
             held.drop(keep=held.current())
         held.finish_switch()
@@ -204,7 +213,7 @@ def apply_to_cache(
                 plan = repo.resolve(link, have=current)
                 if current == link and not fresh:
                     return result(held.slot(link), plan, 0, began)
-                move = _Mover(repo, held, plan, current, count, kept, progress)
+                move = _Mover(repo, held, plan, current, count, kept, standby, progress)
                 if current == link:
                     written = move.rebuild()
                 else:
@@ -237,9 +246,11 @@ class _Mover:
         current: Link | None,
         threads: int,
         kept: Kept | None,
+        standby: Standby | None,
         progress: Progress,
     ) -> None:
-        self.repo, self.held, self.plan, self.current, self.kept = repo, held, plan, current, kept
+        self.repo, self.held, self.plan, self.current = repo, held, plan, current
+        self.kept, self.standby = kept, standby
         self.threads, self.progress = threads, progress
         self.target = plan.target.link
         self.rebuilt: str | None = None
@@ -284,34 +295,42 @@ class _Mover:
         return ways[-1]()
 
     def patch(self) -> int:
-        """In O(changes): the other slot, through the redo journal."""
+        """In O(changes): the other slot, through the redo journal, or as one that was brought along already.
+
+        Killed in the middle, the next move goes by the journal in both cases: its values are absolute.
+        """
         assert self.current is not None
-        journal = Journal.read(self.held.journal)
-        moving = self.held.patching.is_dir()
+        held, moving = self.held, self.held.patching.is_dir()
         layout = self.repo.layout(self.plan.target)
-        if journal is None or journal.end != self.current:
+        ends = Journal.ends(held.journal)
+        if ends is None or ends[1] != self.current:
             raise _unusable("no journal that leads to the current step")
-        if not moving and not self.held.slot(journal.start).is_dir():
+        if moving:
+            shutil.rmtree(held.ready, ignore_errors=True)
+        ready = held.ready.is_dir()
+        other = held.ready if ready else held.slot(ends[0])
+        if not moving and not other.is_dir():
             raise _unusable("no other slot")
         at = self.repo.load(self.current)  # the journal numbers its tensors
         if [s.header for s in self.repo.layout(at).shards] != [s.header for s in layout.shards]:
             raise _unusable("a journal of other tensors")
-        begun = Journal.read(self.held.next) if moving else None
+        begun = Journal.read(held.next) if moving else None
         via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
             raise _unusable("a slot on its way to another step")
         with self._steps(self.current) as steps:
+            journal = None if ready else Journal.read(held.journal)
             if begun is not None:
                 begun.resume()
-            with begun or Journal.create(self.held.next, self.current, self.target, via) as following:
+            with begun or Journal.create(held.next, self.current, self.target, via) as following:
                 if not moving:
-                    os.rename(self.held.slot(journal.start), self.held.patching)
+                    os.rename(other, held.patching)
                 between = at if any(isinstance(step, Merged) for step in steps) else None
-                move = Move(self.repo, self.plan.target, steps, journal, following, between)
-                written = patch_slot(move, self.held.patching, self.threads, self.progress)
-        os.rename(self.held.patching, self.held.slot(self.target))
-        self.held.switch(self.target)
-        self.held.adopt_journal()
+                move = Move(self.repo, self.plan.target, journal, steps, following, between)
+                written = patch_slot(move, held.patching, self.threads, self.progress, self.standby)
+        os.rename(held.patching, held.slot(self.target))
+        held.switch(self.target)
+        held.adopt_journal()
         return written
 
     @contextmanager
@@ -333,10 +352,16 @@ class _Mover:
         return self.branch(self.current)
 
     def _drop_others(self, *keep: Link) -> None:
+        self._let_go()
         for link in self.held.slots():
             if link not in keep:
                 shutil.rmtree(self.held.slot(link), ignore_errors=True)
-        shutil.rmtree(self.held.patching, ignore_errors=True)
+        self.held.drop_nameless()
+
+    def _let_go(self) -> None:
+        """What is mapped would keep its room on the disk."""
+        if self.standby is not None:
+            self.standby.clear()
 
     def branch(self, start: Link) -> int:
         """A new slot from that of ``start``, which stays as the other slot; a third one goes once this one is
@@ -361,6 +386,7 @@ class _Mover:
         """A new slot from the repository alone; the old ones go."""
         plan = self.plan if self.plan.anchor else self.repo.resolve(self.target)
         self.plan = plan
+        self._let_go()
         layout = self.repo.layout(plan.target)
         slot = self.held.slot(self.target)
         with beside(slot) as folder, Replay.open(self.repo, plan) as state:
@@ -396,7 +422,7 @@ _MAKING = {"lock", ".cache.json", "cache.json", "receivers"}
 
 
 @contextmanager
-def _locked(repo: Repository, root: Path) -> Iterator[Cache]:
+def locked(repo: Repository, root: Path) -> Iterator[Cache]:
     """The cache's directory, made if there is none, checked to be this repository's, and locked by this process."""
     marker = root / "cache.json"
     if not marker.exists():

@@ -95,6 +95,16 @@ class Journal:
             records.setdefault(record.tensor, []).append(record)
         return cls(path, start, end, via, records, at)
 
+    @classmethod
+    def ends(cls, path: Path) -> tuple[Link, Link] | None:
+        """From where to where a journal leads, without its records. None if there is none."""
+        try:
+            with path.open("rb") as file:
+                value = json.loads(file.readline(4096))
+                return Link(**value["start"]), Link(**value["end"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def of(self, tensor: int) -> list[Record]:
         """The records of a tensor in the order of its patches."""
         return self._records.get(tensor, [])

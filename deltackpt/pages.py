@@ -22,11 +22,15 @@ Span = tuple[int, int]  # first byte and end in the file
 
 
 class Pages:
-    """A writable mapping of the first ``size`` bytes of a file, for work on ``spans`` of it, each of them once."""
+    """A writable mapping of the first ``size`` bytes of a file, for work on ``spans`` of it, each of them once.
 
-    def __init__(self, fd: int, size: int, spans: Iterable[Span]) -> None:
+    With ``keep`` nothing leaves memory when it is done.
+    """
+
+    def __init__(self, fd: int, size: int, spans: Iterable[Span], *, keep: bool = False) -> None:
         self._map = mmap.mmap(fd, size)
         self._size = size
+        self.keep = keep
         self._waiting = np.zeros(-(-size // HUGE), np.int64)  # spans that are not done, for each huge page
         self._lock = threading.Lock()
         for span in spans:
@@ -46,6 +50,8 @@ class Pages:
 
     def done(self, span: Span) -> None:
         """A span is not used any more: pages that no other one waits for leave this process's memory."""
+        if self.keep:
+            return
         blocks = _blocks(span)
         with self._lock:
             self._waiting[blocks] -= 1

@@ -27,7 +27,7 @@ from deltackpt.errors import ChainError
 from deltackpt.format.layout import Shard
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
-from deltackpt.journal import Journal
+from deltackpt.journal import Journal, Record
 from deltackpt.materialize import check_tensor, save
 from deltackpt.pages import Pages
 from deltackpt.parallel import ordered_map
@@ -38,25 +38,53 @@ from deltackpt.replay import Bytes, decode_step
 from deltackpt.repository import Repository
 
 
+class Standby:
+    """The shards of a slot that stay mapped in this process from when it was brought along until it is moved on.
+
+    They are known by what they are on the disk, since another process may have moved the slot meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], Pages] = {}
+
+    def hold(self, info: os.stat_result, pages: Pages) -> None:
+        self._held[info.st_dev, info.st_ino] = pages
+
+    def of(self, info: os.stat_result) -> Pages | None:
+        """The mapping of a file, if there is one. As long as there is, no other file has its number."""
+        return self._held.get((info.st_dev, info.st_ino))
+
+    def clear(self) -> None:
+        self._held.clear()
+
+
 @dataclass(frozen=True)
 class Move:
     """A slot goes, by ``journal``, to the step that ``patches`` apply to, and by these to ``target``.
 
-    ``following`` records what the patches decode to. ``between`` is the step in between, if each tensor has to be
-    proven there.
+    Without a journal it is there. ``following`` records what the patches decode to. ``between`` is the step in between,
+    if each tensor has to be proven there.
     """
 
     repo: Repository
     target: Manifest
-    patches: Sequence[PatchReader]
-    journal: Journal
-    following: Journal
+    journal: Journal | None
+    patches: Sequence[PatchReader] = ()
+    following: Journal | None = None
     between: Manifest | None = None
 
+    def records(self, number: int) -> list[Record]:
+        """What is known of a tensor before anything is decoded."""
+        return [record for journal in (self.journal, self.following) if journal for record in journal.of(number)]
 
-def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> int:
+
+def patch_slot(
+    move: Move, folder: Path, threads: int, progress: Progress, standby: Standby | None = None, *, keep: bool = False
+) -> int:
     """Patch the slot's files in place. -> bytes written. Raises ChainError ``tensor-differs`` for a slot that is
     damaged.
+
+    What is mapped in ``standby`` is used; with ``keep`` all is left there, every page such that it can be written to.
 
     A killed move may have left a mix: tensors with a record of ``following`` are at any point of the way, all others
     at most where ``journal`` leads. Each is proven while it is in the processor's cache.
@@ -64,19 +92,20 @@ def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> in
     layout, digests = move.repo.layout(move.target), move.repo.digests(move.target)
     between = move.repo.digests(move.between) if move.between else None
     number = {name: i for i, name in enumerate(layout.tensors)}
-    pages = {shard.path: _map(folder, shard) for shard in layout.shards}
+    pages = {shard.path: _map(folder, shard, standby, keep=keep) for shard in layout.shards}
     rooms = threading.local()
     progress.start("apply", sum(s.size for s in layout.shards))
 
     def advance(item: tuple[Shard, Tensor]) -> tuple[int, int]:
         shard, tensor = item
         here, span = pages[shard.path], _span(shard, tensor)
-        here.come(span, write=_changes(move, tensor, number[tensor.name]) >= (span[1] - span[0]) // mmap.PAGESIZE)
+        many = _changes(move, tensor, number[tensor.name]) >= (span[1] - span[0]) // mmap.PAGESIZE
+        here.come(span, write=keep or many)
         data = here.bytes_of(span)
         if not hasattr(rooms, "own"):
             rooms.own = Room()
         written = _replay(move, tensor, number[tensor.name], data)
-        if between is not None and not move.following.of(number[tensor.name]):
+        if between is not None and not (move.following and move.following.of(number[tensor.name])):
             check_tensor(tensor.name, data, between, layout)
         written += _advance(move, tensor, number[tensor.name], data, rooms.own)
         check_tensor(tensor.name, data, digests, layout)
@@ -93,13 +122,13 @@ def patch_slot(move: Move, folder: Path, threads: int, progress: Progress) -> in
 
 def _changes(move: Move, tensor: Tensor, number: int) -> int:
     """About how many elements of a tensor will be written."""
-    known = sum(len(r.values) for journal in (move.journal, move.following) for r in journal.of(number))
+    known = sum(len(record.values) for record in move.records(number))
     return known + sum(part.entries[i].changes for p in move.patches for part, i in p.entries_of(tensor.name))
 
 
 def _replay(move: Move, tensor: Tensor, number: int, data: Bytes) -> int:
     words = data.view(uint(DTYPES[tensor.dtype].width))
-    records = move.journal.of(number)
+    records = move.journal.of(number) if move.journal else []
     for record in records:
         record.write_to(words)
     return sum(record.values.nbytes for record in records)
@@ -108,6 +137,8 @@ def _replay(move: Move, tensor: Tensor, number: int, data: Bytes) -> int:
 def _advance(move: Move, tensor: Tensor, number: int, data: Bytes, room: Room) -> int:
     words = data.view(uint(DTYPES[tensor.dtype].width))
     written, done = 0, -1
+    if move.following is None:
+        return written
     for record in move.following.of(number):
         record.write_to(words)
         done = record.patch
@@ -126,15 +157,19 @@ def _span(shard: Shard, tensor: Tensor) -> tuple[int, int]:
     return shard.header.data_start + tensor.start, shard.header.data_start + tensor.end
 
 
-def _map(folder: Path, shard: Shard) -> Pages:
+def _map(folder: Path, shard: Shard, standby: Standby | None, *, keep: bool) -> Pages:
     path, need = folder / shard.path, f"the slot's own shard of {shard.size:,} bytes"
     try:
         with open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
             if file.seek(0, 2) != shard.size:
                 raise ChainError("slot-unusable", where=path, have="a file of another size", need=need)
-            if os.fstat(file.fileno()).st_nlink > 1:  # a copy by hard links, say, which is not ours to change
+            if (info := os.fstat(file.fileno())).st_nlink > 1:  # a copy by hard links, say, which is not ours to change
                 raise ChainError("slot-unusable", where=path, have="a file that has another name too", need=need)
-            found = Pages(file.fileno(), shard.size, [_span(shard, tensor) for tensor in shard.header.tensors])
+            if standby is None or (found := standby.of(info)) is None:
+                spans = [_span(shard, tensor) for tensor in shard.header.tensors]
+                found = Pages(file.fileno(), shard.size, spans, keep=keep)
+                if standby is not None and keep:
+                    standby.hold(info, found)
     except OSError as error:
         raise ChainError("slot-unusable", where=path, have=error.strerror or error, need=need) from error
     if found.bytes_of((0, shard.header.data_start)).tobytes() != shard.header.head:

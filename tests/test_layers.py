@@ -44,6 +44,7 @@ ORDER = [
     "proof",
     "slot",
     "cache",
+    "ready",
     "draft",
     "record",
     "write",

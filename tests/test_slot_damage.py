@@ -160,7 +160,7 @@ def test_a_flipped_bit_anywhere(tmp_path: Path, steps: int) -> None:
         data = bytearray(path.read_bytes())
         data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
         path.write_bytes(data)
-        done = apply_to_cache(world.repo, copy)
+        apply_to_cache(world.repo, copy)
         found, link = open_current(copy)
         assert tree(found) == world.trees[link.id]
         assert link == world.repo.find()

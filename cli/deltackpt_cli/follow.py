@@ -29,6 +29,13 @@ Poll = Annotated[str, typer.Option(metavar="TIME", help="How often to look; a Bu
 Prefetch = Annotated[
     bool, typer.Option("--prefetch", help="Fetch the next step while CMD runs; into CACHE.objects, or --object-cache.")
 ]
+Ready = Annotated[
+    bool,
+    typer.Option(
+        "--ready",
+        help="Prepare for the next step when CMD has ended, which has then let go of every file of the step before.",
+    ),
+]
 Exec = Annotated[
     str | None,
     typer.Option(
@@ -48,6 +55,7 @@ def follow(
     once: Once = False,
     poll: Poll = "1s",
     prefetch: Prefetch = False,
+    ready: Ready = False,
     exec_: Exec = None,
     threads: Threads = None,
     object_cache: ObjectCache = None,
@@ -58,6 +66,9 @@ def follow(
     Until SIGINT or SIGTERM. CACHE/current moves when every byte of a new step is proven. Steps that were missed are
     read once, and written in one move. A CMD that fails is reported, and run again for the next step; one that was cut
     short is run again at the next start. With --json every event is a line.
+
+    Without --ready the old slot is patched at the next step, and readers have until then to let go of its files. With
+    it that is done as soon as CMD has ended, and the next step is there in about half the time.
     """
     from deltackpt.sync.follow import Follower
 
@@ -68,8 +79,9 @@ def follow(
     teller = _Teller(voice, exec_)
     with voice.progress() as progress, stopped_by_signals() as stop:
         source = read_through(repo, folder, object_cache_size)
-        options: dict[str, Any] = {"ref": ref, "poll": every, "prefetch": prefetch, "threads": threads}
-        follower = Follower(source, cache.absolute(), progress=progress, stop=stop, failed=teller.failed, **options)
+        options: dict[str, Any] = {"ref": ref, "poll": every, "prefetch": prefetch, "ready": ready, "threads": threads}
+        options |= {"failed": teller.failed, "unready": teller.unready}
+        follower = Follower(source, cache.absolute(), progress=progress, stop=stop, **options)
         if once:
             _once(teller, follower)
             return
@@ -85,6 +97,7 @@ def _once(teller: _Teller, follower: Follower) -> None:
     else:
         if teller.switched(switch, follower.stop):
             follower.told(switch)
+            follower.prepare()
 
 
 class _Teller:
@@ -100,6 +113,9 @@ class _Teller:
         again(self._voice, error, wait)
         if self._voice.json:
             self.event("outage", "", **error.to_dict(), retry_in=round(wait, 3))
+
+    def unready(self, error: DeltackptError) -> None:
+        self._voice.note(f"note: the next step is not prepared for: {error.where}: {error.have} [{error.code}]")
 
     def switched(self, switch: Switch, stop: Event) -> bool:
         """-> whether the command came to its end."""
