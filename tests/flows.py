@@ -7,19 +7,21 @@ from pathlib import Path
 from chains import NEVER, World, next_state
 from states import make_checkpoint, tree
 
-from deltackpt.cache import apply_to_cache
+from deltackpt.cache import Cache, apply_to_cache, open_current
 from deltackpt.compact import plan_compact
 from deltackpt.errors import ConflictError
 from deltackpt.fold import write_anchor
 from deltackpt.format.manifest import Link
 from deltackpt.gc import collect
 from deltackpt.materialize import apply
+from deltackpt.ready import make_ready
 from deltackpt.repository import Repository
 from deltackpt.retention import Policy
+from deltackpt.slot import Standby
 from deltackpt.verify import verify_repository
 from deltackpt.write import write
 
-FLOWS = ["publish", "gc", "compact", "anchor", "apply", "cache", "new cache"]
+FLOWS = ["publish", "gc", "compact", "anchor", "apply", "cache", "new cache", "ready", "cache that is ready"]
 KEEP_TWO = Policy(last=2, grace=0)
 
 # Arguments: a flow, a repository, and the folder with `next` (a checkpoint) and `cache` (a managed cache).
@@ -44,6 +46,10 @@ elif what == "anchor":
 elif what == "apply":
     from deltackpt.materialize import apply
     apply(Repository.open(repo), root + "/out", sync=True, threads=1)
+elif what == "ready":
+    from deltackpt.ready import make_ready
+    from deltackpt.slot import Standby
+    assert make_ready(Repository.open(repo), root + "/cache", Standby(), threads=1)
 else:
     from deltackpt.cache import apply_to_cache
     apply_to_cache(Repository.open(repo), root + ("/new" if what == "new cache" else "/cache"), threads=1)
@@ -51,7 +57,8 @@ else:
 
 
 def prepare(root: Path, flow: str) -> tuple[World, list[Link]]:
-    """A repository of seven steps, a cache with two slots at the fifth, and a checkpoint to publish."""
+    """A repository of seven steps, a cache with two slots at the fifth, one of them `ready` if the flow begins so, and
+    a checkpoint to publish."""
     made = World(root)
     links = made.run(6)
     if flow == "gc":
@@ -60,6 +67,8 @@ def prepare(root: Path, flow: str) -> tuple[World, list[Link]]:
     links = [m.link for m in made.repo.log()][::-1]
     for link in links[3:5]:
         apply_to_cache(made.repo, root / "cache", link.step, threads=1)
+    if flow == "cache that is ready":
+        assert make_ready(made.repo, root / "cache", Standby(), threads=1)
     make_checkpoint(root / "next", next_state(made.states[links[-1].id], 5))
     return made, links
 
@@ -101,7 +110,9 @@ def check_after(copy: Path, made: World, links: list[Link], flow: str) -> None:
         done = apply_to_cache(repo, copy / "new", threads=1)
         assert done.id == links[-1].id
         assert tree(copy / "new" / "current") == made.trees[links[-1].id]
-    elif flow == "cache":
+    elif flow in ("cache", "ready", "cache that is ready"):
+        if (copy / "cache" / "ready").is_dir() and Cache(copy / "cache").trusted:
+            assert tree(copy / "cache" / "ready") == made.trees[open_current(copy / "cache")[1].id]
         done = apply_to_cache(repo, copy / "cache", threads=1)
         assert done.id == links[-1].id
         assert tree(copy / "cache" / "current") == made.trees[links[-1].id]
