@@ -91,7 +91,8 @@ class Follower:
         return self._move(self._repo.find("latest", self._ref))
 
     def switches(self) -> Iterator[Switch]:
-        """Every switch, until ``stop`` is set. The one before counts as told when the next is asked for.
+        """Every switch, until ``stop`` is set. Whoever took one in says so by `told`, else the next start brings it
+        again.
 
         Raises an error that does not pass by itself.
         """
@@ -114,7 +115,6 @@ class Follower:
                     continue
                 if done is not None:
                     yield done
-                    self.told(done)
 
     def told(self, switch: Switch) -> None:
         """Remember that the callback knows of a step: it is not told again."""
@@ -187,8 +187,10 @@ def follow(
     A step whose callback raised, or was killed, is told again when the following begins anew. Returns when ``stop`` is
     set; raises what does not pass by itself, and what ``on_switch`` raises.
     """
-    for switch in Follower(repo, cache, **options).switches():
+    follower = Follower(repo, cache, **options)
+    for switch in follower.switches():
         on_switch(switch)
+        follower.told(switch)
 
 
 __all__ = ["Follower", "Switch", "follow"]

@@ -6,13 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from running import World, command, deltackpt, environment, interrupted, masked
+from running import World, command, deltackpt, environment, files, interrupted, masked
 
 FIELDS = {"error", "exit_code", "where", "have", "need", "hint"}
-
-
-def files(repo: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in repo.rglob("*") if path.is_file()}
 
 
 def test_1_a_bug_keeps_its_traceback(world: World) -> None:
@@ -62,6 +58,24 @@ def test_3_bad_bytes_and_what_verify_finds(world: World, tmp_path: Path) -> None
     assert (done.err, done.status) == ("", 3)
     assert "/part-00001.safetensors: have other bytes (" in done.out.splitlines()[0]
     assert done.out.splitlines()[-1].startswith(f"{repo.as_uri()}: 1 finding (manifests 3, ")
+
+
+def test_what_verify_counts_and_where_it_points(world: World, tmp_path: Path) -> None:
+    repo = world.copy(tmp_path)
+    done = deltackpt("verify", world.steps[0], "--json")
+    assert (done.status, done.json["error"]) == (2, "usage")
+    said = f"error: {world.steps[0]}: have a checkpoint directory, need --against REPO to compare with\n"
+    assert done.err == said
+    (part,) = repo.glob("patches/00000001-*/part-00001.safetensors")
+    part.write_bytes(part.read_bytes()[:-1])
+    done = deltackpt("verify", repo, "--json")
+    assert done.status == 3
+    # Step 1 lacks its patch, so step 2 has no way either.
+    assert done.json["checked"]["steps that cannot be restored"] == 2
+    assert {f["code"] for f in done.json["findings"]} == {"object-hash", "chain-broken"}
+    assert "steps that cannot be restored" not in deltackpt("verify", world.repo, "--json").json["checked"]
+    last = deltackpt("verify", repo).out.splitlines()[-1]
+    assert last.endswith("steps that cannot be restored 2)")
 
 
 def test_4_a_base_that_is_not_the_parent(world: World, tmp_path: Path) -> None:
