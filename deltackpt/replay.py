@@ -15,7 +15,7 @@ from deltackpt.chain import Plan
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.change import Room
 from deltackpt.diff import State
-from deltackpt.errors import ChainError
+from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor
@@ -82,11 +82,18 @@ class Replay:
     ) -> Iterator[Replay]:
         """Open what the plan needs. Every part is hashed here, before any tensor is rebuilt.
 
-        What is decoded is recorded in ``journal``, if there is one.
+        What is decoded is recorded in ``journal``, if there is one. An anchor is proven tensor by tensor, as its bytes
+        are used: where the block raises, its files are hashed, since damage there leads all else astray. Raises
+        FormatError ``object-hash`` then.
         """
         start: State = base if base is not None else Anchor(repo, plan.anchor or plan.target, plan.whole)
         with PatchReader.open_all(repo, plan.patches) as patches:
-            yield cls(start, patches, repo.layout(plan.target), journal)
+            try:
+                yield cls(start, patches, repo.layout(plan.target), journal)
+            except (ChainError, FormatError) as error:
+                if base is None and error.code != "object-hash":
+                    repo.prove(plan.whole)
+                raise
 
     def bytes_of(self, name: str) -> Bytes:
         """All bytes of a tensor. Not proven yet: compare their xxh3 with the step's digests."""

@@ -24,6 +24,7 @@ from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import FORMAT, MAX_MANIFEST, REPOSITORY_ID, VERSION, File, Link, Manifest
 from deltackpt.store import Buffer, Store, open_store
+from deltackpt.store.base import DAMAGED
 
 if TYPE_CHECKING:  # these load numpy, which a log does without
     from deltackpt.digest import TensorDigest
@@ -395,6 +396,12 @@ class Repository:
         if size != file.size or found.hexdigest() != file.sha256:
             raise object_differs(f"{self.store.url}/{file.name}", size, file)
 
+    def prove(self, files: Iterable[File]) -> None:
+        """Read objects and hash them. Raises FormatError ``object-hash`` at the first that is another."""
+        for file in files:
+            for _ in self.stream(file):
+                pass
+
     def layout(self, of: Manifest) -> Layout:
         with self._reading:
             return self.layout_of(of.layout)
@@ -483,7 +490,7 @@ def object_differs(where: str, size: int, file: File) -> FormatError:
         where=where,
         have=f"other bytes ({size:,})",
         need=f"{file.size:,} bytes of sha256 {file.sha256[:16]}…",
-        hint="The object was changed or damaged in the store. A mirror has it under the same name.",
+        hint=DAMAGED,
     )
 
 

@@ -10,6 +10,7 @@ SHOWN_BY = {
     "S-MIR-4": "sync/test_mirror.py::test_a_target_with_other_steps_is_left_alone",
     "S-MIR-5": "sync/test_mirror.py::test_gc_waits_for_a_mirror",
     "S-MIR-6": "sync/test_mirror.py::test_from_a_step_on_with_what_restores_it",
+    "S-MIR-7": "sync/test_repair.py::test_nothing_whose_bytes_are_right_is_touched",
     "S-NAME-1": "store_contract.py::test_unsafe_names_are_refused",
     "S-NAME-2": "store_contract.py::test_unsafe_names_are_refused",
     "S-NAME-3": "store/test_local.py::test_an_object_is_no_folder",

@@ -411,9 +411,10 @@ def test_a_changed_anchor(pair, tmp_path):
             continue
         good = flip(shard, size - 1)
         # A tensor that a later step replaced or removed needs no proof; the first step always does.
-        with pytest.raises(ChainError) as error:
+        with pytest.raises(FormatError) as error:
             apply(Repository.open(pair[0]), tmp_path / "out", 0)
-        assert (error.value.code, error.value.exit_code) == ("tensor-differs", 4)
+        assert (error.value.code, error.value.exit_code) == ("object-hash", 3)
+        assert str(shard) in error.value.where
         assert nothing_left(tmp_path / "out")
         shard.write_bytes(good[:-1])
         with pytest.raises(FormatError):

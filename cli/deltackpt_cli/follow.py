@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deltackpt.errors import DeltackptError, UsageError
+from deltackpt.errors import ChainError, DeltackptError, UsageError
 from deltackpt_cli import sizes, text
 from deltackpt_cli.child import run
 from deltackpt_cli.console import Voice
@@ -64,8 +64,8 @@ def follow(
     """Keep a managed cache at the newest step.
 
     Until SIGINT or SIGTERM. CACHE/current moves when every byte of a new step is proven. Steps that were missed are
-    read once, and written in one move. A CMD that fails is reported, and run again for the next step; one that was cut
-    short is run again at the next start. With --json every event is a line.
+    read once, and written in one move. A CMD that fails, or was cut short, is reported; it runs again for the next
+    step, and at the next start for its own. With --once it is an error. With --json every event is a line.
 
     Without --ready the old slot is patched at the next step, and readers have until then to let go of its files. With
     it that is done as soon as CMD has ended, and the next step is there in about half the time.
@@ -86,18 +86,23 @@ def follow(
             _once(teller, follower)
             return
         for switch in follower.switches():
-            if not teller.switched(switch, stop):
-                break  # and it is not told
+            status = teller.switched(switch, stop)
+            if status == 0:
+                follower.told(switch)
 
 
 def _once(teller: _Teller, follower: Follower) -> None:
+    """Raises ChainError ``exec-failed``; the next call then runs the command again."""
     switch = follower.catch_up()
     if switch is None:
         teller.event("current", "nothing new")
-    else:
-        if teller.switched(switch, follower.stop):
-            follower.told(switch)
-            follower.prepare()
+    elif (status := teller.switched(switch, follower.stop)) == 0:
+        follower.told(switch)
+        follower.prepare()
+    elif status is not None:
+        hint = "CACHE is at the step all the same. The next `follow` of it runs the command again."
+        have = f"a command that ended with status {status}"
+        raise ChainError("exec-failed", where=f"--exec, step {switch.step}", have=have, need="status 0", hint=hint)
 
 
 class _Teller:
@@ -117,8 +122,8 @@ class _Teller:
     def unready(self, error: DeltackptError) -> None:
         self._voice.note(f"note: the next step is not prepared for: {error.where}: {error.have} [{error.code}]")
 
-    def switched(self, switch: Switch, stop: Event) -> bool:
-        """-> whether the command came to its end."""
+    def switched(self, switch: Switch, stop: Event) -> int | None:
+        """-> the status of the command, None if it was cut short."""
         missed = "" if switch.behind in (None, 0, 1) else f", {switch.behind} steps at once"
         line = (
             f"step {switch.step}  {switch.path}  {switch.lag:.1f} s after it was published{missed}; "
@@ -128,7 +133,7 @@ class _Teller:
         if switch.rebuilt is not None:
             self._voice.note(f"note: the cache was built anew, since {switch.rebuilt}")
         if self._command is None:
-            return True
+            return 0
         named = {"STEP": str(switch.step), "PATH": switch.path, "STATE": switch.state}
         status = run(self._command, {f"DELTACKPT_{name}": value for name, value in named.items()}, stop)
         if status != 0:
@@ -136,4 +141,4 @@ class _Teller:
             self._voice.say(f"the command of step {switch.step} {how}")
         if self._voice.json:
             self.event("exec", "", step=switch.step, status=status)
-        return status is not None
+        return status

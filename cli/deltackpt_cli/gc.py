@@ -35,7 +35,12 @@ Tag = Annotated[
     typer.Option(metavar="NAME", show_default=False, help="A tag that must be there. All tags are kept, named or not."),
 ]
 Grace = Annotated[
-    str, typer.Option(metavar="TIME", help="Leave whatever is younger, by the store's clock: uploads may be under way.")
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        show_default="1h",
+        help="Leave whatever is younger, by the store's clock: uploads may be under way.",
+    ),
 ]
 Dry = Annotated[bool, typer.Option("--dry-run", help="Show the plan; remove nothing.")]
 Plan = Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="Save the plan; remove nothing.")]
@@ -65,7 +70,7 @@ def gc(
     keep_every: Every = None,
     keep_within: Within = None,
     keep_tag: Tag = None,
-    grace: Grace = "1h",
+    grace: Grace = None,
     dry_run: Dry = False,
     plan: Plan = None,
     execute: Execute = None,
@@ -81,12 +86,12 @@ def gc(
     from deltackpt.repository import Repository
     from deltackpt.retention import Policy
 
-    keep = keep_last or keep_every or keep_within or keep_tag
-    if execute is not None and (plan is not None or dry_run or rebase or keep):
+    policed = keep_last or keep_every or keep_within or keep_tag or grace
+    if execute is not None and (plan is not None or dry_run or rebase or policed):
         raise UsageError("usage", where="--execute", have="another way to plan", need="the saved plan alone")
     source = Repository.open(repo)
     within = None if keep_within is None else seconds(keep_within, "--keep-within")
-    policy = Policy(keep_last, keep_every, within, tuple(keep_tag or ()), seconds(grace, "--grace"))
+    policy = Policy(keep_last, keep_every, within, tuple(keep_tag or ()), seconds(grace or "1h", "--grace"))
     result = None
     with voice.progress() as progress:
         if execute is not None:

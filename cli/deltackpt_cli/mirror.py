@@ -12,6 +12,7 @@ import typer
 from deltackpt.errors import DeltackptError, UsageError
 from deltackpt_cli import sizes, text
 from deltackpt_cli.console import Voice
+from deltackpt_cli.repair import put_right
 from deltackpt_cli.signals import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ Spool = Annotated[
 Dry = Annotated[bool, typer.Option("--dry-run", help="Show the plan; copy nothing.")]
 Check = Annotated[bool, typer.Option("--check", help="Read back and prove every object that DST has already.")]
 Force = Annotated[bool, typer.Option("--force", help="Move DST's refs even from steps that SRC's do not come from.")]
+Repair = Annotated[
+    bool,
+    typer.Option(
+        "--repair", help="Copy nothing else: put right what is damaged or missing at DST, from an SRC older or newer."
+    ),
+]
 
 
 def mirror(
@@ -55,11 +62,13 @@ def mirror(
     dry_run: Dry = False,
     check: Check = False,
     force: Force = False,
+    repair: Repair = False,
 ) -> None:
     """Copy a repository to another store.
 
     DST is whole at every instant, and never loses a step. What is there and proven is skipped; a mirror that was
-    stopped goes on where it was.
+    stopped goes on where it was. With --repair no step is copied and no ref moves; the exit code is 0 if nothing
+    stays damaged, else that of `verify`.
     """
     from deltackpt.repository import Repository
     from deltackpt.store import open_store
@@ -67,6 +76,11 @@ def mirror(
     from deltackpt.sync.polling import keep_mirrored
     from deltackpt.sync.transfer import Transfer, default_spool
 
+    others = [from_step is not None and "--from-step", latest_only and "--latest-only", watch and "--watch"]
+    others += [check and "--check", force and "--force"]
+    if repair and any(others):
+        given = ", ".join(other for other in others if other)
+        raise UsageError("usage", where="--repair", have=f"{given} too", need="one of the two")
     if from_step is not None and latest_only:
         raise UsageError("usage", where="--from-step", have="--latest-only too", need="one of the two")
     if dry_run and watch:
@@ -77,6 +91,9 @@ def mirror(
     origin = Repository.open(source)
     with voice.progress() as progress:
         transfer = Transfer(origin.store, open_store(target), cap, jobs, spool or default_spool(), progress)
+        if repair:
+            put_right(voice, origin, transfer, dry_run=dry_run)
+            return
         work = Mirror(origin, transfer, start=start, force=force, check=check)
         if dry_run:
             plan = work.plan()

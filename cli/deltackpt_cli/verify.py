@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from deltackpt_cli.console import Voice
 from deltackpt_cli.options import Ref, Threads
 
 if TYPE_CHECKING:
-    from deltackpt.verify import Report
+    from deltackpt.verify import Finding, Report
 
 Target = Annotated[
     str,
@@ -79,11 +79,15 @@ def verify(
         raise typer.Exit(report.exit_code)
 
 
-def _lines(report: Report) -> Iterator[str]:
-    for finding in report.findings:
+def findings(found: Iterable[Finding]) -> Iterator[str]:
+    for finding in found:
         yield f"{finding.where}: have {finding.have}, need {finding.need} [{finding.code}]"
         if finding.hint:
             yield f"  hint: {finding.hint}"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield from findings(report.findings)
     found = f"{text.count(len(report.findings))} finding{'s' * (len(report.findings) != 1)}"
     checked = ", ".join(f"{what} {text.count(count)}" for what, count in report.checked.items())
     yield f"{report.target}: {'ok' if report.ok else found} ({checked})"

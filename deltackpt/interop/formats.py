@@ -48,7 +48,10 @@ def reader(name: str, root: Path, **options: Any) -> tuple[str, Reader]:
     if name not in found:
         have = f"what looks like {' and '.join(found)}" if found else "nothing of a known format"
         need = "one format" if name == "auto" else name
-        raise FormatError("foreign-unknown", where=root, have=have, need=need)
+        hint = (
+            f"Name the run's own directory, or its format: {', '.join(READERS)}. spec/INTEROP.md shows their layouts."
+        )
+        raise FormatError("foreign-unknown", where=root, have=have, need=need, hint=hint)
     return name, _made(READERS[name][1], name, root, options)
 
 

@@ -131,9 +131,8 @@ class ReadThrough:
 
     def _differs(self, name: str, sha256: str, size: int, record: bool) -> FormatError:
         code = "manifest-hash" if record else "object-hash"
-        hint = "The object was changed or damaged in the store. A mirror has it under the same name."
         where, have = f"{self.url}/{name}", f"other bytes ({size:,})"
-        return FormatError(code, where=where, have=have, need=f"sha256 {sha256}", hint=hint)
+        return FormatError(code, where=where, have=have, need=f"sha256 {sha256}", hint=base.DAMAGED)
 
     def _learn(self, name: str, raw: bytes) -> None:
         """Note what a proven record says of other objects; whoever parses it checks it all."""

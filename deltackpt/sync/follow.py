@@ -100,7 +100,8 @@ class Follower:
         return self._move(self._repo.find("latest", self._ref))
 
     def switches(self) -> Iterator[Switch]:
-        """Every switch, until ``stop`` is set. The one before counts as told when the next is asked for.
+        """Every switch, until ``stop`` is set. Whoever took one in says so by `told`, else the next start brings it
+        again.
 
         Raises an error that does not pass by itself.
         """
@@ -123,7 +124,6 @@ class Follower:
                     continue
                 if done is not None:
                     yield done
-                    self.told(done)
                 self.prepare()
 
     def told(self, switch: Switch) -> None:
@@ -133,7 +133,7 @@ class Follower:
         os.replace(draft, self._cache / TOLD)
 
     def prepare(self) -> None:
-        """With ``ready``, and once for each step: bring the other slot along.
+        """With ``ready``, once for each step, and not before somebody was told of it: bring the other slot along.
 
         An error is told to ``unready`` and ends nothing: the next move goes the usual way. Nobody looks for news
         meanwhile: with news at hand, all that is done here would be the move's to do, but for one proof, some 15 % of
@@ -141,6 +141,8 @@ class Follower:
         """
         link = self._have() if self._standby is not None else None
         if self._standby is None or link is None or link == self._ready_at or self.stop.is_set():
+            return
+        if not self._was_told(link):  # a callback that failed may have left its readers at the old slot
             return
         try:
             make_ready(self._repo, self._cache, self._standby, threads=self._threads, progress=self._progress)
@@ -219,8 +221,10 @@ def follow(
     A step whose callback raised, or was killed, is told again when the following begins anew. Returns when ``stop`` is
     set; raises what does not pass by itself, and what ``on_switch`` raises.
     """
-    for switch in Follower(repo, cache, **options).switches():
+    follower = Follower(repo, cache, **options)
+    for switch in follower.switches():
         on_switch(switch)
+        follower.told(switch)
 
 
 __all__ = ["Follower", "Switch", "follow"]

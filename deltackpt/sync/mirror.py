@@ -19,7 +19,7 @@ from deltackpt.parallel import ordered_map
 from deltackpt.repository import MARKER, MAX_SMALL, Ref, Repository, object_differs
 from deltackpt.survey import FOLDERS
 from deltackpt.sync import selection
-from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, Move, Record, windows
+from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, Move, Record, elsewhere, windows
 from deltackpt.sync.selection import Selection
 from deltackpt.sync.transfer import BATCH, Transfer
 
@@ -145,13 +145,7 @@ class Mirror:
                 "not-a-repository", where=self._store.url, have="other files", need=need, hint=hint
             ) from None
         if found.id != self._source.id:
-            raise ConflictError(
-                "mirror-elsewhere",
-                where=self._store.url,
-                have=f"repository {found.id}",
-                need=f"a copy of repository {self._source.id}, or an empty place",
-                hint="It holds other steps: mirror into a folder or prefix of its own.",
-            )
+            raise elsewhere(self._store.url, found.id, self._source.id)
         return found
 
     def _select(self, heads: Sequence[Link]) -> Selection:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deltackpt.errors import ConflictError
 from deltackpt.format.manifest import File, Link
 
 WINDOW = 256 << 20  # bytes of objects that are copied before their manifests follow
@@ -81,6 +82,17 @@ class MirrorResult:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def elsewhere(where: str, have: str, need: str) -> ConflictError:
+    """The error for a target that is the repository ``have``, and no copy of ``need``."""
+    return ConflictError(
+        "mirror-elsewhere",
+        where=where,
+        have=f"repository {have}",
+        need=f"a copy of repository {need}, or an empty place",
+        hint="It holds other steps: mirror into a folder or prefix of its own.",
+    )
 
 
 def windows(records: Sequence[Record]) -> Iterator[list[Record]]:

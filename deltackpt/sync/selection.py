@@ -24,14 +24,20 @@ class Selection:
 
 
 def everything(repo: Repository) -> Selection:
-    """Every branch and tag, every step that can be restored, and every edge between such steps."""
+    """Every branch and tag, every step that can be restored, and every edge between such steps.
+
+    A step that a branch is at belongs to it even if objects of it, or of its way, are not listed, or with other sizes:
+    whoever copies them finds out what is there.
+    """
     survey = Survey.take(repo)
     ways = cheapest(survey.nodes, survey.edges, survey.there)
+    steps = {id_: node for id_, node in survey.nodes.items() if id_ in ways}
     for ref in survey.refs:
         if ref.link.id not in ways:
-            repo.resolve(ref.link)  # says what is wrong
-    steps = [node for id_, node in survey.nodes.items() if id_ in ways]
-    return _selection(repo, survey.refs, survey.tags, steps, survey.edges)
+            found: dict[Link, Manifest] = {}
+            _way(repo, ref.link, (), found)
+            steps |= {link.id: Node.of(manifest, link) for link, manifest in found.items()}
+    return _selection(repo, survey.refs, survey.tags, steps.values(), survey.edges)
 
 
 def since(repo: Repository, step: int, have: Collection[Link] = ()) -> Selection:
@@ -116,7 +122,7 @@ def _selection(
     for edge in edges:
         if edge.end.name in ends and (edge.start is None or edge.start.name in ends):
             records[edge.name] = edge.files
-    ordered = {name: records[name] for name in sorted(records, key=_place)}
+    ordered = {name: records[name] for name in sorted(records, key=place)}
     return Selection(tuple(refs), tuple(tag for tag in tags if tag.link.name in ends), ordered)
 
 
@@ -126,6 +132,6 @@ def _files(repo: Repository, node: Node) -> Iterator[File]:
         yield side.file
 
 
-def _place(name: str) -> tuple[int, str]:
+def place(name: str) -> tuple[int, str]:
     folder, _, rest = name.partition("/")
     return int(rest.partition("-")[0]), folder  # "edges" comes before "steps"

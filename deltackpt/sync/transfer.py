@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deltackpt.errors import ConflictError, FormatError, NotFoundError
+from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError
 from deltackpt.format.edge import MAX_EDGE
 from deltackpt.format.manifest import MAX_MANIFEST, File
 from deltackpt.parallel import ordered_map
 from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import object_differs
 from deltackpt.store import Store
+from deltackpt.store.base import missing
 from deltackpt.sync import spool
 from deltackpt.sync.rate import Rate
 
@@ -89,6 +90,42 @@ class Transfer:
         except NotFoundError:
             return False
         return True
+
+    def damage(self, file: File) -> DeltackptError | None:
+        """What whoever reads the target's object meets, None if its bytes are right. They are read."""
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                return None if self.prove(file) else missing(f"{self.target.url}/{file.name}")
+            except FormatError as error:
+                if not left:
+                    return error
+        raise AssertionError
+
+    def offers(self, file: File) -> bool:
+        """Read what the source has; whether it is the object."""
+        self._down.take(file.size)
+        try:
+            for _ in self._checked(self.source, file, self.source.read(file.name)):
+                pass
+        except (NotFoundError, FormatError):
+            return False
+        return True
+
+    def replace(self, file: File, wrong: DeltackptError) -> None:
+        """Put the source's object in the place of what the target has under its name, of which `damage` says ``wrong``.
+
+        It is here, proven, before anything is removed; then its name is free until it is put. Raises what `copy`
+        raises.
+        """
+        take, advance = self._down.take, self.progress.advance
+        with spool.fetched(self.folder, self.source, file, self._down.piece, take, advance) as body:
+            if not isinstance(wrong, NotFoundError):
+                self.target.delete(file.name)
+            try:
+                self.target.put(file.name, self._paced(iter(lambda: body.read(1 << 20), b"")))
+            except ConflictError as error:  # somebody else was at it too
+                if error.code != "object-exists" or not self.prove(file):
+                    raise
 
     def record(self, store: Store, name: str) -> bytes:
         """A manifest or an edge, proven by the hash in its name. Raises FormatError ``manifest-hash``."""

@@ -43,8 +43,12 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0, or the lowest exit code found: bad bytes come before a chain that does not fit, and so on."""
-        return min((f.exit_code for f in self.findings), default=0)
+        """0, or the lowest exit code found: bad bytes come before a chain that does not fit, and so on. As with whoever
+        reads the step, a chain that is broken since an object is missing counts as that."""
+        found = {f.code: f.exit_code for f in self.findings}
+        if "object-missing" in found:
+            found.pop("chain-broken", None)
+        return min(found.values(), default=0)
 
     def to_dict(self) -> dict[str, Any]:
         findings = [asdict(f) for f in self.findings]

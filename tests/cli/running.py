@@ -71,6 +71,10 @@ LocalStore.{method} = stalled"""
     return Done(out.decode(), err.decode(), process.returncode)
 
 
+def files(repo: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in repo.rglob("*") if path.is_file()}
+
+
 def masked(text: str, **known: object) -> str:
     """Output with what differs from run to run (or with the codecs' progress) replaced by names."""
     for name, value in known.items():

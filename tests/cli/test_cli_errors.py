@@ -6,13 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from running import World, command, deltackpt, environment, interrupted, masked
+from running import World, command, deltackpt, environment, files, interrupted, masked
 
 FIELDS = {"error", "exit_code", "where", "have", "need", "hint"}
-
-
-def files(repo: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in repo.rglob("*") if path.is_file()}
 
 
 def test_1_a_bug_keeps_its_traceback(world: World) -> None:
@@ -55,13 +51,57 @@ def test_3_bad_bytes_and_what_verify_finds(world: World, tmp_path: Path) -> None
         "error: file://<repo>/patches/00000002-<nonce>/part-00001.safetensors: "
         "have other bytes (<size>), need <n> bytes of sha256 <sha>…\n"
         "\n"
-        "hint: The object was changed or damaged in the store. A mirror has it under the same name.\n"
+        "hint: It was changed or damaged in the store. "
+        "`deltackpt mirror MIRROR REPO --repair` puts it right from a mirror.\n"
     )
     assert not (tmp_path / "out").exists()
     done = deltackpt("verify", repo)
     assert (done.err, done.status) == ("", 3)
     assert "/part-00001.safetensors: have other bytes (" in done.out.splitlines()[0]
     assert done.out.splitlines()[-1].startswith(f"{repo.as_uri()}: 1 finding (manifests 3, ")
+
+
+@pytest.mark.parametrize("kind", ["anchors/*/model.safetensors", "patches/00000002-*/*"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_all_commands_agree_on_damage(world: World, tmp_path: Path, kind: str, damage: str) -> None:
+    repo = world.copy(tmp_path)
+    (path,) = repo.glob(kind)
+    body = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(body[:-3] if damage == "cut" else body[:-3] + bytes([body[-3] ^ 1]) + body[-2:])
+    for call in (
+        ("apply", repo, tmp_path / "out"),
+        ("apply", repo, tmp_path / "cache", "--cache"),
+        ("follow", repo, tmp_path / "followed", "--once"),
+        ("verify", repo),
+        ("mirror", repo, tmp_path / "copy"),
+        ("export", repo, "slime", tmp_path / "slime"),
+        ("compact", repo, "--from", 0, "--to", 2),
+        ("write", world.steps[3], repo),
+    ):
+        done = deltackpt(*call)
+        assert done.status == (6 if damage == "gone" else 3), (call, done)
+        assert str(path.name) in done.out + done.err
+
+
+def test_what_verify_counts_and_where_it_points(world: World, tmp_path: Path) -> None:
+    repo = world.copy(tmp_path)
+    done = deltackpt("verify", world.steps[0], "--json")
+    assert (done.status, done.json["error"]) == (2, "usage")
+    said = f"error: {world.steps[0]}: have a checkpoint directory, need --against REPO to compare with\n"
+    assert done.err == said
+    (part,) = repo.glob("patches/00000001-*/part-00001.safetensors")
+    part.write_bytes(part.read_bytes()[:-1])
+    done = deltackpt("verify", repo, "--json")
+    assert done.status == 3
+    # Step 1 lacks its patch, so step 2 has no way either.
+    assert done.json["checked"]["steps that cannot be restored"] == 2
+    assert {f["code"] for f in done.json["findings"]} == {"object-hash", "chain-broken"}
+    assert "steps that cannot be restored" not in deltackpt("verify", world.repo, "--json").json["checked"]
+    last = deltackpt("verify", repo).out.splitlines()[-1]
+    assert last.endswith("steps that cannot be restored 2)")
 
 
 def test_4_a_base_that_is_not_the_parent(world: World, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from running import World, command, deltackpt, environment
 
+from deltackpt.repository import Repository
 from deltackpt.sync.follow import Switch
 
 
@@ -51,10 +52,60 @@ def test_once(world: World, tmp_path: Path) -> None:
     assert (plain.out, plain.err, plain.status) == ("nothing new\n", "", 0)
 
 
-def test_a_command_that_fails_is_reported(world: World, tmp_path: Path) -> None:
-    done = deltackpt("follow", world.repo, tmp_path / "cache", "--once", "--exec", "exit 3")
+def test_a_command_that_fails_is_an_error_and_runs_again(world: World, tmp_path: Path) -> None:
+    once = ["follow", world.repo, tmp_path / "cache", "--once", "--exec"]
+    done = deltackpt(*once, "exit 3")
     assert done.out.startswith("step 2  ")
-    assert (done.err, done.status) == ("the command of step 2 ended with status 3\n", 0)
+    assert done.status == 4
+    assert done.err == (
+        "the command of step 2 ended with status 3\n"
+        "error: --exec, step 2: have a command that ended with status 3, need status 0\n"
+        "\n"
+        "hint: CACHE is at the step all the same. The next `follow` of it runs the command again.\n"
+    )
+    done = deltackpt(*once, "kill -9 $$", "--json")
+    events = [json.loads(line) for line in done.out.splitlines()]
+    assert [(e.get("event"), e.get("status"), e.get("error")) for e in events] == [
+        ("switch", None, None),
+        ("exec", -9, None),
+        (None, None, "exec-failed"),
+    ]
+    assert done.status == 4
+    done = deltackpt(*once, "true")
+    assert (done.err, done.status) == ("", 0)
+    assert deltackpt(*once, "exit 3").out == "nothing new\n"
+
+
+def test_a_command_that_fails_while_it_follows_runs_again_at_the_next_start(world: World, tmp_path: Path) -> None:
+    repo, once = world.copy(tmp_path), ["--once", "--json", "--exec", "true"]
+    with following(repo, tmp_path / "cache", "--poll", "10ms", "--json", "--exec", "exit 3") as process:
+        assert event(process)["event"] == "switch"
+        assert event(process) == {"event": "exec", "step": 2, "status": 3}
+        assert deltackpt("write", world.steps[3], repo).status == 0
+        assert event(process).items() >= {"event": "switch", "step": 3}.items()
+        assert event(process) == {"event": "exec", "step": 3, "status": 3}
+        process.terminate()
+        _, err = process.communicate(timeout=30)
+    said = "the command of step 2 ended with status 3\nthe command of step 3 ended with status 3\n"
+    assert (err.decode(), process.returncode) == (said, 0)
+    events = [json.loads(line) for line in deltackpt("follow", repo, tmp_path / "cache", *once).out.splitlines()]
+    assert [(e["event"], e["step"]) for e in events] == [("switch", 3), ("exec", 3)]
+    assert events[0]["switched"] is False
+    assert deltackpt("follow", repo, tmp_path / "cache", *once).json == {"event": "current"}
+
+
+def test_a_cache_that_was_built_anew_says_why(world: World, tmp_path: Path) -> None:
+    repo, cache = world.copy(tmp_path), tmp_path / "cache"
+    assert deltackpt("follow", repo, cache, "--once").err == ""
+    id_ = Repository.open(repo).find(2).id[:12]
+    assert deltackpt("write", world.steps[3], repo, "--resume-from", 0).status == 0
+    note = f"note: the cache was built anew, since step 2 ({id_}) is not on the way to it: the branch was rewound, or"
+    done = deltackpt("follow", repo, cache, "--once")
+    assert (done.err, done.status) == (f"{note} is another\n", 0)
+    assert deltackpt("apply", repo, cache, "--cache").err == ""  # it is there
+    done = deltackpt("apply", repo, cache, "--cache", "--step", 0)
+    assert (done.err, done.status) == ("note: the cache was built anew, since step 1 is after it\n", 0)
+    assert deltackpt("apply", repo, cache, "--cache", "--step", 1, "--quiet").err == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

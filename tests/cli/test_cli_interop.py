@@ -7,6 +7,7 @@ from pathlib import Path
 from running import World, deltackpt
 
 from deltackpt.interop import ExportResult, ImportResult
+from deltackpt.interop.formats import READERS
 
 
 def test_there_and_back(world: World, tmp_path: Path) -> None:
@@ -39,6 +40,10 @@ def test_convert(world: World, tmp_path: Path) -> None:
 
 def test_wrong_calls(world: World, tmp_path: Path) -> None:
     assert deltackpt("import", "slime", tmp_path / "none", tmp_path / "repo").status == 3
+    (tmp_path / "odd").mkdir()
+    done = deltackpt("import", "auto", tmp_path / "odd", tmp_path / "repo")
+    assert done.status == 3
+    assert all(f" {name}" in done.err.partition("hint: ")[2] for name in READERS)
     assert deltackpt("export", world.repo, "trl", tmp_path / "out", "--checksum", "adler32").status == 2
     deltackpt("export", world.repo, "slime", tmp_path / "slime", "--from", 1, "--deltas-only")
     done = deltackpt("import", "slime", tmp_path / "slime", tmp_path / "repo")

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from running import World, deltackpt
+from running import World, deltackpt, files
 
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
@@ -103,6 +103,23 @@ def test_wrong_calls(world: World, tmp_path: Path) -> None:
     assert deltackpt("apply", world.repo, tmp_path / "cache", "--cache", "--sync").status == 2
     assert not (tmp_path / "cache").exists()
     assert deltackpt("gc", world.repo, "--execute", tmp_path / "none").status == 6
+    before = files(world.repo)
+    plan = tmp_path / "plan.json"
+    assert deltackpt("gc", world.repo, "--plan", plan).status == 0
+    for options in (
+        ["--keep-last", 1],
+        ["--keep-every", 2],
+        ["--keep-within", "1h"],
+        ["--keep-tag", "x"],
+        ["--grace", "0s"],
+        ["--dry-run"],
+        ["--rebase"],
+        ["--plan", tmp_path / "other.json"],
+    ):
+        done = deltackpt("gc", world.repo, "--execute", plan, *options)
+        said = "error: --execute: have another way to plan, need the saved plan alone\n"
+        assert (done.out, done.err, done.status) == ("", said, 2), options
+    assert files(world.repo) == before
     assert deltackpt("tag", world.repo, "--delete").status == 2
     assert deltackpt("tag", world.repo, "none", "--delete").status == 6
     assert deltackpt("compact", world.repo, "--from", 2, "--to", 1).status == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from deltackpt_cli import sizes
-from running import World, command, deltackpt, environment, masked
+from running import World, command, deltackpt, environment, files, masked
 
 from deltackpt.errors import UsageError
 from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult
@@ -64,6 +64,43 @@ def test_a_copy_with_other_steps(world: World, tmp_path: Path) -> None:
     done = deltackpt("mirror", repo, tmp_path / "copy")
     assert (done.status, "--force" in done.err) == (7, True)
     assert deltackpt("mirror", repo, tmp_path / "copy", "--force").status == 0
+
+
+def test_repair(world: World, tmp_path: Path) -> None:
+    """From a copy that is older than what it mends."""
+    repo, copy = world.copy(tmp_path), tmp_path / "copy"
+    assert deltackpt("mirror", repo, copy).status == 0
+    assert deltackpt("write", world.steps[3], repo).status == 0
+    before = files(repo)
+    (one,), (two,) = repo.glob("patches/00000001-*/*"), repo.glob("patches/00000003-*/*")
+    (shard,) = repo.glob("anchors/*/model.safetensors")
+    one.unlink()
+    two.write_bytes(two.read_bytes()[:-1])
+    shard.write_bytes(shard.read_bytes()[::-1])
+    part = str(two.relative_to(repo))
+    assert deltackpt("mirror", copy, repo).status == 7
+    plan = deltackpt("mirror", copy, repo, "--repair", "--dry-run")
+    mended = {"missing": one.relative_to(repo), "damaged": shard.relative_to(repo)}
+    assert plan.out.splitlines()[:2] == [f"{how:7}  {name}" for how, name in sorted(mended.items())]
+    assert f"/{part}: have other bytes (" in plan.out
+    assert "left     1 that the source cannot put right" in plan.out
+    assert (plan.err, plan.status) == ("", 3)
+    assert deltackpt("verify", repo).status == 3
+    done = deltackpt("mirror", copy, repo, "--repair", "--json")
+    assert (sorted(done.json["repaired"]), done.status) == (sorted(map(str, mended.values())), 3)
+    assert [f["code"] for f in done.json["left"]] == ["object-hash"]
+    assert files(repo) == {**before, two: before[two][:-1]}
+    two.write_bytes(before[two])
+    whole = deltackpt("mirror", copy, repo, "--repair")
+    assert whole.status == 0
+    assert masked(whole.out).splitlines() == [
+        "checked   14 objects",
+        "repaired  0 objects, <n> bytes in <seconds> s",
+        "left      nothing",
+    ]
+    for option in (["--watch"], ["--check"], ["--force"], ["--latest-only"], ["--from-step", 1]):
+        refused = deltackpt("mirror", copy, repo, "--repair", *option)
+        assert (refused.err, refused.status) == (f"error: --repair: have {option[0]} too, need one of the two\n", 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

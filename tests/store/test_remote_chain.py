@@ -14,7 +14,12 @@ from deltackpt.fold import write_anchor
 from deltackpt.gc import GcPlan, collect, plan_gc
 from deltackpt.leases import lease, read_leases
 from deltackpt.report.status import status
+from deltackpt.repository import Repository
 from deltackpt.retention import Policy
+from deltackpt.store import MemoryStore
+from deltackpt.sync.mirror import Mirror
+from deltackpt.sync.repair import Repair
+from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
 
 pytestmark = pytest.mark.stores
@@ -83,6 +88,25 @@ def test_a_rewind_is_collected(world: World) -> None:
         assert links[8] not in world.repo.steps()
     for link in world.repo.steps():
         world.check(link)
+    assert verify_repository(world.repo, threads=1).ok
+
+
+def test_damage_is_put_right_from_an_older_copy(world: World, tmp_path: Path) -> None:
+    store, copy = world.repo.store, MemoryStore()
+    Mirror(world.repo, Transfer(store, copy, folder=tmp_path / "spool")).run()
+    world.run(1)
+    names = [info.name for info in store.list("")]
+    right = {name: store.get(name, 1 << 30) for name in names}
+    hurt = [next(n for n in names if n.startswith(kind)) for kind in ("anchors/", "states/", "steps/")]
+    hurt += [n for n in names if n.startswith("patches/")][:2]
+    for name in hurt:
+        store.delete(name)
+    for name in hurt[:-1]:
+        store.put(name, [right[name][:-1] + b"?"])
+    assert verify_repository(world.repo, threads=1).exit_code == 3
+    done = Repair(Repository.at(copy), Transfer(copy, store, folder=tmp_path / "spool")).run()
+    assert (sorted(done.repaired), done.left) == (sorted(hurt), ())
+    assert {info.name: store.get(info.name, 1 << 30) for info in store.list("")} == right
     assert verify_repository(world.repo, threads=1).ok
 
 

@@ -173,6 +173,35 @@ def test_steps_that_cannot_be_restored_stay_behind(world: World) -> None:
     assert steps(target) == list(range(8))
 
 
+@pytest.mark.parametrize("kind", ["anchors/", "patches/00000008", "states/"])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_source_whose_newest_step_cannot_be_restored(made: World, tmp_path: Path, kind: str, gone: bool) -> None:
+    """Then no ref may lead to it."""
+    world = copied(made, tmp_path)
+    target = MemoryStore()
+    for info in list(world.repo.store.list(kind)):
+        body = world.repo.store.get(info.name, 1 << 30)
+        world.repo.store.delete(info.name)
+        if not gone:
+            world.repo.store.put(info.name, [body[:-1]])
+    error = NotFoundError if gone else FormatError
+    assert code(mirror(world, target).run, error) == ("object-missing" if gone else "object-hash")
+    assert not list(target.list("refs/"))
+    assert not list(target.list("")) or verify_repository(Repository.at(target), threads=1).ok
+
+
+def test_a_listing_of_the_source_that_lags_hides_no_head(world: World) -> None:
+    source, target = FaultyStore(world.repo.store, stale=True), MemoryStore()
+    for folder in FOLDERS:
+        list(source.list(folder))  # and so it stays
+    world.run(2)
+    mirror(world, target, source).run()
+    copy = Repository.at(target)
+    assert copy.find("latest") == world.repo.find("latest")
+    world.check(copy.find("latest"), copy)
+    assert verify_repository(copy, threads=1).ok
+
+
 # What is believed
 
 

@@ -1,0 +1,117 @@
+"""Damaged objects of a copy, put right from another copy: plan -> show -> execute (STORE [S-MIR-7]).
+
+Every object that the target's records name is hashed, and so is every record. What is gone, or holds other bytes, is
+taken from the source if that has it: which of the two is newer does not matter. Steps and refs are none of it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deltackpt.leases import lease
+from deltackpt.repository import Repository
+from deltackpt.sync.damage import Damage, Search
+from deltackpt.sync.selection import place
+from deltackpt.sync.transfer import Transfer
+from deltackpt.verify.findings import Finding
+
+
+@dataclass(frozen=True)
+class RepairPlan:
+    """``repairs``: what the source has, proven, in the order in which it is put. ``left``: what is wrong beside these,
+    in the words of whoever would meet it. ``checked`` counts the objects that were read."""
+
+    source: str
+    target: str
+    id: str
+    checked: int
+    repairs: tuple[Damage, ...]
+    left: tuple[Finding, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(damage.file.size for damage in self.repairs)
+
+    @property
+    def exit_code(self) -> int:
+        return min((finding.exit_code for finding in self.left), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "bytes": self.bytes}
+
+
+@dataclass(frozen=True)
+class RepairResult:
+    """What was done: ``repaired`` objects by name, and their ``bytes``; ``left`` is the plan's."""
+
+    source: str
+    target: str
+    checked: int
+    repaired: tuple[str, ...]
+    bytes: int
+    left: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        return min((finding.exit_code for finding in self.left), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Repair:
+    """Of the store that ``transfer`` leads to, from ``source``. Two at a time may put an object twice; nothing is lost
+    by that."""
+
+    def __init__(self, source: Repository, transfer: Transfer) -> None:
+        self._source, self._store = source, transfer.target
+        self._transfer = transfer
+
+    def plan(self) -> RepairPlan:
+        """Decide what is put right; nothing is changed. Reads all of the target.
+
+        Raises ConflictError ``mirror-elsewhere`` for another repository, and what `Repository.at` raises where nothing
+        tells whose it is.
+        """
+        found = Search(self._source, self._transfer)
+        found.run()
+        return RepairPlan(
+            source=self._source.store.url,
+            target=self._store.url,
+            id=self._source.id,
+            checked=found.checked,
+            repairs=(*found.marker, *found.objects, *sorted(found.records, key=lambda damage: place(damage.file.name))),
+            left=tuple(dict.fromkeys(map(Finding.of, found.left))),
+        )
+
+    def run(self) -> RepairResult:
+        """Plan and execute, with leases: no gc removes meanwhile what is put right, or read for it."""
+        with lease(self._source, None), lease(Repository(self._store, self._source.id), None):
+            return self.execute(self.plan())
+
+    def execute(self, plan: RepairPlan) -> RepairResult:
+        """Do what the plan says, but for objects whose bytes are right by now. Killed at any instant, what was about to
+        be put is missing at worst, and the next plan has it.
+
+        Raises FormatError ``object-hash``, NotFoundError ``object-missing`` where the source lost its object, and what
+        the stores raise.
+        """
+        began = time.monotonic()
+        self._transfer.progress.start("repair", plan.bytes)
+        repaired = []
+        for file in (damage.file for damage in plan.repairs):
+            if (wrong := self._transfer.damage(file)) is not None:
+                self._transfer.replace(file, wrong)
+                repaired.append(file)
+        return RepairResult(
+            source=plan.source,
+            target=plan.target,
+            checked=plan.checked,
+            repaired=tuple(file.name for file in repaired),
+            bytes=sum(file.size for file in repaired),
+            left=plan.left,
+            seconds=round(time.monotonic() - began, 3),
+        )
