@@ -281,6 +281,11 @@ def _elements(cache: Path, repo: Repository, step: int, elements: int) -> np.nda
     return np.frombuffer(body, np.uint16)[-elements:]
 
 
+def take(follower: Follower) -> None:
+    if (switch := follower.catch_up()) is not None:
+        follower.told(switch)
+
+
 def link(work: Path, folders: list[Path], server: str, turns: int) -> Iterator[dict[str, Any]]:
     """Each turn publishes a step twice: to a follower that patches the old slot when the step comes, and to one that
     brought it along before (`ready`), as soon as nobody read it."""
@@ -294,12 +299,12 @@ def link(work: Path, folders: list[Path], server: str, turns: int) -> Iterator[d
         write(folders[1], url, base=folders[0], anchor=NEVER)
         repo, rows = Repository.open(url), []
         followers = {"usual": Follower(repo, cache), "ready": Follower(repo, cache, ready=True)}
-        followers["usual"].catch_up()
+        take(followers["usual"])
         for turn in range(2 * turns):
             how, (new, old) = ("usual", folders) if turn % 2 == 0 else ("ready", folders[::-1])
             row = {"prepare": timed(followers[how].prepare)}
             row["publish"] = timed(partial(write, new, url, base=old, anchor=NEVER))
-            row["switch"] = timed(followers[how].catch_up)
+            row["switch"] = timed(partial(take, followers[how]))
             rows.append(row)
         out = work / "copied"
         out.mkdir()
