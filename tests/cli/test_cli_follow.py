@@ -108,6 +108,17 @@ def test_a_cache_that_was_built_anew_says_why(world: World, tmp_path: Path) -> N
     assert deltackpt("apply", repo, cache, "--cache", "--step", 1, "--quiet").err == ""
 
 
+def test_the_next_step_is_prepared_for_when_the_command_has_ended(world: World, tmp_path: Path) -> None:
+    repo, cache, there = world.copy(tmp_path), tmp_path / "cache", []
+    options = ["--once", "--ready", "--exec", f"ls {cache} | grep -c ready; true"]
+    for step in (3, 2, 3):
+        done = deltackpt("follow", repo, cache, *options)
+        assert (done.err, done.status) == ("0\n", 0)  # none while the command runs
+        assert deltackpt("write", world.steps[step], repo).status == 0
+        there.append((cache / "ready").is_dir())
+    assert there == [False, True, True]  # of one slot there is no other
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_follows_until_it_is_told_to_end(world: World, tmp_path: Path, number: int) -> None:
     repo = world.copy(tmp_path)

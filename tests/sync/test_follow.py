@@ -6,16 +6,18 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import NOW, World
+from chains import NOW, World, next_state, small_state
 from faulty_store import Died, FaultyStore
 from states import tree
 
-from deltackpt.cache import open_current
+from deltackpt.cache import Cache, open_current
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError, StoreError
+from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.store import LocalStore, MemoryStore, Store
 from deltackpt.store.object_cache import ObjectCache
@@ -134,6 +136,78 @@ def test_a_callback_that_failed_is_told_again(world: World) -> None:
             follow(world.repo, world.root / "cache", fails)
     assert [s.switched for s in told(world)] == [False]
     assert told(world) == []
+
+
+# Ready
+
+
+def shallow(world: World) -> bool:
+    """Is there an other slot that was brought along?"""
+    return (world.root / "cache" / "ready").is_dir()
+
+
+def test_the_other_slot_is_brought_along_when_the_callback_came_back(tmp_path: Path) -> None:
+    world, state = World(tmp_path), small_state(rows=400)
+    there: list[bool] = []
+
+    def publish() -> None:
+        nonlocal state
+        there.append(shallow(world))
+        world.publish(state)
+        state = next_state(state, 7 * world.count + 1)
+
+    def look() -> None:
+        there.append(shallow(world))
+
+    publish()
+    seen = told(world, None, publish, publish, publish, look, ready=True)
+    assert [s.step for s in seen] == [0, 1, 2, 3]
+    assert [s.rebuilt for s in seen] == [None] * 4
+    assert there == [False, False, True, True, True]  # of one slot there is no other
+    again = told(world, None, publish, look, ready=True)  # another process
+    assert [s.step for s in again] == [4]
+    assert there[5:] == [True, True]
+
+
+def test_while_the_callback_works_the_step_before_is_there(world: World) -> None:
+    before: list[Link] = []
+
+    def switched(switch: Switch) -> None:
+        assert not shallow(world)
+        for link in before:
+            assert tree(Cache(world.root / "cache").slot(link)) == world.trees[link.id]
+        before[:] = [Link(switch.step, switch.id)]
+
+    state = world.states[world.repo.find().id]
+    publish = [partial(world.publish, next_state(state, 7 * i + 1)) for i in range(3)]
+    follow(world.repo, world.root / "cache", switched, stop=Event(*publish), threads=1, ready=True)
+    assert before[0].step == 5
+    assert shallow(world)
+
+
+def test_what_cannot_be_brought_along_ends_nothing(world: World) -> None:
+    told(world)
+    state = world.states[world.repo.find().id]
+    errors: list[str] = []
+
+    def damage() -> None:
+        held = Cache(world.root / "cache")
+        (other,) = {*held.slots()} - {held.current()}
+        with (held.slot(other) / "model.safetensors").open("r+b") as file:
+            file.seek(-1, 2)
+            file.write(b"?")
+
+    def switched(switch: Switch) -> None:
+        assert tree(Path(switch.path)) == world.trees[switch.id]
+        if switch.step == 3:
+            damage()
+
+    publish = [partial(world.publish, next_state(state, 7 * i + 1)) for i in range(3)]
+    stop = Event(*publish)
+    options = {"ready": True, "unready": lambda error: errors.append(error.code)}
+    follow(world.repo, world.root / "cache", switched, stop=stop, threads=1, **options)
+    assert errors == ["tensor-differs"]
+    assert open_current(world.root / "cache")[1].step == 5
 
 
 # Outages
