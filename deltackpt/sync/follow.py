@@ -16,7 +16,7 @@ from threading import Event
 from typing import Any
 
 from deltackpt.cache import apply_to_cache, open_current
-from deltackpt.errors import DeltackptError, NotFoundError
+from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.materialize import ApplyResult
 from deltackpt.progress import SILENT, Progress
@@ -153,7 +153,7 @@ class Follower:
     def _have(self) -> Link | None:
         try:
             return open_current(self._cache)[1]
-        except NotFoundError:
+        except (NotFoundError, CheckpointError):  # nothing, or what the next move will prove first
             return None
 
     def _was_told(self, link: Link) -> bool:

@@ -15,6 +15,7 @@ from chains import NOW, World, next_state, small_state
 from faulty_store import Died, FaultyStore
 from states import tree
 
+from deltackpt import cache
 from deltackpt.cache import Cache, open_current
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError, StoreError
 from deltackpt.format.manifest import Link
@@ -113,18 +114,18 @@ def test_once(world: World) -> None:
 
 
 def test_the_old_slot_is_not_touched_before_somebody_was_told(world: World) -> None:
-    cache = world.root / "cache"
-    follower = Follower(world.repo, cache, threads=1, ready=True)
+    folder = world.root / "cache"
+    follower = Follower(world.repo, folder, threads=1, ready=True)
     follower.catch_up()
-    world.run(1)
+    world.publish(next_state(world.states[world.repo.find().id], 1))
     switch = follower.catch_up()
     assert switch is not None
     follower.prepare()  # its command failed, say: the engine may have the old slot mapped still
-    assert not (cache / "ready").exists()
-    assert len([path for path in cache.iterdir() if path.is_dir() and not path.is_symlink()]) == 2
+    assert not (folder / "ready").exists()
+    assert len([path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]) == 2
     follower.told(switch)
     follower.prepare()
-    assert tree(cache / "ready") == world.trees[switch.id]
+    assert tree(folder / "ready") == world.trees[switch.id]
 
 
 def test_a_callback_that_failed_is_told_again(world: World) -> None:
@@ -208,6 +209,18 @@ def test_what_cannot_be_brought_along_ends_nothing(world: World) -> None:
     follow(world.repo, world.root / "cache", switched, stop=stop, threads=1, **options)
     assert errors == ["tensor-differs"]
     assert open_current(world.root / "cache")[1].step == 5
+
+
+def test_after_a_restart_of_the_machine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there is proven, and told again, as whoever loaded it went with the machine."""
+    state = world.states[world.repo.find().id]
+    told(world, None, partial(world.publish, next_state(state, 1)), lambda: None, ready=True)
+    assert shallow(world)
+    monkeypatch.setattr(cache, "boot_id", lambda: "another run of the machine")
+    again = told(world, ready=True)
+    assert [(s.step, s.rebuilt, s.written) for s in again] == [(3, None, 0)]
+    assert not shallow(world)
+    assert told(world) == []
 
 
 # Outages
