@@ -19,9 +19,12 @@ from deltackpt.cache import Cache, apply_to_cache, open_current
 from deltackpt.errors import ChainError
 from deltackpt.gc import collect
 from deltackpt.journal import Journal, Record
+from deltackpt.parts import PatchReader
 from deltackpt.ready import make_ready
+from deltackpt.report.status import status
 from deltackpt.retention import Policy
 from deltackpt.slot import Standby
+from deltackpt.verify import verify_checkpoint
 
 SHARD = "model.safetensors"
 
@@ -276,3 +279,25 @@ def test_killed_anywhere(world: World, killed: pytest.MonkeyPatch, begin: str) -
         assert folders(copy) <= {p.name for p in copy.iterdir() if p.name[0].isdigit()} | {"ready"}
         assert len(folders(copy)) == 2
     assert {"rename", "check_tensor"} <= {*done}
+
+
+def test_other_readers_and_writers_of_the_cache(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`write --cache` begins there; `status`, `verify` and an engine that asks for a slot see the current step."""
+    cache = world.root / "cache"
+    apply_to_cache(world.repo, cache, threads=1)
+    ready(world, cache)
+    opened: list[int] = []
+    open_all = PatchReader.open_all.__func__
+    count = classmethod(lambda cls, repo, hops: opened.append(len(hops)) or open_all(cls, repo, hops))
+    monkeypatch.setattr(PatchReader, "open_all", count)
+    world.publish(next_state(world.states[world.repo.find().id], 1), cache=cache)
+    exact(world, cache)
+    assert len(folders(cache)) == 2
+    assert not opened  # it was moved by what the writer found to differ, in place
+    ready(world, cache)
+    path, link = open_current(cache)
+    found = status(world.repo, cache).cache
+    assert found is not None
+    assert (found.step, found.behind) == (link.step, 0)
+    assert verify_checkpoint(cache / "current", world.repo, threads=1).ok
+    assert Cache(cache).slots() == [link]
