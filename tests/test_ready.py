@@ -24,6 +24,7 @@ from deltackpt.ready import make_ready
 from deltackpt.report.status import status
 from deltackpt.retention import Policy
 from deltackpt.slot import Standby
+from deltackpt.sync.follow import Follower
 from deltackpt.verify import verify_checkpoint
 
 SHARD = "model.safetensors"
@@ -76,6 +77,19 @@ def test_the_next_steps_begin_there(world: World, mapped: bool) -> None:
         assert len(folders(cache)) == 2
         state = next_state(state, 7 * seed + 1)
         world.publish(state)
+
+
+def test_the_old_slot_is_left_alone_until_somebody_was_told_of_the_new_one(world: World) -> None:
+    cache = world.root / "cache"
+    follower = Follower(world.repo, cache, threads=1, ready=True)
+    switch = follower.catch_up()
+    assert switch is not None
+    before = {path: tree(path) for path in cache.iterdir() if path.is_dir()}
+    follower.prepare()  # its command failed, say: an engine may have the old slot mapped still
+    assert {path: tree(path) for path in cache.iterdir() if path.is_dir()} == before
+    follower.told(switch)
+    follower.prepare()
+    assert tree(cache / "ready") == world.trees[switch.id]
 
 
 def test_several_steps_at_once(world: World) -> None:

@@ -113,21 +113,6 @@ def test_once(world: World) -> None:
         Follower(world.repo, world.root / "other", ref="side").catch_up()
 
 
-def test_the_old_slot_is_not_touched_before_somebody_was_told(world: World) -> None:
-    folder = world.root / "cache"
-    follower = Follower(world.repo, folder, threads=1, ready=True)
-    follower.catch_up()
-    world.publish(next_state(world.states[world.repo.find().id], 1))
-    switch = follower.catch_up()
-    assert switch is not None
-    follower.prepare()  # its command failed, say: the engine may have the old slot mapped still
-    assert not (folder / "ready").exists()
-    assert len([path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]) == 2
-    follower.told(switch)
-    follower.prepare()
-    assert tree(folder / "ready") == world.trees[switch.id]
-
-
 def test_a_callback_that_failed_is_told_again(world: World) -> None:
     def fails(switch: Switch) -> None:
         raise RuntimeError(switch.step)
