@@ -39,7 +39,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.journal import Journal
 from deltackpt.kept import Kept
 from deltackpt.leases import pinned
-from deltackpt.materialize import ApplyResult, again_if_gone, beside, build, result
+from deltackpt.materialize import ApplyResult, again_if_gone, beside, build, build_order, result
 from deltackpt.merge import Merged
 from deltackpt.parallel import threads_or_default
 from deltackpt.parts import PatchReader
@@ -354,7 +354,7 @@ class _Mover:
         self.plan = plan
         layout = self.repo.layout(plan.target)
         slot = self.held.slot(self.target)
-        with beside(slot) as folder, Replay.open(self.repo, plan) as state:
+        with beside(slot) as folder, Replay.open(self.repo, plan, order=build_order(layout)) as state:
             digests = self.repo.digests(plan.target)
             build(self.repo, layout, digests, state, folder, self.threads, self.progress)
             if slot.is_dir():  # a slot of this step that nothing proves: it makes room once the new one is whole

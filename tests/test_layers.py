@@ -28,6 +28,7 @@ ORDER = [
     "chain",
     "store",
     "ranged",
+    "runs",
     "doctor",
     "edges",
     "repository",
