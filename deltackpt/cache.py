@@ -313,9 +313,12 @@ class _Mover:
         if kept and kept.whole:
             yield [kept.as_patch(hops[0], None)]
             return
+        if len(hops) > 1:
+            with Merged.through(self.repo, hops, self.held.slot(current), self.threads) as merged:
+                yield [merged]
+            return
         with PatchReader.open_all(self.repo, hops) as patches:
-            one = patches[0] if len(patches) == 1 else Merged(patches)
-            yield [kept.as_patch(hops[0], one) if kept else one]
+            yield [kept.as_patch(hops[0], patches[0]) if kept else patches[0]]
 
     def copy(self) -> int:
         """A new slot from the current one and the patches; the current one stays as the other slot."""

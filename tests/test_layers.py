@@ -39,6 +39,7 @@ ORDER = [
     "parts",
     "journal",
     "replay",
+    "early",
     "materialize",
     "merge",
     "kept",
