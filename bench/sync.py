@@ -56,7 +56,7 @@ SPREAD, UPDATE = np.float32(0.02), np.float32(2.5e-7)  # as bench/synth.py: some
 def s3_server() -> Iterator[str]:
     """moto's server; what a user sets in the environment to reach it is set."""
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, str(Path(__file__).with_name("s3_server.py")), str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             wait_for(port)

@@ -41,7 +41,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.journal import Journal
 from deltackpt.kept import Kept
 from deltackpt.leases import pinned
-from deltackpt.materialize import ApplyResult, again_if_gone, beside, build, result
+from deltackpt.materialize import ApplyResult, again_if_gone, beside, build, build_order, result
 from deltackpt.merge import Merged
 from deltackpt.parallel import threads_or_default
 from deltackpt.parts import PatchReader
@@ -341,9 +341,12 @@ class _Mover:
         if kept and kept.whole:
             yield [kept.as_patch(hops[0], None)]
             return
+        if len(hops) > 1:
+            with Merged.through(self.repo, hops, self.held.slot(current), self.threads) as merged:
+                yield [merged]
+            return
         with PatchReader.open_all(self.repo, hops) as patches:
-            one = patches[0] if len(patches) == 1 else Merged(patches)
-            yield [kept.as_patch(hops[0], one) if kept else one]
+            yield [kept.as_patch(hops[0], patches[0]) if kept else patches[0]]
 
     def copy(self) -> int:
         """A new slot from the current one and the patches; the current one stays as the other slot."""
@@ -389,7 +392,7 @@ class _Mover:
         self._let_go()
         layout = self.repo.layout(plan.target)
         slot = self.held.slot(self.target)
-        with beside(slot) as folder, Replay.open(self.repo, plan) as state:
+        with beside(slot) as folder, Replay.open(self.repo, plan, order=build_order(layout)) as state:
             digests = self.repo.digests(plan.target)
             build(self.repo, layout, digests, state, folder, self.threads, self.progress)
             if slot.is_dir():  # a slot of this step that nothing proves: it makes room once the new one is whole

@@ -84,7 +84,7 @@ def apply(
         def once() -> tuple[Plan, int]:
             plan = repo.resolve(link)
             layout = repo.layout(plan.target)
-            with beside(out) as folder, Replay.open(repo, plan) as state:
+            with beside(out) as folder, Replay.open(repo, plan, order=build_order(layout)) as state:
                 build(repo, layout, repo.digests(plan.target), state, folder, threads_or_default(threads), progress)
                 if sync:
                     fsync_tree(folder)
@@ -159,6 +159,16 @@ def beside(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def build_order(layout: Layout) -> Iterator[str]:
+    """The names of the tensors in the order in which `build` asks for them."""
+    return (tensor.name for _, tensor in _in_place(layout))
+
+
+def _in_place(layout: Layout) -> Iterator[tuple[Shard, Tensor]]:
+    """As they are in the files, which their headers may list otherwise."""
+    return ((shard, t) for shard in layout.shards for t in sorted(shard.header.tensors, key=lambda t: (t.start, t.end)))
+
+
 def build(
     repo: Repository,
     layout: Layout,
@@ -183,8 +193,7 @@ def build(
         return len(data)
 
     try:
-        items = ((shard, tensor) for shard in layout.shards for tensor in shard.header.tensors)
-        for count in ordered_map(place, items, threads):
+        for count in ordered_map(place, _in_place(layout), threads):
             progress.advance(count)
     finally:
         for fd in files.values():

@@ -6,20 +6,26 @@ changed in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from deltackpt.chain import Hop
+from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.change import Room
 from deltackpt.diff import changes
-from deltackpt.errors import ChainError
+from deltackpt.early import Early
+from deltackpt.errors import ChainError, CheckpointError
 from deltackpt.parts import Found, PatchReader
 from deltackpt.patch import PartReader
 from deltackpt.replay import Known, decode_step
+from deltackpt.repository import Repository
 
 DENSE = 3  # with more changes than a third of the elements, all are written: positions would weigh more
 
@@ -27,9 +33,26 @@ DENSE = 3  # with more changes than a third of the elements, all are written: po
 class Merged(PatchReader):
     """Stands for ``patches``, in this order, where `PatchReader.entries_of` is all that is asked for."""
 
-    def __init__(self, patches: Sequence[PatchReader]) -> None:
+    def __init__(self, patches: Sequence[PatchReader], early: Early | None = None) -> None:
         super().__init__(patches[-1].hop, ())
-        self._patches = patches
+        self._patches, self._early = patches, early
+
+    @classmethod
+    @contextmanager
+    def through(cls, repo: Repository, hops: Sequence[Hop], folder: Path, threads: int) -> Iterator[Merged]:
+        """Of several hops; all parts are fetched and hashed on entry.
+
+        What ``folder`` holds, which should be the state that they apply to, goes through them meanwhile.
+        """
+        patches = PatchReader.arriving(repo, hops)
+        with ExitStack() as stack:
+            try:
+                base = stack.enter_context(Checkpoint.open(folder))
+            except CheckpointError:  # another way may be open: this is nobody's only one
+                yield cls(list(patches))
+                return
+            early, every = stack.enter_context(Early.of(base, patches, threads))
+            yield cls(every, early)
 
     def entries_of(self, name: str) -> list[Found]:
         found = [entries for patch in self._patches if (entries := patch.entries_of(name))]
@@ -42,7 +65,7 @@ class Merged(PatchReader):
         alone = replace(
             entry, encoding="index", shape=entry.whole, offset=(0,) * len(entry.whole), detail=Changes(most)
         )
-        return [(cast(PartReader, _Tensor(part.where, (alone,), found)), 0)]
+        return [(cast(PartReader, _Tensor(part.where, (alone,), found, self._early)), 0)]
 
     @property
     def names(self) -> set[str]:
@@ -63,18 +86,24 @@ class _Tensor:
     where: str
     entries: tuple[Entry, ...]
     found: Sequence[list[Found]]
+    early: Early | None
 
     def decode(self, entry: Entry, words: npt.NDArray[Any], room: Room | None = None) -> Decoded:
         """The elements that differ after the last patch; ``words`` is not written to."""
+        new = self.early.take(entry.name) if self.early is not None else None
+        new = self._through(entry, words) if new is None else new.view(words.dtype)
+        positions, _, values = changes(words, new)
+        if len(positions) * DENSE > len(new):
+            return Decoded(None, new)
+        return Decoded(positions, values)
+
+    def _through(self, entry: Entry, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
         known: Known = (entry.dtype.name, entry.whole)
-        new = words.copy()
+        new: npt.NDArray[Any] = words.copy()
         for found in self.found:
             decoded = decode_step(new.view(np.uint8), known, found)
             if decoded is None:
                 need = "one shape and dtype all the way"
                 raise ChainError("slot-unusable", where=entry.name[:80], have="another in between", need=need)
             decoded.write_to(new)
-        positions, _, values = changes(words, new)
-        if len(positions) * DENSE > len(new):
-            return Decoded(None, new)
-        return Decoded(positions, values)
+        return new

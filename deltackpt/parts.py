@@ -63,10 +63,10 @@ def mapped(repo: Repository, file: File) -> memoryview:
         return view
 
 
-def _all_mapped(repo: Repository, files: Sequence[File]) -> Iterator[memoryview]:
-    """Several at a time where each takes requests; all of them are here before this returns."""
+def _mapped(repo: Repository, files: Sequence[File]) -> Iterator[memoryview]:
+    """In this order, several at a time where each takes requests."""
     fetches = 1 if repo.store.capabilities.local else FETCHES
-    return iter(list(ordered_map(lambda file: mapped(repo, file), files, fetches)))
+    return ordered_map(lambda file: mapped(repo, file), files, fetches)
 
 
 class PatchReader:
@@ -89,15 +89,21 @@ class PatchReader:
         """The parts of a hop; given a step, those of its patch."""
         if isinstance(hop, Manifest):
             hop = Hop.of(hop)
-        yield cls._of(repo, hop, _all_mapped(repo, hop.files))
+        yield cls._of(repo, hop, iter(list(_mapped(repo, hop.files))))
 
     @classmethod
     @contextmanager
     def open_all(cls, repo: Repository, hops: Sequence[Hop]) -> Iterator[list[PatchReader]]:
         """The patches of several hops; all of them are fetched and hashed before any is used."""
+        yield list(cls.arriving(repo, hops))
+
+    @classmethod
+    def arriving(cls, repo: Repository, hops: Sequence[Hop]) -> Iterator[PatchReader]:
+        """The patches of several hops in order, each as soon as all its parts are fetched and hashed."""
         _make_room(sum(f.size > SMALL for hop in hops for f in hop.files))
-        views = _all_mapped(repo, [file for hop in hops for file in hop.files])
-        yield [cls._of(repo, hop, views) for hop in hops]
+        views = _mapped(repo, [file for hop in hops for file in hop.files])
+        for hop in hops:
+            yield cls._of(repo, hop, views)
 
     @classmethod
     def _of(cls, repo: Repository, hop: Hop, views: Iterator[memoryview]) -> PatchReader:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from deltackpt.format.safetensors_header import Tensor
 from deltackpt.journal import Journal
 from deltackpt.parts import AnyPart, Found, PatchReader
 from deltackpt.repository import Repository
+from deltackpt.runs import Place, Runs
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -29,8 +30,12 @@ Bytes = npt.NDArray[np.uint8]
 class Anchor:
     """The tensors of an anchor in its store: mapped where the store is local, read by range where it is not."""
 
-    def __init__(self, repo: Repository, step: Manifest, files: Sequence[File] | None = None) -> None:
-        """``files`` if an edge names them, and not the step's own manifest."""
+    def __init__(
+        self, repo: Repository, step: Manifest, files: Sequence[File] | None = None, order: Iterable[str] = ()
+    ) -> None:
+        """``files`` if an edge names them, and not the step's own manifest. ``order``: names of tensors that will be
+        asked for one after the other, and so can be read ahead; it then has to be closed.
+        """
         files = files or step.anchor or ()
         layout = repo.layout(step)
         if [f.size for f in files] != [s.size for s in layout.shards]:
@@ -39,28 +44,37 @@ class Anchor:
         self.tensors: Mapping[str, Tensor] = layout.tensors
         self._store = repo.store
         self._at = {
-            t.name: (file.name, shard.header.data_start + t.start, t.end - t.start)
+            t.name: Place(file.name, shard.header.data_start + t.start, t.end - t.start)
             for file, shard in zip(files, layout.shards, strict=True)
             for t in shard.header.tensors
         }
         self._maps: dict[str, mmap.mmap] = {}
-        for file in files:
+        for file in files if repo.store.capabilities.local else ():
             if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
                 with path.open("rb") as f:
                     self._maps[file.name] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        ahead = [(name, at) for name in order if (at := self._at.get(name)) and at.length and at.file not in self._maps]
+        self._runs = Runs(repo.store, ahead) if ahead else None
 
     def bytes_of(self, name: str) -> Bytes:
-        file, start, length = self._at[name]
-        if file in self._maps:
-            return np.frombuffer(self._maps[file], np.uint8)[start : start + length]
-        return np.frombuffer(self._store.get_range(file, start, length) if length else b"", np.uint8)
+        at = self._at[name]
+        if at.file in self._maps:
+            return np.frombuffer(self._maps[at.file], np.uint8)[at.start : at.end]
+        if self._runs is not None and (found := self._runs.take(name)) is not None:
+            return found
+        return np.frombuffer(self._store.get_range(at.file, at.start, at.length) if at.length else b"", np.uint8)
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
-        file, begin, length = self._at[name]
-        first, last = begin + start, begin + (length if end is None else end)
-        if file in self._maps and first < last:
+        at = self._at[name]
+        first, last = at.start + start, at.end if end is None else at.start + end
+        if at.file in self._maps and first < last:
             page = first - first % mmap.PAGESIZE
-            self._maps[file].madvise(mmap.MADV_DONTNEED, page, last - page)
+            self._maps[at.file].madvise(mmap.MADV_DONTNEED, page, last - page)
+
+    def close(self) -> None:
+        """Read nothing more ahead."""
+        if self._runs is not None:
+            self._runs.close()
 
 
 class Replay:
@@ -78,18 +92,26 @@ class Replay:
     @classmethod
     @contextmanager
     def open(
-        cls, repo: Repository, plan: Plan, base: State | None = None, journal: Journal | None = None
+        cls,
+        repo: Repository,
+        plan: Plan,
+        base: State | None = None,
+        journal: Journal | None = None,
+        order: Iterable[str] = (),
     ) -> Iterator[Replay]:
         """Open what the plan needs. Every part is hashed here, before any tensor is rebuilt.
 
-        What is decoded is recorded in ``journal``, if there is one. An anchor is proven tensor by tensor, as its bytes
-        are used: where the block raises, its files are hashed, since damage there leads all else astray. Raises
-        FormatError ``object-hash`` then.
+        What is decoded is recorded in ``journal``, if there is one. ``order`` is that of `Anchor`. An anchor is proven
+        tensor by tensor, as its bytes are used: where the block raises, its files are hashed, since damage there leads
+        all else astray. Raises FormatError ``object-hash`` then.
         """
-        start: State = base if base is not None else Anchor(repo, plan.anchor or plan.target, plan.whole)
-        with PatchReader.open_all(repo, plan.patches) as patches:
+        with ExitStack() as stack:
+            if base is None:
+                anchor = Anchor(repo, plan.anchor or plan.target, plan.whole, order)
+                stack.callback(anchor.close)
+            patches = stack.enter_context(PatchReader.open_all(repo, plan.patches))
             try:
-                yield cls(start, patches, repo.layout(plan.target), journal)
+                yield cls(anchor if base is None else base, patches, repo.layout(plan.target), journal)
             except (ChainError, FormatError) as error:
                 if base is None and error.code != "object-hash":
                     repo.prove(plan.whole)

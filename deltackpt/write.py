@@ -121,7 +121,9 @@ def write(
                     old = given or stack.enter_context(Checkpoint.open(base))
                     check_base(old, repo.layout(parent), Path(base))
                 else:
-                    old = stack.enter_context(Replay.open(repo, repo.resolve(before or parent.link)))
+                    plan = repo.resolve(before or parent.link)
+                    names = repo.layout(plan.target).tensors  # in the order in which they are compared
+                    old = stack.enter_context(Replay.open(repo, plan, order=names))
                 if cache is not None:
                     kept = Kept(before or parent.link)
                 progress.start("write", sum(s.size for s in new.shards))

@@ -24,12 +24,13 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes back to the client; ``cut``: bytes of the body after which the connection is reset."""
+    """What goes back to the client; ``cut``: bytes of the body after which, ``later``, the connection is reset."""
 
     status: int
     headers: list[tuple[str, str]]
     body: bytes
     cut: int | None = None
+    later: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,10 @@ class Damage:
 
 @dataclass(frozen=True)
 class Short:
-    """The connection ends after so many bytes of the body."""
+    """The connection ends after so many bytes of the body, ``later`` seconds after them: a reset may overtake them."""
 
     length: int
+    later: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:  # the client did not wait
             self.close_connection = True
         if answer.cut is not None:
+            time.sleep(answer.later)
             self.reset()
 
     def reset(self) -> None:
@@ -216,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def damaged(answer: Answer, fault: Fault | None) -> Answer:
     if isinstance(fault, Short):
-        return Answer(answer.status, answer.headers, answer.body, min(fault.length, len(answer.body)))
+        return Answer(answer.status, answer.headers, answer.body, min(fault.length, len(answer.body)), fault.later)
     if isinstance(fault, Damage):
         body = bytearray(answer.body)
         for at in range(fault.offset, min(fault.offset + fault.length, len(body))):

@@ -27,7 +27,7 @@ def tensors(repo: Repository, step: str | int = "latest", *, ref: str = "main") 
     with pinned(repo, step, ref) as (link, _):
         plan = repo.resolve(link)
         layout, digests = repo.layout(plan.target), repo.digests(plan.target)
-        with Replay.open(repo, plan) as state:
+        with Replay.open(repo, plan, order=layout.tensors) as state:
             for name, tensor in layout.tensors.items():
                 data = state.bytes_of(name)
                 check_tensor(name, data, digests, layout)

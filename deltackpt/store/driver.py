@@ -16,6 +16,7 @@ from typing import Protocol
 from deltackpt.store.base import Capabilities
 
 PART = 32 << 20  # bytes of an upload's part; smaller objects go in one request
+WINDOW = 16 << 20  # bytes that are fetched at a time
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,24 @@ class Fetched:
     data: bytes
     size: int
     tag: str
+
+
+class Body(Protocol):
+    """Bytes of an object on their way; ``size`` and ``tag`` are those of the whole object, as `Fetched` has them."""
+
+    size: int
+    tag: str
+
+    def read(self, count: int) -> bytes:
+        """The next ``count`` bytes as they come, fewer only where there are no more: then it ended, or was cut short.
+
+        Raises whatever the client library raises, also for bytes that are not those that were sent, if it knows.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection.  May be repeated, and called by another thread once no read is under way."""
+        ...
 
 
 class Upload(Protocol):
@@ -78,6 +97,10 @@ class Driver(Protocol):
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
         """What there is of ``length`` bytes from ``start``; with a ``tag``, only of the object that has it."""
+        ...
+
+    def open(self, key: str, start: int, length: int, tag: str | None) -> Body:
+        """The same bytes as they arrive, in one request where the driver can."""
         ...
 
     def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
@@ -132,6 +155,37 @@ class Plain:
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
         raise NotImplementedError
+
+    def open(self, key: str, start: int, length: int, tag: str | None) -> Body:
+        return Windows(self.fetch, key, start, length, tag)
+
+
+class Windows:
+    """The body of a driver that can only fetch: one window after the other."""
+
+    def __init__(
+        self, fetch: Callable[[str, int, int, str | None], Fetched], key: str, start: int, length: int, tag: str | None
+    ) -> None:
+        first = fetch(key, start, min(length, WINDOW), tag)
+        self.size, self.tag = first.size, first.tag
+        self._fetch, self._key = fetch, key
+        self._held, self._at = memoryview(first.data), start + len(first.data)
+        self._end = min(start + length, first.size)
+
+    def read(self, count: int) -> bytes:
+        found, count = [self._held[:count]], count - len(self._held)
+        self._held = self._held[len(found[0]) :]
+        while count > 0 and self._at < self._end:
+            window = self._fetch(self._key, self._at, min(WINDOW, self._end - self._at), self.tag or None)
+            if not window.data:
+                break
+            self._at += len(window.data)
+            found.append(memoryview(window.data)[:count])
+            self._held, count = memoryview(window.data)[count:], count - len(found[-1])
+        return b"".join(found)
+
+    def close(self) -> None:
+        self._held = memoryview(b"")
 
 
 class SpooledUpload:

@@ -151,6 +151,11 @@ def status(error: BaseException) -> int | None:
     return next((found for cause in _causes(error) if (found := _status(cause)) is not None), None)
 
 
+def damaged(error: BaseException) -> bool:
+    """Whether a client library found that bytes are not those that were sent."""
+    return any(type(cause).__name__ == "FlexibleChecksumError" for cause in _causes(error))
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     for _ in range(8):  # a chain may be a ring
         if error is None:

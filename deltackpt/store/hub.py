@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from deltackpt.errors import StoreError, UsageError
 from deltackpt.store.base import Capabilities, check_name
-from deltackpt.store.driver import Fetched, Head, SpooledUpload, Upload
+from deltackpt.store.driver import Body, Fetched, Head, SpooledUpload, Upload, Windows
 from deltackpt.store.fsspec_store import check_url, extra_missing
 from deltackpt.store.patience import DEFAULT, Patience
 from deltackpt.store.remote import RemoteStore
@@ -118,6 +118,9 @@ class BucketDriver:
         if answer.status_code == 206 and total.isdigit():
             return Fetched(data, int(total), found)
         return Fetched(data[start : start + length], len(data), found)
+
+    def open(self, key: str, start: int, length: int, tag: str | None) -> Body:
+        return Windows(self.fetch, key, start, length, tag)
 
     def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
         """The tag is asked for alone: the bytes would take a second request, to the storage."""

@@ -1,7 +1,8 @@
 """A store made of single requests to an object store: names, conditions, retries and streams are minded here.
 
 Nothing is believed from a cache: sizes come with the bytes.  Every request that fails for a moment is made again within
-``patience.total`` seconds, from its first byte.  A conditional write that was answered by a broken connection may have
+``patience.total`` seconds, from its first byte, or, where that was handed on (stream.py), from the first that was not.
+A conditional write that was answered by a broken connection may have
 taken effect: the mark that it left tells.
 """
 
@@ -18,18 +19,18 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Semaphore
 from typing import TypeVar
 
 from deltackpt.errors import DeltackptError, NotFoundError
-from deltackpt.store import base
+from deltackpt.store import base, stream
 from deltackpt.store.base import MAX_SWAP, Buffer, ObjectInfo, Written, check_name, check_prefix
-from deltackpt.store.driver import PART, Driver, Fetched, Head
+from deltackpt.store.driver import PART, WINDOW, Driver, Fetched, Head
 from deltackpt.store.foreign import Kind
 from deltackpt.store.patience import DEFAULT, Answer, Patience
+from deltackpt.store.stream import AHEAD, Span, bounds, in_order, together
 
-WINDOW = 16 << 20  # bytes of one request of a long read
-IN_FLIGHT = 4  # requests of one transfer at a time: its memory is this many parts
+IN_FLIGHT = 4  # requests of one transfer at a time: the memory of an upload is this many parts
 PROBE = 1 << 20  # bytes that are read first where the rest may have a faster way
 SWAPS = 4  # readings of a ref that changes and changes back while it is swapped
 SEEN = 64  # small objects whose last bytes and tag are remembered, for a swap that follows
@@ -52,6 +53,7 @@ class RemoteStore:
         self._part = part
         self._seen: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
         self._seeing = Lock()  # many threads read from one store
+        self._ahead = Semaphore(AHEAD)
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
         check_name(name)
@@ -108,19 +110,21 @@ class RemoteStore:
             if length == 0 <= start <= size:
                 return b""
             raise base.too_short(self._where(name), size, start, length)
-        first = self._fetch(name, start, min(length, WINDOW))
-        if start + length > first.size:
-            raise base.too_short(self._where(name), first.size, start, length)
-        return b"".join(self._stream(name, first, start, start + length))
+        if length <= WINDOW:
+            found = self._fetch(name, start, length)
+            if start + length > found.size:
+                raise base.too_short(self._where(name), found.size, start, length)
+            return found.data
+        size, spans = self._arriving(name, start, start + length)
+        if start + length > size:
+            for span in spans:
+                span.close()
+            raise base.too_short(self._where(name), size, start, length)
+        return together(spans, length, IN_FLIGHT)
 
     def read(self, name: str, chunk: int = 1 << 20) -> Iterator[bytes]:
         check_name(name)
-        limit = self._driver.downloads
-        first = self._fetch(name, 0, WINDOW if limit is None else min(PROBE, limit))
-        if limit is not None and first.size > limit:
-            yield from self._downloaded(name, first.size, chunk)
-            return
-        for block in self._stream(name, first, 0, first.size):
+        for block in self._blocks(name, chunk):
             for at in range(0, len(block), chunk):
                 yield block[at : at + chunk]
 
@@ -254,7 +258,7 @@ class RemoteStore:
         first = self._fetch(name, 0, min(limit + 1, WINDOW))
         if first.size > limit:
             raise base.too_large(self._where(name), first.size, limit)
-        return b"".join(self._stream(name, first, 0, first.size)), first.tag
+        return b"".join([first.data, *self._rest(name, first)]), first.tag
 
     def _current(self, name: str) -> tuple[bytes, str] | tuple[None, None]:
         try:
@@ -279,20 +283,37 @@ class RemoteStore:
         head = self._head(name)  # an empty object has no range at all
         return Fetched(b"", head.size, head.tag)
 
-    def _stream(self, name: str, first: Fetched, start: int, end: int) -> Iterator[bytes]:
-        """The bytes from ``start`` to ``end``: ``first``, and the windows after it, some ahead of the reader."""
-        yield first.data[: end - start]
-        windows = range(start + len(first.data), end, WINDOW)
-        if not windows:
+    def _blocks(self, name: str, chunk: int) -> Iterator[bytes]:
+        """A whole object, as it arrives where that is the fastest way."""
+        if (limit := self._driver.downloads) is None:
+            yield from in_order(self._arriving(name, 0)[1], self._ahead)
             return
-        with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            asked: deque[Future[Fetched]] = deque()
-            for at in windows:
-                asked.append(pool.submit(self._fetch, name, at, min(WINDOW, end - at), first.tag or None))
-                if len(asked) == IN_FLIGHT:
-                    yield asked.popleft().result().data
-            for window in asked:
-                yield window.result().data
+        first = self._fetch(name, 0, min(PROBE, limit))
+        if first.size > limit:
+            yield from self._downloaded(name, first.size, chunk)
+        else:
+            yield first.data
+            yield from self._rest(name, first)
+
+    def _rest(self, name: str, first: Fetched) -> Iterator[bytes]:
+        """What follows the first bytes of an object."""
+        return in_order(self._spans(name, len(first.data), first.size, first.size, first.tag), self._ahead)
+
+    def _arriving(self, name: str, start: int, end: int | None = None) -> tuple[int, Sequence[Span]]:
+        """The object's size, and its bytes from ``start`` to ``end``, as far as there are any, on their way."""
+        (head,) = self._spans(name, start, start + stream.PIECE if end is None else min(end, start + stream.PIECE))
+        try:
+            self._patience.ask(self._where(name), head.begin)
+        except Answer as answer:
+            if answer.kind is not Kind.RANGE:
+                raise self._error(name, answer) from None
+            return self._head(name).size, []  # an empty object has no range at all
+        end = head.size if end is None else min(end, head.size)
+        return head.size, [head, *self._spans(name, start + stream.PIECE, end, head.size, head.tag)]
+
+    def _spans(self, name: str, start: int, end: int, size: int = -1, tag: str = "") -> Sequence[Span]:
+        open_, ask = partial(self._driver.open, self._prefix + name), partial(self._ask, name)
+        return [Span(open_, ask, self._where(name), *piece, size, tag) for piece in bounds(start, end)]
 
     def _downloaded(self, name: str, size: int, chunk: int) -> Iterator[bytes]:
         with tempfile.TemporaryDirectory(prefix="deltackpt-") as folder:

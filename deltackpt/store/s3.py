@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from deltackpt.errors import FormatError
 from deltackpt.store import foreign
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import Fetched, Head, Plain, Upload
+from deltackpt.store.driver import PART, Body, Fetched, Head, Plain, Upload
 from deltackpt.store.patience import DEFAULT, Patience
 
 T = TypeVar("T")
@@ -81,6 +81,11 @@ class S3Driver(Plain):
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
         return self._get(key, start, length, {"IfMatch": tag} if tag else {})
 
+    def open(self, key: str, start: int, length: int, tag: str | None) -> Body:
+        condition = {"IfMatch": tag} if tag else {}
+        found = self.call("get_object", Key=key, Range=f"bytes={start}-{start + length - 1}", **condition)
+        return _Arriving(self._fs.loop, self._run, found, start)
+
     def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
         try:
             return self._get(key, 0, length, {"IfNoneMatch": tag} if tag else {})
@@ -99,7 +104,7 @@ class S3Driver(Plain):
 
         found, data = self._run(get(), length)
         self._hear(found)
-        size = int(found["ContentRange"].rpartition("/")[2]) if "ContentRange" in found else found["ContentLength"]
+        size = _size(found)
         if "ContentRange" not in found:  # a service that ignores ranges
             data = data[start : start + length]
         return Fetched(data, size, found["ETag"])
@@ -169,6 +174,42 @@ class S3Driver(Plain):
         while page.get("IsTruncated"):
             page = self.call(method, Prefix=prefix, **{ask: page[answer]})
             yield page
+
+
+class _Arriving:
+    """The body of an answer, read on the file system's loop."""
+
+    def __init__(self, loop: Any, run: Callable[[Coroutine[Any, Any, bytes], int], bytes], found: Any, at: int) -> None:
+        self.size, self.tag = _size(found), found["ETag"]
+        self._loop, self._run = loop, run
+        self._body, self._left = found["Body"], found["ContentLength"]
+        self._skip = 0 if "ContentRange" in found else at  # a service that ignores ranges
+
+    def read(self, count: int) -> bytes:
+        while self._skip and (passed := self._take(min(self._skip, PART))):
+            self._skip -= len(passed)
+        return self._take(count)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._body.close)
+
+    def _take(self, count: int) -> bytes:
+        return self._run(self._arrived(count), count)
+
+    async def _arrived(self, count: int) -> bytes:
+        found: list[bytes] = []
+        while count and (some := await self._body.read(count)):
+            found.append(some)
+            count -= len(some)
+            self._left -= len(some)
+        if count == self._left == 0:
+            await self._body.read(1)  # at the end of a body the library holds it against its length and checksum
+        return b"".join(found)
+
+
+def _size(found: dict[str, Any]) -> int:
+    """Of the whole object."""
+    return int(found["ContentRange"].rpartition("/")[2]) if "ContentRange" in found else found["ContentLength"]
 
 
 class _Multipart:

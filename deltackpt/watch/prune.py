@@ -45,7 +45,7 @@ def _prove(repo: Repository, link: Link, base: tuple[Link, State] | None, thread
     plan = repo.resolve(link, have=base[0] if base else None)
     layout, digests = repo.layout(plan.target), repo.digests(plan.target)
     start = base[1] if base is not None and plan.anchor is None else None
-    with Replay.open(repo, plan, base=start) as state:
+    with Replay.open(repo, plan, base=start, order=layout.tensors) as state:
 
         def one(name: str) -> None:
             check_tensor(name, state.bytes_of(name), digests, layout)

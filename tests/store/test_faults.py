@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NoSpaceError, StoreError
+from deltackpt.store import stream
 from deltackpt.store.patience import Patience
 from deltackpt.store.remote import RemoteStore
 from deltackpt.store.s3 import S3Driver, options
@@ -260,17 +263,6 @@ def test_a_slow_first_byte_is_not_waited_for(store: RemoteStore, proxy: FaultyPr
     assert PATIENCE.silence <= time.monotonic() - began < 4
 
 
-def test_an_object_replaced_while_it_is_read_is_noticed(
-    store: RemoteStore, proxied: Any, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deltackpt.store.remote.WINDOW", 100)
-    store.put("a", [bytes(1000)])
-    pieces = store.read("a", 100)
-    next(pieces)
-    proxied.call_s3("put_object", Bucket=BUCKET, Key=f"{root}/a", Body=b"\1" * 1000)
-    assert error_code(lambda: list(pieces), StoreError) == "object-changed"
-
-
 @pytest.mark.parametrize("damage", [Damage(3, xor=4), Damage(0, 100)], ids=["flipped bit", "zeroed block"])
 def test_damage_on_the_way_is_read_again(store: RemoteStore, proxy: FaultyProxy, damage: Damage) -> None:
     """Where the client has a checksum, which S3 sends with whole objects; who reads compares hashes all the same."""
@@ -289,3 +281,137 @@ def test_a_stale_listing_is_shown_as_it_is(store: RemoteStore, proxy: FaultyProx
     assert [info.name for info in store.list("")] == ["a"]
     assert [info.name for info in store.list("")] == ["a", "b"]
     assert error_code(partial(store.get_range, "a", 90, 20), FormatError) == "object-short"
+
+
+# Long bodies, which are handed on as they arrive
+
+
+@pytest.fixture
+def long(store: RemoteStore, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """An object of six blocks in three pieces, at the scale of a test."""
+    monkeypatch.setattr(stream, "WINDOW", 4096)
+    monkeypatch.setattr("deltackpt.store.remote.WINDOW", 4096)
+    monkeypatch.setattr(stream, "BLOCK", 2000)
+    monkeypatch.setattr(stream, "PIECE", 4000)
+    body = np.random.default_rng(0).bytes(11_500)
+    store.put("a", [body])
+    proxy.calm()
+    return body
+
+
+def whole(store: RemoteStore) -> bytes:
+    return b"".join(store.read("a", 700))
+
+
+def ranged(store: RemoteStore) -> bytes:
+    return store.get_range("a", 0, 11_500)
+
+
+LONG_READS = pytest.mark.parametrize("read", [whole, ranged])
+
+
+@LONG_READS
+def test_a_long_body_comes_in_pieces(
+    store: RemoteStore, proxy: FaultyProxy, long: bytes, read: Callable[[RemoteStore], bytes]
+) -> None:
+    assert read(store) == long
+    assert len(proxy.seen("GET")) == 3
+    assert store.get_range("a", 3_000, 7_000) == long[3_000:10_000]
+    assert error_code(lambda: store.get_range("a", 3_000, 9_000), FormatError) == "object-short"
+    assert error_code(lambda: store.get_range("a", 12_000, 9_000), FormatError) == "object-short"
+
+
+@LONG_READS
+def test_a_broken_body_goes_on_at_the_first_byte_that_is_missing(
+    store: RemoteStore, proxy: FaultyProxy, long: bytes, read: Callable[[RemoteStore], bytes]
+) -> None:
+    with heard(proxy) as ranges:
+        proxy.fail(Short(2_500, later=0.2), "GET", times=3)
+        assert read(store) == long
+    assert sorted(ranges) == sorted(
+        f"bytes={span}" for span in ("0-3999", "2000-3999", "4000-7999", "6000-7999", "8000-11499", "10000-11499")
+    )
+    for fault in (Short(0), Short(1), Short(1_999), Reset(), Status(503)):
+        proxy.fail(fault, "GET", times=3)
+        assert read(store) == long
+
+
+@LONG_READS
+def test_a_body_that_never_goes_on_is_given_up(
+    store: RemoteStore, proxy: FaultyProxy, long: bytes, read: Callable[[RemoteStore], bytes]
+) -> None:
+    proxy.fail(Short(1_999), "GET", times=1000)
+    began = time.monotonic()
+    assert error_code(lambda: read(store), StoreError) == "store-silent"
+    assert 1 < time.monotonic() - began < 2 * PATIENCE.total
+    proxy.calm()
+    assert read(store) == long  # nothing is left behind that another read would have to wait for
+
+
+@LONG_READS
+def test_what_no_second_attempt_mends_ends_a_body_at_once(
+    store: RemoteStore, proxy: FaultyProxy, long: bytes, read: Callable[[RemoteStore], bytes]
+) -> None:
+    proxy.fail(Short(2_500, later=0.2), "GET", times=3)
+    proxy.fail(Status(403, {}, xml("AccessDenied")), "GET", times=1000)
+    began = time.monotonic()
+    with pytest.raises(StoreError) as caught:
+        read(store)
+    assert caught.value.code == "store-permission"
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert time.monotonic() - began < PATIENCE.total
+
+
+@LONG_READS
+def test_a_slow_first_byte_of_a_long_body_is_not_waited_for(
+    store: RemoteStore, proxy: FaultyProxy, long: bytes, read: Callable[[RemoteStore], bytes]
+) -> None:
+    proxy.fail(Delay(5), "GET", times=2)
+    began = time.monotonic()
+    assert read(store) == long
+    assert PATIENCE.silence <= time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("piece", [4_000, 20_000])
+def test_an_object_replaced_while_it_is_read_is_noticed(
+    store: RemoteStore, proxy: FaultyProxy, long: bytes, root: str, s3: Any, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """By the next piece, and by what follows a broken connection."""
+    monkeypatch.setattr(stream, "PIECE", piece)
+    monkeypatch.setattr(store, "_ahead", threading.Semaphore(0))
+    proxy.fail(Short(2_500, later=0.2), "GET")
+    blocks = store.read("a", 2_000)
+    assert next(blocks) == long[:2_000]
+    s3.call_s3("put_object", Bucket=BUCKET, Key=f"{root}/a", Body=b"\1" * len(long))
+    assert error_code(lambda: list(blocks), StoreError) == "object-changed"
+
+
+def test_damage_behind_what_was_handed_on_is_an_error(
+    store: RemoteStore, proxy: FaultyProxy, long: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client finds it at the end, where it has a checksum. Only who has all of it could begin anew."""
+    monkeypatch.setattr(stream, "PIECE", 20_000)
+    proxy.fail(Damage(3, xor=4), "GET")
+    assert error_code(lambda: whole(store), StoreError) == "store-silent"
+    assert len(proxy.seen("GET")) == 1
+    assert whole(store) == long
+
+
+def test_a_reader_that_stops_leaves_nothing_running(store: RemoteStore, proxy: FaultyProxy, long: bytes) -> None:
+    for _ in range(3):
+        blocks = store.read("a", 100)
+        next(blocks)
+        blocks.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("deltackpt-read")]
+    proxy.calm()
+    assert whole(store) == long
+    assert len(proxy.seen("GET")) == 3
+
+
+@contextmanager
+def heard(proxy: FaultyProxy) -> Iterator[list[str]]:
+    """The ranges that are asked for."""
+    ranges: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proxy, "hear", lambda headers: ranges.append(headers.get("Range", "")))
+        yield ranges

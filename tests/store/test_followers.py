@@ -211,7 +211,7 @@ def bad_day(tmp_path: Path, url: str, server: str, *, steps: int, followers: int
         assert all(written[slot] == sha256 for slot, sha256 in seen)
         looks += len(seen)
     assert steps < 100 or sum(failures for _, failures in outcomes) > 0
-    assert len(proxy.broken) >= 5
+    assert len(proxy.broken) >= 4  # of five kinds, at random
     assert threading.active_count() < 100
     print(f"writer failed {failed.strip()} times; followers {outcomes}; {looks} looks; broken {dict(proxy.broken)}")
     if steps < 100:

@@ -1,0 +1,141 @@
+"""An object's bytes as they arrive: a connection that breaks is followed by another, at the first byte that is missing.
+
+Every connection after the first has the condition that the object is still the same, so that two never mix.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from threading import Event, Lock, Semaphore
+from typing import TypeAlias
+
+from deltackpt.errors import StoreError
+from deltackpt.parallel import ordered_map
+from deltackpt.store import foreign
+from deltackpt.store.driver import WINDOW, Body
+
+BLOCK = 1 << 20  # bytes that are read of a body at a time
+PIECE = 64 << 20  # bytes of one request
+AHEAD = 2  # pieces of one store that may be held before their reader asks for them, whoever reads
+
+Open: TypeAlias = Callable[[int, int, str | None], Body]  # first byte, length, tag
+Ask: TypeAlias = Callable[[Callable[[], bytes]], bytes]  # makes an attempt, again after a failure that passes
+
+
+class Span:
+    """The bytes of one object from ``start`` to ``end``, or to its own end before that.
+
+    ``size`` and ``tag`` are those of the whole object: given, or known once there is a block. An object of at most
+    WINDOW bytes comes as one block, which is begun anew if it was damaged on its way.
+    """
+
+    def __init__(self, open_: Open, ask: Ask, where: str, start: int, end: int, size: int = -1, tag: str = "") -> None:
+        self._open, self._ask, self._where = open_, ask, where
+        self.start, self._at, self._end = start, start, end
+        self.size, self.tag = size, tag
+        self._body: Body | None = None
+
+    def begin(self) -> None:
+        """Ask for the bytes. Raises what the driver raises: for the first attempt there is no ``ask``."""
+        self._body = self._body or self._begun()
+
+    def block(self) -> bytes:
+        """The next bytes, none at the end. Raises what ``ask`` raises, StoreError ``store-silent`` for damage."""
+        block = self._ask(self._attempt) if self._at < self._end else b""
+        self._at += len(block)
+        if self._at == self._end:
+            self.close()
+        return block
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.block, b"")
+
+    def close(self) -> None:
+        body, self._body = self._body, None
+        if body is not None:
+            body.close()
+
+    def _attempt(self) -> bytes:
+        try:
+            body = self._body = self._body or self._begun()
+            want = min(self._end - self._at, WINDOW if self.size <= WINDOW else BLOCK)
+            block = body.read(want)
+            if len(block) < want:
+                raise ConnectionError("a body that ends early")
+            return block
+        except BaseException as error:
+            self.close()
+            if foreign.damaged(error) and self._at > self.start:  # somewhere in what was handed on already
+                have, hint = "a body that was damaged on its way", "read it again, and check the network"
+                raise StoreError(
+                    "store-silent", where=self._where, have=have, need="what was sent", hint=hint
+                ) from None
+            raise
+
+    def _begun(self) -> Body:
+        body = self._open(self._at, self._end - self._at, self.tag or None)
+        if self.size < 0:
+            self.size, self.tag = body.size, body.tag
+            self._end = max(self._at, min(self._end, body.size))
+        elif body.size != self.size:
+            body.close()
+            raise FileExistsError("another object since the first byte")
+        return body
+
+
+def in_order(spans: Sequence[Span], slots: Semaphore) -> Iterator[bytes]:
+    """The blocks of all spans, one after the other. Later ones are gathered meanwhile, as far as ``slots`` are free."""
+    gathered: dict[int, Future[list[bytes]]] = {}
+    over = Event()
+
+    def gather(span: Span) -> list[bytes]:
+        blocks = []
+        while not over.is_set() and (block := span.block()):
+            blocks.append(block)
+        return blocks
+
+    pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="deltackpt-read")
+    try:
+        for i, span in enumerate(spans):
+            for j in range(i + 1, min(i + 1 + AHEAD, len(spans))):
+                if j not in gathered and slots.acquire(blocking=False):
+                    gathered[j] = pool.submit(gather, spans[j])
+            yield from gathered[i].result() if i in gathered else span
+            if gathered.pop(i, None) is not None:
+                slots.release()
+    finally:
+        over.set()
+        pool.shutdown(wait=True, cancel_futures=True)  # it has no thread where nothing was gathered
+        for span in spans:
+            span.close()
+        for _ in gathered:
+            slots.release()
+
+
+def together(spans: Sequence[Span], length: int, threads: int) -> bytes:
+    """All bytes of spans that follow each other, in one place: no more memory than they take, and some blocks."""
+    room, lock = io.BytesIO(bytes(length)), Lock()
+
+    def fill(span: Span) -> None:
+        at = span.start - spans[0].start
+        for block in span:
+            with lock:
+                room.seek(at)
+                room.write(block)
+            at += len(block)
+
+    try:
+        for _ in ordered_map(fill, spans, min(threads, len(spans))):
+            pass
+    finally:
+        for span in spans:
+            span.close()
+    return room.getvalue()  # shared, not copied
+
+
+def bounds(start: int, end: int) -> list[tuple[int, int]]:
+    """The pieces of a long read; none where it ends before it begins."""
+    return list(pairwise([*range(start, end, PIECE), end])) if start < end else []
