@@ -33,6 +33,7 @@ ORDER = [
     "repository",
     "renewal",
     "leases",
+    "holding",
     "uploads",
     "headstart",
     "parts",
