@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from synth import generate
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.format.safetensors_header import Tensor, build_header
+from deltackpt.holding import holding
 from deltackpt.journal import Journal
 from deltackpt.repository import Repository
 from deltackpt.store import LocalStore, MemoryStore, memory
@@ -153,13 +154,20 @@ def objects(repo: Repository, step: int) -> list[str]:
 def publish_and_follow(work: Path, folders: list[Path], turns: int) -> Iterator[dict[str, Any]]:
     """Each turn publishes a step to both stores and takes it in from both; the plain client moves the same bytes.
 
-    Writers and followers are what they are in a run: they keep their store open, as the plain client does.
+    Writers and followers are what they are in a run: they keep their store open, as the plain client does, and a
+    writer its lease, as a trainer does.
     """
+    with ExitStack() as stack:
+        yield from _publish_and_follow(work, folders, turns, stack)
+
+
+def _publish_and_follow(work: Path, folders: list[Path], turns: int, stack: ExitStack) -> Iterator[dict[str, Any]]:
     urls = {"server": "s3://bench/publish", "memory": in_memory("publish")}
     repos, followers = {}, {}
     for place, url in urls.items():
         write(folders[0], url)
         repos[place] = Repository.open(url)
+        stack.enter_context(holding(repos[place]))
         followers[place] = Follower(Repository.open(url), work / place)
         followers[place].catch_up()
     fs = client()

@@ -179,7 +179,7 @@ def _alone(repo: Repository, ttl: float) -> Iterator[Renewal]:
         renewal = Renewal(
             repo.store,
             COLLECTING,
-            lambda expires: dumps({"holder": holder(), "expires": expires}),
+            lambda _, expires: dumps({"holder": holder(), "expires": expires}),
             ttl,
             old=found[0] if found else None,
         )

@@ -33,7 +33,8 @@ _LIMIT = 1 << 53
 @dataclass(frozen=True)
 class Lease:
     """``link`` is the pinned step, None for all of them; ``have`` the step that the reader starts from. ``since`` and
-    ``expires`` are seconds of the store's clock."""
+    ``expires`` are seconds of the store's clock: what the holder has put and no manifest names is not older than
+    ``since``."""
 
     name: str
     link: Link | None
@@ -98,16 +99,16 @@ def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl:
     try:
         now = repo.store.now()  # a store without a clock of its own is written to for the time
         held = Lease(name, link, have, holder(), int(now), 0)
-        renewal = Renewal(repo.store, name, lambda expires: replace(held, expires=expires).encode(), ttl, now=now)
+        renewal = Renewal(repo.store, name, lambda _, expires: replace(held, expires=expires).encode(), ttl, now=now)
     except (StoreError, NoSpaceError):
         if link is not None:
-            _must_exist(repo, link)
+            must_exist(repo, link)
         yield None
         return
     try:
         wait_for_gc(repo)
         if link is not None:
-            _must_exist(repo, link)
+            must_exist(repo, link)
         yield held
     finally:
         renewal.close()
@@ -130,7 +131,8 @@ def pinned(
         yield link, held
 
 
-def _must_exist(repo: Repository, link: Link) -> None:
+def must_exist(repo: Repository, link: Link) -> None:
+    """Raises NotFoundError ``step-missing``, with the nearest steps, if a step is not there."""
     try:
         repo.confirm(link)
     except NotFoundError:

@@ -23,18 +23,18 @@ def holder() -> str:
 
 
 class Renewal:
-    """``name`` holds ``record(expires)``, and is written again at a third of ``ttl`` seconds until `close`.
+    """``name`` holds ``record(now, expires)``, and is written again at a third of ``ttl`` seconds until `close`.
 
     Takes over an object whose bytes are ``old``, or creates it. ``now`` is the store's time if it was just asked for.
-    The thread is a daemon: a process that ends without `close` leaves the object to lapse. Raises what `Store.put` and
-    `Store.swap` raise.
+    The thread is a daemon: a process that ends without `close` leaves the object to lapse. A fork has no such thread,
+    and the object is not its own. Raises what `Store.put` and `Store.swap` raise.
     """
 
     def __init__(
         self,
         store: Store,
         name: str,
-        record: Callable[[int], bytes],
+        record: Callable[[float, int], bytes],
         ttl: float,
         *,
         old: bytes | None = None,
@@ -42,10 +42,11 @@ class Renewal:
     ) -> None:
         self.name = name
         self._store, self._record, self._ttl = store, record, ttl
+        self._process = os.getpid()
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._raw = self._sent = old
-        self._renewed, self._expires = 0.0, float("inf")
+        self._renewed, self._expires = time.monotonic(), float("inf")
         self._lapsed = self._taken = False
         self._renew(now)
         self._thread = threading.Thread(target=self._run, name="deltackpt-renewal", daemon=True)
@@ -56,13 +57,14 @@ class Renewal:
         """Is more than a third of the lifetime left, by this process's own clock?
 
         False for ever once the object has lapsed, by the store's clock, or was not what was written to it: somebody may
-        have relied on that.
+        have relied on that. So in a fork, where nobody renews it.
         """
-        return not self._lapsed and time.monotonic() - self._renewed < self._ttl * 2 / 3
+        ours = self._process == os.getpid()
+        return ours and not self._lapsed and time.monotonic() - self._renewed < self._ttl * 2 / 3
 
     def close(self) -> None:
         """Stop, and remove the object; a store that does not answer leaves it to lapse. Can be called again."""
-        if not self._stop.is_set():
+        if self._process == os.getpid() and not self._stop.is_set():
             self._stop.set()
             with self._lock, suppress(DeltackptError):
                 if not self._taken:
@@ -74,11 +76,12 @@ class Renewal:
         self._lapsed |= now >= self._expires
         # Rounded up: a lifetime below a second must not be over at once.
         expires = int(now + self._ttl) + 1
-        self._sent = raw = self._record(expires)
+        self._sent = raw = self._record(now, expires)
         if self._raw is None:
             self._store.put(self.name, [raw])
         else:
             self._store.swap(self.name, self._raw, raw)
+        self._lapsed |= time.monotonic() - self._renewed > self._ttl  # what was there had lapsed when this came
         self._raw, self._renewed, self._expires = raw, began, expires
 
     def _run(self) -> None:

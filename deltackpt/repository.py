@@ -8,12 +8,12 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock, Thread, local
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deltackpt import chain
 from deltackpt.chain import Plan
@@ -56,12 +56,14 @@ class Repository:
 
     ``pins``: whether readers take a lease on what they read. One that follows a store where requests are counted does
     without: what it reads is new, and should it be collected nevertheless, it looks for another way.
+    ``writer``: the lease under which steps are published, where it is kept from one to the next (`holding`).
     """
 
     def __init__(self, store: Store, identity: str) -> None:
         self.store = store
         self.id = identity
         self.pins = True
+        self.writer: Any = None
         self.load = lru_cache(maxsize=CACHED)(self._load)
         self.layout_of = lru_cache(maxsize=STATES)(self._layout_of)
         self._states: OrderedDict[tuple[File, File, str], dict[str, TensorDigest]] = OrderedDict()
@@ -452,8 +454,9 @@ class Repository:
         self.store.put(new.name, [new.encode()])
         return new.name
 
-    def publish(self, new: Manifest, ref: str, old: Ref | None) -> Link:
-        """Commit a step whose objects are durable: the manifest first, then the ref.
+    def publish(self, new: Manifest, ref: str, old: Ref | None, check: Callable[[], None] = lambda: None) -> Link:
+        """Commit a step whose objects are durable: the manifest first, then the ref. ``check`` is called in between,
+        and raises if the objects may be gone.
 
         Raises ConflictError ``ref-moved`` if ``ref`` is no longer ``old``; the manifest then stays behind, unreachable,
         until gc.
@@ -462,6 +465,7 @@ class Repository:
         alone = self.store.capabilities.swap
         before = set() if alone else {*self._numbered(link.step)}
         self.store.put(link.name, [new.encode()])
+        check()
         self.move_ref(ref, old, link)
         if not alone and (others := {*self._numbered(link.step)} - before - {link}):
             raise self._forked(ref, link, others)

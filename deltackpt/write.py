@@ -19,8 +19,8 @@ from deltackpt.draft import Draft, check_base, check_names, digest_all, put_part
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.headstart import head_start
+from deltackpt.holding import publishing
 from deltackpt.kept import Kept
-from deltackpt.leases import lease
 from deltackpt.parallel import threads_or_default
 from deltackpt.progress import SILENT, Progress
 from deltackpt.record import ANCHOR_RATIO, AnchorPolicy, record, since_anchor
@@ -75,13 +75,13 @@ def write(
     progress: Progress = SILENT,
 ) -> WriteResult:
     """Publish ``checkpoint`` as the next step of ``repository``, which is made if there is none; one that is open, and
-    kept open from step to step, saves connecting anew.
+    kept open from step to step, saves connecting anew; inside `holding` it also saves a lease a step.
 
     The old values are the repository's own, rebuilt from anchor and chain; ``base``, the parent step's directory, or
     ``cache``, a managed cache that is brought along, saves that work and is proven tensor by tensor in the pass that
     compares. ``resume_from`` takes the ref back to a step on purpose: the new step follows that one, and those after it
-    are left behind, readable until gc. Raises ConflictError ``step-order`` (not after the ref's step), ``ref-moved``;
-    ChainError ``base-differs``; CheckpointError; then nothing is published.
+    are left behind, readable until gc. Raises ConflictError ``step-order`` (not after the ref's step), ``ref-moved``,
+    ``lease-lapsed``; ChainError ``base-differs``; CheckpointError; then nothing is published.
     """
     began = time.monotonic()
     if base is not None and cache is not None:
@@ -101,7 +101,7 @@ def write(
         if resume_from is not None:
             before = repo.find(resume_from, ref)
         # Pins the parent, and, with nothing to pin, whatever is put before the manifest names it.
-        stack.enter_context(lease(repo, before))
+        held = stack.enter_context(publishing(repo, before))
         draft = Draft(repo, _next_step(repo, ref, before, step))
         parent = repo.load(before) if before else None
         if before is not None and given is not None:
@@ -130,10 +130,12 @@ def write(
                 put_parts(draft, parent, old, new, encoding, count, scan_limit, base, progress, compare, kept)
             manifest = record(draft, new, before, parent, anchor, dict(metadata or {}), progress, since)
             new.verify_unchanged()
+            held.check()
         except BaseException:
             draft.withdraw()
             raise
-        link = repo.publish(manifest, ref, head)  # from here on nothing is taken back: it may have taken effect
+        link = repo.publish(manifest, ref, head, held.check)  # nothing is taken back any more: it may have taken effect
+        held.published(link)
         published = time.monotonic() - began
         repo.know(manifest, draft.digests)
         if kept is not None:

@@ -59,6 +59,7 @@ class World:
         self.states: dict[str, State] = {}
         self.trees: dict[str, dict[str, bytes]] = {}
         self.count = 0
+        self.writer: Repository | None = None  # one that is kept open, where there is one
 
     @property
     def repo(self) -> Repository:
@@ -70,7 +71,7 @@ class World:
         shutil.rmtree(path, ignore_errors=True)
         make_checkpoint(path, state, side={"config.json": b"{}" if self.count % 5 else b'{"a":1}'})
         self.count += 1
-        done = write(path, self.url, threads=1, **options)
+        done = write(path, self.writer or self.url, threads=1, **options)
         self.states[done.id], self.trees[done.id] = state, tree(path)
         return done
 

@@ -21,7 +21,8 @@ from deltackpt.slot import Standby
 from deltackpt.verify import verify_repository
 from deltackpt.write import write
 
-FLOWS = ["publish", "gc", "compact", "anchor", "apply", "cache", "new cache", "ready", "cache that is ready"]
+FLOWS = ["publish", "keep open", "gc", "compact", "anchor", "apply", "cache", "new cache", "ready"]
+FLOWS += ["cache that is ready"]
 KEEP_TWO = Policy(last=2, grace=0)
 
 # Arguments: a flow, a repository, and the folder with `next` (a checkpoint) and `cache` (a managed cache).
@@ -32,6 +33,13 @@ what, repo, root = sys.argv[1:]
 if what == "publish":
     from deltackpt.write import AnchorPolicy, write
     write(root + "/next", repo, threads=1, anchor=AnchorPolicy(now=True))
+elif what == "keep open":
+    from deltackpt.holding import holding
+    from deltackpt.write import write
+    repo = Repository.open(repo)
+    with holding(repo):
+        write(root + "/next", repo, threads=1)
+        write(root + "/next", repo, threads=1)
 elif what == "gc":
     from deltackpt.gc import collect
     from deltackpt.retention import Policy
@@ -87,7 +95,7 @@ def check_after(copy: Path, made: World, links: list[Link], flow: str) -> None:
     head = repo.ref()
     assert head is not None
     before = repo.log()[0].step
-    if flow == "publish" and before == links[-1].step:
+    if flow in ("publish", "keep open") and before == links[-1].step:
         assert write(copy / "next", copy / "repo", threads=1, anchor=NEVER).step == links[-1].step + 1
     elif flow == "gc":
         collect(repo, KEEP_TWO)

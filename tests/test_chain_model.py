@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.fold import fold, write_anchor
 from deltackpt.format.manifest import Link
 from deltackpt.gc import collect
+from deltackpt.holding import holding
 from deltackpt.leases import lease
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
@@ -53,7 +54,7 @@ WEIGHTS = {
     "rewind": 2,
     "apply": 2,
 }
-WEIGHTS |= {"pin": 1, "release": 1, "publish_elsewhere": 1, "gone_steps_are_told": 1}
+WEIGHTS |= {"keep_open": 2, "renew": 3, "pin": 1, "release": 1, "publish_elsewhere": 1, "gone_steps_are_told": 1}
 OPERATIONS = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
 
 
@@ -81,6 +82,7 @@ class Chains(RuleBasedStateMachine):
         self.links: dict[str, Link] = {}
         self.tags: dict[str, Link] = {}
         self.held: list[tuple[Link, ExitStack]] = []
+        self.writing = ExitStack()  # of a writer that keeps its lease
         self.must: set[str] = set()  # ids of the steps that have to restore
         self.maybe: set[str] = set()  # collected, or left by a crash: they may be there or not
         self.heads: dict[str, Link] = {}
@@ -89,6 +91,7 @@ class Chains(RuleBasedStateMachine):
         if self.heads:
             report = verify_repository(self.repo, threads=1)
             assert report.ok, report.to_dict()
+        self._end_writer()
         for _, stack in self.held:
             stack.close()
         memory._named.pop("chain-model", None)
@@ -216,6 +219,24 @@ class Chains(RuleBasedStateMachine):
         if self.held:
             self.held.pop()[1].close()
 
+    def keep_open(self, _a: int, b: int) -> None:
+        """A writer that keeps its lease; or its end."""
+        self._end_writer()
+        if b % 4:
+            self.world.writer = self.repo
+            self.writing.enter_context(holding(self.world.writer))
+
+    def _end_writer(self) -> None:
+        with suppress(Died):  # then its lease is left to lapse
+            self.writing.close()
+        self.world.writer = None
+
+    def renew(self, _a: int, _b: int) -> None:
+        if self.world.writer is not None and (renewal := self.world.writer.writer._renewal) is not None:
+            self.clock.now += 20
+            with renewal._lock:
+                renewal._renew()
+
     def gc(self, policy: Policy) -> None:
         collect(self.repo, policy)
         self._after_gc(policy)
@@ -253,6 +274,8 @@ class Chains(RuleBasedStateMachine):
 
     def crash(self, what: str, seed: int, k: int, when: str, policy: Policy) -> None:
         store = self._connect(k, when)
+        if self.world.writer is not None:
+            self.world.writer.store = store  # type: ignore[assignment]
         before = self.heads["main"]
         try:
             if what == "publish":
@@ -266,7 +289,10 @@ class Chains(RuleBasedStateMachine):
         except Died:
             pass
         self._connect(None)
+        if self.world.writer is not None:
+            self.world.writer.store = memory._named["chain-model"]
         if store.dead:
+            self._end_writer()
             if what == "publish":
                 now = self.repo.ref("main")
                 assert now is not None

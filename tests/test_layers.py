@@ -34,6 +34,7 @@ ORDER = [
     "repository",
     "renewal",
     "leases",
+    "holding",
     "uploads",
     "headstart",
     "parts",

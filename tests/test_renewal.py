@@ -68,7 +68,7 @@ class Deaf:
 
 
 def renewal(store: Any) -> Renewal:
-    return Renewal(store, COLLECTING, lambda expires: b'{"expires":%d,"holder":"me"}' % expires, TTL)
+    return Renewal(store, COLLECTING, lambda _, expires: b'{"expires":%d,"holder":"me"}' % expires, TTL)
 
 
 @pytest.fixture

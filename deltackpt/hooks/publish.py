@@ -15,6 +15,7 @@ from deltackpt.draft import Draft
 from deltackpt.errors import ConflictError
 from deltackpt.format.digests import UNSTATED
 from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.holding import WriterLease
 from deltackpt.hooks.anchors import AnchorWriter, Read
 from deltackpt.hooks.delta import since
 from deltackpt.hooks.metrics import StepMetrics
@@ -22,7 +23,6 @@ from deltackpt.hooks.parts import put_parts
 from deltackpt.hooks.pending import Taken
 from deltackpt.hooks.plan import Files, Global
 from deltackpt.hooks.team import Team, collect, describe, rank_failed, share
-from deltackpt.leases import lease
 from deltackpt.patch import Origin, PartWriter
 from deltackpt.record import AnchorPolicy, compose, elements_of, since_anchor
 from deltackpt.repository import Ref, Repository, new_folder
@@ -97,6 +97,7 @@ class Publisher:
         self.seek: Ref | None = None
         self.due = False  # the policy wants an anchor at the next step
         self.cancelled = False
+        self.lease = WriterLease(repo)  # the leader's, from its first step until it is closed
         self.shares: list[Share] = []  # of the last step, at the leader
         self.traffic: list[Traffic] = []  # of each rank for the last anchor
         self._read, self._first_sums = read, first_sums
@@ -107,8 +108,9 @@ class Publisher:
         self._seconds: dict[str, float] = {}
 
     def publish(self, taken: Taken) -> StepMetrics:
-        """Raises what the store raises, ConflictError ``ref-moved``, StoreError ``rank-failed`` and ``rank-lost``;
-        the step is then not published, or, if the store was unclear about it, found out about the next time."""
+        """Raises what the store raises, ConflictError ``ref-moved``, ``lease-lapsed``, StoreError ``rank-failed`` and
+        ``rank-lost``; the step is then not published, or, if the store was unclear about it, found out about the next
+        time."""
         self._seconds = {"diff": taken.seconds, "wait": taken.waited}
         with ExitStack() as stack:
             begin = share(self.team, lambda: self._begin(taken, stack))
@@ -150,6 +152,7 @@ class Publisher:
             try:
                 manifest = self._record(draft, taken, begin, shares)
                 self._check()
+                self.lease.check()
                 committing = True
                 outcome = ("", True, self._commit(manifest, draft))
             except Exception as error:
@@ -177,7 +180,7 @@ class Publisher:
                 "ref-moved", where=f"{self.repo.store.url}, ref {self.ref}", have=have, need=need, hint=hint
             )
         base = self.base
-        stack.enter_context(lease(self.repo, base.link if base else None))
+        stack.enter_context(self.lease.step(base.link if base else None))
         origin = Origin(self.repo.id, taken.step, base.link.id, base.manifest.state) if base else None
         kinds = ("patches", "anchors", "states")
         whole = taken.whole or base is None or self.fresh
@@ -226,7 +229,8 @@ class Publisher:
         began = time.monotonic()
         done = Base(manifest.link, manifest, draft.digests)
         self._attempts[done.link.id] = done
-        link = self.repo.publish(manifest, self.ref, self.seek)
+        link = self.repo.publish(manifest, self.ref, self.seek, self.lease.check)
+        self.lease.published(link)
         self.base, self.seek = done, self.repo.ref(self.ref)
         self._seconds["commit"] += time.monotonic() - began
         return self._anchor_is_due(link)

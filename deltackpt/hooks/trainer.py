@@ -144,7 +144,7 @@ class TrainerHook:
         self._last: int | None = link.step if link else None
         self._whole = link is None or fresh or anchor.now
         self._pending = Pending(max(1, queue))
-        self._worker = Worker(self._pending, back, self._publish, timeout)
+        self._worker = Worker(self._pending, back, self._publish, timeout, self.publisher.lease.close)
         atexit.register(_abandon, weakref.ref(self))
 
     @property

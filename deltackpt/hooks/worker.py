@@ -13,14 +13,20 @@ from deltackpt.hooks.team import Team
 
 class Worker:
     """Runs until the queue is closed. An error of a step goes to the queue, and the thread goes on; one that leaves the
-    ranks without each other ends it, and stays in ``fatal``.
+    ranks without each other ends it, and stays in ``fatal``. ``release`` is called when it ends.
     """
 
     def __init__(
-        self, pending: Pending, team: Team, publish: Callable[[Taken], StepMetrics], timeout: float | None
+        self,
+        pending: Pending,
+        team: Team,
+        publish: Callable[[Taken], StepMetrics],
+        timeout: float | None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self.fatal: BaseException | None = None
         self._pending, self._team, self._publish, self._timeout = pending, team, publish, timeout
+        self._release = release
         self._ended = threading.Event()
         # A daemon: an interpreter that ends without `close` is not held up; what it leaves lapses, or is gc's.
         self._thread = threading.Thread(target=self._run, name="deltackpt-publish", daemon=True)
@@ -52,7 +58,10 @@ class Worker:
             self.fatal = lost
             self._pending.lost(lost)
         finally:
-            self._ended.set()
+            try:
+                self._release()
+            finally:
+                self._ended.set()
 
     def _next(self) -> Taken | None:
         """The step to publish now: which one that is, the leader says, since it may have merged one more."""

@@ -11,9 +11,9 @@ from deltackpt.draft import Draft, base_differs, put_parts
 from deltackpt.errors import ConflictError
 from deltackpt.format.digests import proves
 from deltackpt.format.manifest import Link
+from deltackpt.holding import publishing
 from deltackpt.interop.protocol import Touched
 from deltackpt.interop.working import Working
-from deltackpt.leases import lease
 from deltackpt.parallel import ordered_map
 from deltackpt.progress import Progress
 from deltackpt.record import AnchorPolicy, record
@@ -49,14 +49,14 @@ def publish_changes(
 ) -> tuple[Link, Draft]:
     """Move ``working`` from ``before`` to the next step, and publish that if ``prove`` takes it.
 
-    Raises ConflictError ``ref-moved``, and what the changes raise; then nothing is published.
+    Raises ConflictError ``ref-moved``, ``lease-lapsed``, and what the changes raise; then nothing is published.
     """
     head = repo.ref(ref)
     if head is None or head.link != before:
         have = f"step {head.link.step}, {head.link.id[:12]}" if head else "no step"
         need = f"step {before.step}, {before.id[:12]}"
         raise ConflictError("ref-moved", where=f"{repo.store.url}, ref {ref}", have=have, need=need)
-    with lease(repo, before):
+    with publishing(repo, before) as held:
         draft, parent = Draft(repo, step), repo.load(before)
         try:
             progress.start("import", sum(shard.size for shard in working.checkpoint.shards))
@@ -64,7 +64,10 @@ def publish_changes(
             put_parts(draft, parent, working, working, "auto", threads, SCAN_LIMIT, None, progress, compare)
             prove(working)
             manifest = record(draft, working.checkpoint, before, parent, anchor, metadata, progress)
+            held.check()
         except BaseException:
             draft.withdraw()
             raise
-        return repo.publish(manifest, ref, head), draft
+        link = repo.publish(manifest, ref, head, held.check)
+        held.published(link)
+        return link, draft

@@ -12,6 +12,7 @@ import pytest
 from chains import World, next_state, small_state
 from states import make_checkpoint, tree
 
+from deltackpt.holding import holding
 from deltackpt.repository import Repository
 from deltackpt.store import MemoryStore
 from deltackpt.store.hub import PAUSE, open_bucket
@@ -81,14 +82,35 @@ def asked(proxy: FaultyProxy, root: str) -> list[str]:
     return found
 
 
-def test_a_small_step_is_nine_requests_to_publish_and_four_to_follow(
-    tmp_path: Path, s3_url: str, root: str, proxy: FaultyProxy, s3: Any
-) -> None:
-    state = small_state()
-    dirs = []
+def small_steps(tmp_path: Path) -> list[Path]:
+    state, dirs = small_state(), []
     for step in range(5):
         dirs.append(make_checkpoint(tmp_path / f"step-{step}", state))
         state = {k: v for k, v in next_state(state, step + 1).items() if k in state}
+    return dirs
+
+
+def test_a_small_step_of_a_writer_that_stays_open_is_five_requests(
+    tmp_path: Path, s3_url: str, root: str, proxy: FaultyProxy, s3: Any
+) -> None:
+    dirs = small_steps(tmp_path)
+    write(dirs[0], s3_url)
+    writer = proxied(proxy, root)
+    with holding(writer):
+        for step in range(1, 5):
+            proxy.requests.clear()
+            write(dirs[step], writer, base=dirs[step - 1], anchor=AnchorPolicy(ratio=float("inf")), threads=1)
+            published = asked(proxy, root)
+    assert published[0] == "GET refs"
+    assert sorted(published[1:3]) == ["PUT patches", "PUT states"]
+    assert published[3:] == ["PUT steps", "PUT refs"]
+    assert asked(proxy, root) == ["DELETE leases"]
+
+
+def test_a_small_step_is_nine_requests_to_publish_and_four_to_follow(
+    tmp_path: Path, s3_url: str, root: str, proxy: FaultyProxy, s3: Any
+) -> None:
+    dirs = small_steps(tmp_path)
     write(dirs[0], s3_url)
     writer = proxied(proxy, root)
     follower = Follower(proxied(proxy, root), tmp_path / "cache", threads=1)
