@@ -311,6 +311,7 @@ def link(work: Path, folders: list[Path], server: str, turns: int) -> Iterator[d
         for turn in range(2 * turns):
             how, (new, old) = ("usual", folders) if turn % 2 == 0 else ("ready", folders[::-1])
             row = {"prepare": timed(followers[how].prepare)}
+            os.sync()  # as where steps take a while: what was brought along is on the disk by then
             row["publish"] = timed(partial(write, new, url, base=old, anchor=NEVER))
             row["switch"] = timed(partial(take, followers[how]))
             rows.append(row)

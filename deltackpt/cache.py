@@ -311,6 +311,8 @@ class _Mover:
         other = held.ready if ready else held.slot(ends[0])
         if not moving and not other.is_dir():
             raise _unusable("no other slot")
+        if ready and self.standby is not None:
+            self.standby.wake()  # while the patch is on its way
         at = self.repo.load(self.current)  # the journal numbers its tensors
         if [s.header for s in self.repo.layout(at).shards] != [s.header for s in layout.shards]:
             raise _unusable("a journal of other tensors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from deltackpt.checkpoint_files import find_files
 from deltackpt.disk import open_regular
 from deltackpt.errors import CheckpointError, FormatError, UsageError
 from deltackpt.format.safetensors_header import Header, head_size, parse_header
+from deltackpt.pages import advise
 from deltackpt.sniff import SNIFF_BYTES, sniff
 
 _PAGE = mmap.PAGESIZE
@@ -115,7 +117,8 @@ class Checkpoint:
             return
         # Outward to whole pages: a neighbor's bytes on the first and last page are read again from the page cache.
         page = first - first % _PAGE
-        mapped.madvise(mmap.MADV_DONTNEED, page, last - page)
+        with suppress(OSError):  # locked in memory
+            advise(np.frombuffer(mapped, np.uint8), mmap.MADV_DONTNEED, page, last - page)
 
     def verify_unchanged(self) -> None:
         """Raise CheckpointError ``checkpoint-changed`` if a shard was written to or replaced since `open`."""

@@ -5,6 +5,7 @@ A fault for each page of 4 KiB, and a page table entry to mark, would cost more 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
@@ -14,9 +15,13 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
+from deltackpt.kernels import address
+
 HUGE = 2 << 20  # bytes of a huge page; where there are none it is a convenient run of small ones
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # Linux 5.14; not in Python's mmap
 _HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)  # Linux alone has it; what a system does not know it refuses
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 Span = tuple[int, int]  # first byte and end in the file
 
@@ -28,7 +33,7 @@ class Pages:
     """
 
     def __init__(self, fd: int, size: int, spans: Iterable[Span], *, keep: bool = False) -> None:
-        self._map = mmap.mmap(fd, size)
+        self._all = np.frombuffer(mmap.mmap(fd, size), np.uint8)
         self._size = size
         self.keep = keep
         self._waiting = np.zeros(-(-size // HUGE), np.int64)  # spans that are not done, for each huge page
@@ -36,10 +41,14 @@ class Pages:
         for span in spans:
             self._waiting[_blocks(span)] += 1
         with suppress(OSError):
-            self._map.madvise(_HUGEPAGE)
+            advise(self._all, _HUGEPAGE, 0, size)
 
     def bytes_of(self, span: Span) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(self._map, np.uint8)[slice(*span)]
+        return self._all[slice(*span)]
+
+    def wake(self) -> None:
+        """Let all pages be written to again without more ado, where the system has written some of them back."""
+        self.come((0, self._size), write=True)
 
     def come(self, span: Span, *, write: bool) -> None:
         """Map all pages of a span; with ``write`` such that nothing more happens when they are written to."""
@@ -62,7 +71,16 @@ class Pages:
 
     def _advise(self, option: int, first: int, stop: int) -> None:
         start = first * HUGE
-        self._map.madvise(option, start, min(stop * HUGE, self._size) - start)
+        advise(self._all, option, start, min(stop * HUGE, self._size) - start)
+
+
+def advise(mapped: npt.NDArray[np.uint8], option: int, start: int, length: int) -> None:
+    """`mmap.madvise`, other threads going on meanwhile: that of the standard library keeps the interpreter's lock.
+
+    ``mapped`` are the bytes of a whole mapping, ``start`` is that of a page. Raises OSError.
+    """
+    if _LIBC.madvise(address(mapped) + start, length, option):
+        raise OSError(ctypes.get_errno(), "madvise")
 
 
 def _blocks(span: Span) -> slice:
@@ -81,7 +99,8 @@ def make_huge(fd: int, size: int, cuts: Iterable[int]) -> None:
     with suppress(OSError), mmap.mmap(fd, size, access=mmap.ACCESS_READ) as view:
         view.madvise(_HUGEPAGE)
         for block in blocks:
-            view.madvise(_POPULATE_READ, block * HUGE, min(HUGE, size - block * HUGE))
+            with suppress(OSError):  # here: an error that goes further would keep the mapping from being closed
+                advise(np.frombuffer(view, np.uint8), _POPULATE_READ, block * HUGE, min(HUGE, size - block * HUGE))
 
 
 def write_at(fd: int, data: memoryview, offset: int) -> None:

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 from deltackpt.bits import DTYPES, uint
 from deltackpt.codecs.change import Room
@@ -53,6 +54,16 @@ class Standby:
     def of(self, info: os.stat_result) -> Pages | None:
         """The mapping of a file, if there is one. As long as there is, no other file has its number."""
         return self._held.get((info.st_dev, info.st_ino))
+
+    def wake(self) -> None:
+        """Begin to make the pages writable again that the system has written back since; nothing of them changes."""
+        held = list(self._held.values())
+
+        def wake() -> None:
+            for pages in held:
+                pages.wake()
+
+        Thread(target=wake, name="deltackpt-wake", daemon=True).start()
 
     def clear(self) -> None:
         self._held.clear()
