@@ -175,7 +175,7 @@ def _publish_and_follow(work: Path, folders: list[Path], turns: int, stack: Exit
     for turn in range(turns):
         old, new = (folders[i] for i in ((0, 1), (1, 0))[turn % 2])
         row: dict[str, float] = {}
-        for place in urls:
+        for place in urls if turn // 2 % 2 else reversed(urls):  # who comes second finds the files in the cache
             row[f"publish {place}"] = timed(partial(write, new, repos[place], base=old, anchor=NEVER))
             row[f"follow {place}"] = timed(followers[place].catch_up)
         repo = repos["server"]

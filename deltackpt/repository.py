@@ -50,6 +50,11 @@ class Ref:
     link: Link
     raw: bytes
 
+    @classmethod
+    def to(cls, name: str, link: Link) -> Ref:
+        """The ref that points at ``link``."""
+        return cls(name, link, dumps(link.to_dict()))
+
 
 class Repository:
     """Reads and publishes. All that it returns was checked against the hash that names it.
@@ -203,15 +208,15 @@ class Repository:
         if name == "latest" or (name.isascii() and name.isdigit()) or _EXACT.fullmatch(name):
             need = "a name that no step could be meant by"
             raise UsageError("ref-name", where="tag", have=repr(name), need=need)
-        raw = dumps(link.to_dict())
+        made = Ref.to(name, link)
         try:
-            self.store.put(f"tags/{_checked(name)}.json", [raw])
+            self.store.put(f"tags/{_checked(name)}.json", [made.raw])
         except ConflictError as error:
             now = self.tag(name)
             have = f"tag {name} at step {now.link.step}, {now.link.id[:12]}" if now else f"tag {name}"
             hint = "A tag never moves. Choose another name, or delete it first."
             raise ConflictError("tag-exists", where=self.store.url, have=have, need="a new name", hint=hint) from error
-        return Ref(name, link, raw)
+        return made
 
     def delete_tag(self, name: str) -> Ref:
         """Remove a tag; its step stays until gc. Raises NotFoundError ``tag-missing``."""
@@ -226,7 +231,7 @@ class Repository:
     def move_ref(self, name: str, old: Ref | None, new: Link) -> None:
         """Compare-and-swap. Raises ConflictError ``ref-moved``, which says who holds the ref."""
         try:
-            self.store.swap(f"refs/{_checked(name)}.json", old.raw if old else None, dumps(new.to_dict()))
+            self.store.swap(f"refs/{_checked(name)}.json", old.raw if old else None, Ref.to(name, new).raw)
         except ConflictError as error:
             now = self.ref(name)
             if now is not None and now.link == new:  # the swap was answered by an error, and took effect all the same
@@ -260,7 +265,16 @@ class Repository:
         if self._here.loaded != link:  # it came from memory
             self.store.stat(link.name)
 
+    def _learn(self, published: Manifest) -> None:
+        """What this process has just published need not be loaded."""
+        self._here.published = published
+        self.load(published.link)
+        self._here.published = None
+
     def _load(self, link: Link) -> Manifest:
+        known: Manifest | None = getattr(self._here, "published", None)
+        if known is not None and known.link == link:
+            return known
         where = f"{self.store.url}/{link.name}"
         raw = self.store.get(link.name, MAX_MANIFEST)
         self._here.loaded = link
@@ -467,6 +481,7 @@ class Repository:
         self.store.put(link.name, [new.encode()])
         check()
         self.move_ref(ref, old, link)
+        self._learn(new)
         if not alone and (others := {*self._numbered(link.step)} - before - {link}):
             raise self._forked(ref, link, others)
         return link

@@ -231,7 +231,7 @@ class Publisher:
         self._attempts[done.link.id] = done
         link = self.repo.publish(manifest, self.ref, self.seek, self.lease.check)
         self.lease.published(link)
-        self.base, self.seek = done, self.repo.ref(self.ref)
+        self.base, self.seek = done, Ref.to(self.ref, link)
         self._seconds["commit"] += time.monotonic() - began
         return self._anchor_is_due(link)
 

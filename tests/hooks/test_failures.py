@@ -339,6 +339,40 @@ def test_another_writer_on_the_ref(tmp_path):
         run.hook.close()
 
 
+def test_another_writer_right_after_a_step(tmp_path, monkeypatch):
+    """A hook goes on from its own step, and never over one that it finds on the ref by then."""
+    run = Run(tmp_path)
+    run.step(0)
+    run.hook.flush()
+    publish = Repository.publish
+
+    def and_another(*args):
+        monkeypatch.setattr(Repository, "publish", publish)
+        link = publish(*args)
+        with TrainerHook(run.model, tmp_path / "repo", dtype=torch.bfloat16, threads=1) as other:
+            other.step(2)
+        return link
+
+    monkeypatch.setattr(Repository, "publish", and_another)
+    run.step(1)
+    run.hook.flush()
+    run.step(3)
+    with pytest.raises(ConflictError, match="ref-moved"):
+        run.hook.close()
+    assert Repository.open(tmp_path / "repo").find().step == 2
+
+
+def test_one_lease_for_all_steps(tmp_path):
+    names = set()
+    run = Run(tmp_path, report=lambda m: names.update(i.name for i in run.store.inner.list("leases/")))
+    for step in range(3):
+        run.step(step)
+        run.hook.flush()
+    assert len(names) == 1
+    run.hook.close()
+    run.ledger.check([0, 1, 2])
+
+
 def test_steps_rise(tmp_path):
     run = Run(tmp_path)
     run.step(3)

@@ -123,7 +123,7 @@ def test_a_small_step_is_nine_requests_to_publish_and_four_to_follow(
         assert tree(Path(done.path)) == tree(dirs[step])
         follower.told(done)
         followed = asked(proxy, root)
-    assert published[:4] == ["GET refs", "PUT leases", "GET gc.json", "GET steps"]
+    assert published[:4] == ["GET refs", "PUT leases", "GET gc.json", "HEAD steps"]
     assert sorted(published[4:6]) == ["PUT patches", "PUT states"]
     assert published[6:] == ["PUT steps", "PUT refs", "DELETE leases"]
     assert followed[:2] == ["GET refs", "GET steps"]
