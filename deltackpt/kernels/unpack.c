@@ -92,7 +92,8 @@ INLINE int read_positions(const stream_t *s, const lists_t *p, int64_t number, c
         const uint32_t *local = l ? s->local + s->population[number * s->near->classes + l - 1] : NULL;
         const int64_t listed = p->listed[l], span = spans[l];
         const int k = p->k[l], flipped = p->flipped[l];
-        int64_t next = 0, emitted = 0, held = 0; /* the rank after the last one read; of a flipped list: those between */
+        int64_t next = 0; /* the rank after the last one read */
+        int64_t emitted = 0, held = 0; /* of a flipped list: ranks passed, and those that wait in ``others`` */
         for (int64_t i = 0, n; i < listed || (flipped && emitted < span); i += n, code += n) {
             n = listed - i < RUN ? listed - i : RUN;
             if (n) {
@@ -144,7 +145,7 @@ typedef struct {
     int64_t changes, exceptions;
     const uint8_t *signs, *low, *fields, *end; /* ``low``: of the exceptions' gaps; ``end`` of the tile */
     const uint8_t *limit;                      /* the end of the payload: no byte is read from there on */
-    const uint8_t *bits;                       /* by old exponent: raw bits, and 128 if the change counts for exceptions */
+    const uint8_t *bits;                       /* by old exponent: raw bits, and 128 if it counts for exceptions */
     unary_t codes;                             /* of the exceptions */
 } sections_t;
 
@@ -159,14 +160,16 @@ INLINE int read_values(const stream_t *s, const sections_t *c, int64_t far, cons
     const int exception_k = s->exception_k;
     const int64_t never = INT64_MAX;
     int64_t field = 0, ordinal = 0, next = never, found = 0;
-    unary_t gap_codes = c->codes, excess = c->codes; /* first the exceptions' gaps, then what their sizes exceed raw bits by */
+    /* First the exceptions' gaps, then what their sizes exceed raw bits by. */
+    unary_t gap_codes = c->codes, excess = c->codes;
     uint32_t old[RUN], size[RUN];
     uint8_t count[RUN], eligible[RUN + 1], down[RUN];
     for (int64_t i = 0; i < exceptions; i++) unary_next(&excess);
 #define FIND_NEXT(first)                                                                                               \
     {                                                                                                                  \
         int64_t gap = unary_next(&gap_codes) << exception_k;                                                           \
-        for (int j = 0; j < exception_k; j++) gap |= (int64_t)(low[j * stride + (found >> 3)] >> (found & 7) & 1) << j; \
+        for (int j = 0; j < exception_k; j++)                                                                          \
+            gap |= (int64_t)(low[j * stride + (found >> 3)] >> (found & 7) & 1) << j;                                  \
         next = (first) + gap;                                                                                          \
     }
     if (exceptions) FIND_NEXT(0)
@@ -176,8 +179,8 @@ INLINE int read_values(const stream_t *s, const sections_t *c, int64_t far, cons
         for (int64_t i = 0; i < n; i++)
             old[i] = (uint32_t)load(s->base, (int64_t)load(positions, first + i, wide), width);
         for (int64_t i = 0; i < n; i++) {
-            /* Spread over the work, as a processor drops those that it has no room for; and the loads above in a loop of
-             * their own, as it looks at so many instructions ahead. */
+            /* Spread over the work, as a processor drops those that it has no room for; the loads above are in a loop
+             * of their own, as it looks at so many instructions ahead. */
             int64_t ahead = first + i + RUN < changes ? first + i + RUN : changes - 1;
             __builtin_prefetch((const char *)s->base + (int64_t)load(positions, ahead, wide) * width);
             uint8_t known = bits[exponent_of(old[i], t)];
