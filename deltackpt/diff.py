@@ -101,6 +101,12 @@ def changes(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> Changed:
     return compared.changes()
 
 
+def count_changes(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> int:
+    """How many of two equally long, contiguous arrays of words differ: several times faster than to gather them."""
+    step = CHUNK // new.itemsize
+    return sum(int(np.count_nonzero(old[i : i + step] != new[i : i + step])) for i in range(0, len(new), step))
+
+
 def difference(name: str, old: State, new: State) -> Difference:
     """Compare one tensor of two states as unsigned words: no float, no tolerance."""
     a, b = old.tensors.get(name), new.tensors.get(name)

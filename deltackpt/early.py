@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from threading import Condition, Thread
 
 from deltackpt.bits import DTYPES, nbytes
-from deltackpt.codecs.change import Room
 from deltackpt.diff import State
 from deltackpt.errors import DeltackptError
 from deltackpt.parts import PatchReader
-from deltackpt.replay import Bytes, decode_step
+from deltackpt.replay import Bytes, write_step
 
 HELD = 512 << 20  # bytes of tensors in memory; those beyond go through the patches when they are asked for
 
@@ -74,12 +73,12 @@ class Early:
             k += 1
 
     def _run(self, names: Sequence[str]) -> None:
-        left, room = set(names), Room()
+        left = set(names)
         new: dict[str, Bytes] = {}
         for patch in self._arriving():
             for name in [name for name in left if patch.entries_of(name)]:
                 try:
-                    fits = self._advance(name, patch, new, room)
+                    fits = self._advance(name, patch, new)
                 except DeltackptError:  # whoever needs the tensor is told, as it is then decoded again
                     fits = False
                 if not fits:
@@ -88,16 +87,13 @@ class Early:
         if not self._stopped:
             self._new.update(new)
 
-    def _advance(self, name: str, patch: PatchReader, new: dict[str, Bytes], room: Room) -> bool:
+    def _advance(self, name: str, patch: PatchReader, new: dict[str, Bytes]) -> bool:
         """False for a tensor that becomes another one, which is for others to find out."""
         if name not in new:
             new[name] = self._base.bytes_of(name).copy()
             self._base.release(name)
         meta = self._base.tensors[name]
-        decoded = decode_step(new[name], (meta.dtype, tuple(meta.shape)), patch.entries_of(name), room)
-        if decoded is not None:
-            decoded.write_to(new[name].view(decoded.values.dtype))
-        return decoded is not None
+        return write_step(new[name], (meta.dtype, tuple(meta.shape)), patch.entries_of(name))
 
 
 def _shares(base: State, threads: int) -> list[list[str]]:

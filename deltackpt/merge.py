@@ -19,12 +19,12 @@ from deltackpt.chain import Hop
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.change import Room
-from deltackpt.diff import changes
+from deltackpt.diff import changes, count_changes
 from deltackpt.early import Early
 from deltackpt.errors import ChainError, CheckpointError
 from deltackpt.parts import Found, PatchReader
 from deltackpt.patch import PartReader
-from deltackpt.replay import Known, decode_step
+from deltackpt.replay import Known, write_step
 from deltackpt.repository import Repository
 
 DENSE = 3  # with more changes than a third of the elements, all are written: positions would weigh more
@@ -92,18 +92,16 @@ class _Tensor:
         """The elements that differ after the last patch; ``words`` is not written to."""
         new = self.early.take(entry.name) if self.early is not None else None
         new = self._through(entry, words) if new is None else new.view(words.dtype)
-        positions, _, values = changes(words, new)
-        if len(positions) * DENSE > len(new):
+        if entry.changes * DENSE > len(new) and count_changes(words, new) * DENSE > len(new):
             return Decoded(None, new)
+        positions, _, values = changes(words, new)
         return Decoded(positions, values)
 
     def _through(self, entry: Entry, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
         known: Known = (entry.dtype.name, entry.whole)
         new: npt.NDArray[Any] = words.copy()
         for found in self.found:
-            decoded = decode_step(new.view(np.uint8), known, found)
-            if decoded is None:
+            if not write_step(new.view(np.uint8), known, found):  # on a copy, as an error may leave it half written
                 need = "one shape and dtype all the way"
                 raise ChainError("slot-unusable", where=entry.name[:80], have="another in between", need=need)
-            decoded.write_to(new)
         return new

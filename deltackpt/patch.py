@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from deltackpt.bits import DTYPES
-from deltackpt.codecs import Decoded, Encoded, Entry, check, decode
+from deltackpt.codecs import Decoded, Encoded, Entry, check, decode, decode_into
 from deltackpt.codecs.change import Buffer, Elements, Room
 from deltackpt.codecs.table import write_table
 from deltackpt.contents import PAYLOAD, TABLE, VERSION, Contents, Origin, Span, collides, table_of
@@ -76,6 +76,10 @@ class PartReader(Contents):
         box; None where the entry is `full`.
         """
         return decode(entry, base, _Source(self, entry), f"{self.where}, {entry.name!r}", room)
+
+    def decode_into(self, entry: Entry, elements: Elements) -> None:
+        """The same, written to ``elements``, which hold the old ones. After a FormatError they are worth nothing."""
+        decode_into(entry, elements, _Source(self, entry), f"{self.where}, {entry.name!r}")
 
 
 @dataclass(frozen=True)

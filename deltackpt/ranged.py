@@ -69,6 +69,10 @@ class RangedPart(Contents):
         data = dict(zip(suffixes(entry.encoding), self._ranges.all(spans), strict=False))
         return decode(entry, base, _Read(data), self._at(entry))
 
+    def decode_into(self, entry: Entry, elements: Elements) -> None:
+        """The same, written to ``elements``, which hold the old ones."""
+        self.decode(entry, elements).write_to(elements)
+
     def decode_tiles(self, entry: Entry, tiles: Sequence[int], base: Elements) -> Decoded:
         """New elements of some tiles of a `packed` entry, or some chunks of a `planes` one, by number.
 

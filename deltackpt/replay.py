@@ -134,17 +134,21 @@ class Replay:
         yield current, known
         for k, patch in enumerate(self._patches):
             if found := patch.entries_of(name):
-                decoded = decode_step(current, known, found) if current is not None and known else None
-                if decoded is None:
+                if current is None or known is None or not changes_elements(known, found):
                     current, known = replace_whole(found)
                 else:
-                    assert current is not None
+                    decoded = None
                     if self._journal is not None:
+                        decoded = decode_step(current, known, found)
+                        assert decoded is not None
                         self._journal.append(self._number[name], k, decoded)
                     if not current.flags.writeable:
                         current = current.copy()
                         self.release(name)
-                    decoded.write_to(current.view(decoded.values.dtype))
+                    if decoded is not None:
+                        decoded.write_to(current.view(decoded.values.dtype))
+                    else:
+                        write_step(current, known, found)
             yield current, known
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
@@ -159,6 +163,42 @@ def describe(known: Known | None) -> str:
     return f"{known[0]} {list(known[1])}" if known else "no tensor"
 
 
+def changes_elements(known: Known, found: Sequence[Found]) -> bool:
+    """Does a tensor stay one of this dtype and shape by one step's entries?
+
+    Raises ChainError ``base-shape`` where an entry does not fit what is there.
+    """
+    entries = [part.entries[i] for part, i in found]
+    others = [e for e in entries if (e.dtype.name, e.whole) != known]
+    if any(e.encoding == "removed" for e in entries) or any(e.encoding == "full" for e in others):
+        return False
+    if others:
+        part = found[entries.index(others[0])][0]
+        need, where = describe((others[0].dtype.name, others[0].whole)), f"{part.where}, {others[0].name[:80]!r}"
+        raise ChainError("base-shape", where=where, have=describe(known), need=need)
+    return True
+
+
+def write_step(current: Bytes, known: Known, found: Sequence[Found]) -> bool:
+    """What `decode_step` gives, written to ``current``, which is contiguous; False where that gives None.
+
+    Faster than both, as no position is kept. After an error ``current`` is worth nothing.
+    """
+    if not changes_elements(known, found):
+        return False
+    words = current.view(uint(DTYPES[known[0]].width))
+    for part, i in found:
+        entry = part.entries[i]
+        if not entry.boxed:
+            part.decode_into(entry, words)
+            continue
+        box = words.reshape(entry.whole)[_box(entry)]
+        inside = box.reshape(-1)  # a copy, unless the box is contiguous
+        part.decode_into(entry, inside)
+        box[...] = inside.reshape(box.shape)
+    return True
+
+
 def decode_step(current: Bytes, known: Known, found: Sequence[Found], room: Room | None = None) -> Decoded | None:
     """The new elements that one step's entries give a tensor, as flat positions in the whole tensor.
 
@@ -166,15 +206,12 @@ def decode_step(current: Bytes, known: Known, found: Sequence[Found], room: Room
     None where the tensor gets another dtype or shape, or goes. Nothing is written. Raises ChainError ``base-shape``
     where an entry does not fit what is there, FormatError for bytes that do not decode.
     """
-    entries = [part.entries[i] for part, i in found]
-    if any(e.encoding == "removed" or (e.encoding == "full" and (e.dtype.name, e.whole) != known) for e in entries):
+    if not changes_elements(known, found):
         return None
     words = current.view(uint(DTYPES[known[0]].width))
     decoded = []
-    for (part, _), entry in zip(found, entries, strict=True):
-        if (entry.dtype.name, entry.whole) != known:
-            need = describe((entry.dtype.name, entry.whole))
-            raise ChainError("base-shape", where=f"{part.where}, {entry.name[:80]!r}", have=describe(known), need=need)
+    for part, i in found:
+        entry = part.entries[i]
         if not entry.boxed and room is not None:  # then it is the only one
             return part.decode(entry, words, room)
         decoded.append(_decode_box(part, entry, words) if entry.boxed else part.decode(entry, words))
@@ -183,9 +220,12 @@ def decode_step(current: Bytes, known: Known, found: Sequence[Found], room: Room
     return Decoded(np.concatenate([d.positions for d in decoded]), np.concatenate([d.values for d in decoded]))
 
 
+def _box(entry: Entry) -> tuple[slice, ...]:
+    return tuple(slice(o, o + n) for o, n in zip(entry.offset, entry.shape, strict=True))
+
+
 def _decode_box(part: AnyPart, entry: Entry, words: npt.NDArray[Any]) -> Decoded:
-    box = tuple(slice(o, o + n) for o, n in zip(entry.offset, entry.shape, strict=True))
-    decoded = part.decode(entry, words.reshape(entry.whole)[box].reshape(-1))
+    decoded = part.decode(entry, words.reshape(entry.whole)[_box(entry)].reshape(-1))
     inside = np.arange(entry.elements) if decoded.positions is None else decoded.positions
     index = np.unravel_index(inside, entry.shape)
     moved = tuple(i + o for i, o in zip(index, entry.offset, strict=True))

@@ -15,9 +15,11 @@ from typing import TypeAlias
 import numpy as np
 
 from deltackpt.bits import DTYPES, nbytes, ordered, storage_shape, uint, unordered
-from deltackpt.codecs import SCAN_LIMIT, Entry, encode
+from deltackpt.codecs import SCAN_LIMIT, Decoded, Entry, decode, decode_into, encode
+from deltackpt.codecs.change import Source
 from deltackpt.codecs.table import REMOVED
 from deltackpt.diff import difference
+from deltackpt.errors import FormatError
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.parts import PatchReader
 from deltackpt.patch import Origin, PartReader, PartWriter, collides
@@ -206,6 +208,25 @@ def patched(old: State, *parts: bytes) -> State:
         if data is not None:
             new[name] = (*known, data.tobytes())
     return new
+
+
+def both_ways(entry: Entry, base: np.ndarray, source: Source) -> Decoded | str:
+    """What an entry decodes to, or the code of its error: the same where it is written to a copy of ``base``."""
+    words, into = base.copy(), None
+    try:
+        decode_into(entry, words, source, "here")
+    except FormatError as error:
+        into = error.code
+    try:
+        found = decode(entry, base, source, "here")
+    except FormatError as error:
+        assert into == error.code
+        return error.code
+    expected = base.copy()
+    found.write_to(expected)
+    assert into is None
+    assert (words == expected).all()
+    return found
 
 
 def entries_of(part: bytes) -> dict[str, Entry]:

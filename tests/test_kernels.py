@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from states import Memory, changed, random_bytes
+from states import Memory, both_ways, changed, random_bytes
 
 from deltackpt import kernels
 from deltackpt.bits import DTYPES, uint
-from deltackpt.codecs import Entry, decode, encode
-from deltackpt.codecs.near import Near
+from deltackpt.codecs import Entry, encode
+from deltackpt.codecs.near import FAR_ONLY, Near
 from deltackpt.codecs.packed import decode as unpack
+from deltackpt.codecs.packed import decode_into as unpack_into
 from deltackpt.codecs.packed import encode as pack
 from deltackpt.codecs.steps import count_exponents
 from deltackpt.codecs.tiles import Grid, collapse
 from deltackpt.diff import difference
-from deltackpt.errors import FormatError
 from deltackpt.kernels import build
 
 pytestmark = pytest.mark.skipif(kernels.LIB is None, reason="the kernels were not compiled")
@@ -68,6 +68,24 @@ def test_packed(seed, dtype, shape, share, rows, columns, classes, whole):
     for found, same in zip(unpack(*read_from), in_numpy(lambda: unpack(*read_from)), strict=True):
         assert found.dtype == same.dtype
         assert (found == same).all()
+    words = change.base.copy()
+    unpack_into(directory, read_from[1], words, change.dtype, "here")
+    assert (words == change.target).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1 << 31), (1 << 31, 1), (46_340, 46_341), (3, (1 << 31) // 3), (48_611, 44_177)])
+def test_tiles_of_2_31_elements(shape):
+    """Of elements that are never touched, and so take no memory."""
+    height, width = shape
+    positions = np.unique(
+        np.array([0, 1, width - 1, width % (height * width), height * width // 2, height * width - 1])
+    )
+    old, new, base = (np.full(len(positions), 0, "u1"), np.arange(1, len(positions) + 1, dtype="u1"), np.zeros(0, "u1"))
+    grid = Grid(1, height, width, 1, 1)
+    directory, tiles = pack(positions, old, new, base, DTYPES["U8"], grid, FAR_ONLY)
+    base = np.zeros(height * width, "u1")
+    found, values = unpack(directory, memoryview(b"".join(tiles)), base, DTYPES["U8"], "here")
+    assert (found.tolist(), values.tolist()) == (positions.tolist(), new.tolist())
 
 
 def outcome(entry, payload, base):
@@ -75,11 +93,8 @@ def outcome(entry, payload, base):
         def payload(self):
             return memoryview(payload)
 
-    try:
-        found = decode(entry, base, Source(), "here")
-    except FormatError as error:
-        return error.code
-    return found.positions.tolist(), found.values.tolist()
+    found = both_ways(entry, base, Source())
+    return found if isinstance(found, str) else (found.positions.tolist(), found.values.tolist())
 
 
 @given(seeds, packable, shapes, shares, st.integers(0, 1 << 20), st.binary(min_size=1, max_size=3))

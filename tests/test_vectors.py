@@ -17,6 +17,7 @@ from vectors import (
     code_of,
     data_of,
     decoded_apart,
+    in_place,
     name_of,
     of_kind,
     proofs,
@@ -66,9 +67,9 @@ def test_there_are_enough():
 
 @pytest.mark.parametrize("vector", of_kind("part"), ids=name_of)
 def test_parts(vector):
-    """As a whole, by ranges, tile by tile, entry by entry, by the second decoder, and verified without a base."""
+    """Whole, by ranges, tile by tile, in place, entry by entry, by the second decoder, and verified without a base."""
     data, base, code = data_of(vector), base_of(vector), vector.get("error")
-    for reader in (*(partial(streamed, read=read) for read in PARTS.values()), by_second):
+    for reader in (*(partial(streamed, read=read) for read in PARTS.values()), in_place, by_second):
         found = {}
         assert code_of(lambda: found.update(reader(data, base))) == code, reader  # noqa: B023
         if code is None:

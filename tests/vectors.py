@@ -20,7 +20,7 @@ from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.materialize import apply
 from deltackpt.parts import PatchReader
-from deltackpt.replay import decode_step, replace_whole
+from deltackpt.replay import decode_step, replace_whole, write_step
 from deltackpt.repository import Repository
 
 ROOT = Path(__file__).parent.parent
@@ -79,19 +79,31 @@ def proofs(found: Found) -> dict[str, Any]:
     }
 
 
-def streamed(data: bytes, base: Found, read: Callable[[bytes], Any] = PARTS["streamed"]) -> Found:
-    """Every tensor of a part applied to its base, as a replay does it."""
+def _written(current: Any, known: tuple[str, tuple[int, ...]], found: Any) -> bool:
+    """`write_step` by way of positions."""
+    if (decoded := decode_step(current, known, found)) is None:
+        return False
+    decoded.write_to(current.view(decoded.values.dtype))
+    return True
+
+
+def in_place(data: bytes, base: Found) -> Found:
+    """As `streamed`, with no positions kept."""
+    return streamed(data, base, step=write_step)
+
+
+def streamed(
+    data: bytes, base: Found, read: Callable[[bytes], Any] = PARTS["streamed"], step: Callable[..., bool] = _written
+) -> Found:
+    """Every tensor of a part applied to its base."""
     patch = PatchReader(None, [read(data)])
     result = dict(base)
     for name in patch.names:
         found, old = patch.entries_of(name), base.get(name)
         known = (old[0], old[1]) if old else None
         current = np.frombuffer(old[2], np.uint8).copy() if old else None
-        decoded = decode_step(current, known, found) if current is not None else None
-        if decoded is None:
+        if current is None or not step(current, known, found):
             current, known = replace_whole(found)
-        else:
-            decoded.write_to(current.view(decoded.values.dtype))
         result[name] = (*known, current.tobytes()) if known else None
     return result
 

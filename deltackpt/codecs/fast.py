@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import zlib
 from ctypes import c_int32, c_int64, c_void_p
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -50,12 +51,15 @@ class _Shape:
         self.grid, self.type, self.near = map(ctypes.addressof, self._held)
 
 
+_shape = lru_cache(1024)(_Shape)  # a step's tensors have few, and the next step's the same ones
+
+
 def encode(
     positions: Ints, old: Elements, new: Elements, base: Elements, dtype: DType, grid: Grid, near: Near
 ) -> tuple[Directory, list[bytes]]:
     """`packed.encode`."""
     assert kernels.LIB is not None
-    shape, n = _Shape(grid, dtype, near), len(positions)
+    shape, n = _shape(grid, dtype, near), len(positions)
     read = base if near.classes else base[:0]  # what stands for elements that nobody kept is not to be spread out
     given = [np.ascontiguousarray(a) for a in (positions, old, new, read)]
     counts = np.zeros((grid.tiles, near.lists), np.int64)
@@ -92,46 +96,69 @@ def decode(
     directory: Directory, payload: memoryview, base: Elements, dtype: DType, where: str, room: Room | None = None
 ) -> tuple[npt.NDArray[Any], Elements]:
     """`packed.decode`."""
-    assert kernels.LIB is not None
-    d, grid, near = directory, directory.grid, directory.near
-    shape, base = _Shape(grid, dtype, near), np.ascontiguousarray(base)
-    population = np.zeros((grid.tiles, near.classes), np.int64)
-    local = np.zeros(0, np.uint32)
-    if near.classes:
-        scan = (address(base), shape.type, shape.grid, shape.near)
-        kernels.LIB.dk_population(*scan, address(population), None)
-    spans = _spans(population, grid)
-    check_counts(d, spans, where)
-    check(d, payload, where)
-    begins = starts(population.ravel())
-    if near.classes:
-        local, at = np.empty(int(begins[-1]), np.uint32), begins[:-1].copy()
-        kernels.LIB.dk_population(*scan, address(at), address(local))
-    raw = _raw_bits(d.scale, dtype)
-    total = int(d.counts.sum())
+    stream = _Unpacking(directory, payload, np.ascontiguousarray(base), dtype, where)
+    total = int(directory.counts.sum())
     positions: npt.NDArray[Any]
     if room is not None and len(base) <= 1 << 32:
         positions, values = room.take(total, dtype.width)
     else:
         positions, values = np.empty(total, np.int64), np.empty(total, uint(dtype.width))
-    scale = (d.scale.ceiling, d.exception_k, positions.itemsize)
-    held = (shape.grid, shape.near, shape.type, address(base), address(begins), address(local), address(raw))
-    stream = _Stream(*held, *scale)
-    tile = np.zeros(1, np.int64)
-    tables = [np.ascontiguousarray(a, np.int64) for a in (d.counts, spans, d.unary, d.lengths)]
-    data = np.frombuffer(payload, np.uint8)
-    code = kernels.LIB.dk_unpack(
-        ctypes.addressof(stream), grid.tiles, *addresses(*tables, data, positions, values, tile)
-    )
-    if code:
-        _refuse(code, f"{where}, tile {tile[0]}")
+    stream.run(positions, values)
     return positions, values
 
 
+def decode_into(directory: Directory, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
+    """`packed.decode_into`, for contiguous elements."""
+    stream = _Unpacking(directory, payload, elements, dtype, where)
+    wide = np.uint32 if len(elements) <= 1 << 32 else np.int64
+    stream.run(np.empty(int(directory.changes.max(initial=0)), wide), None)
+
+
+class _Unpacking:
+    """A tensor's tiles, checked as far as that takes no memory that follows its counts, about to be unpacked."""
+
+    def __init__(self, d: Directory, payload: memoryview, base: Elements, dtype: DType, where: str) -> None:
+        assert kernels.LIB is not None
+        self._shape, self._base, self._where = _shape(d.grid, dtype, d.near), base, where
+        population = np.zeros((d.grid.tiles, d.near.classes), np.int64)
+        local = np.zeros(0, np.uint32)
+        scan = (address(base), self._shape.type, self._shape.grid, self._shape.near)
+        if d.near.classes:
+            kernels.LIB.dk_population(*scan, address(population), None)
+        spans = _spans(population, d.grid)
+        check_counts(d, spans, where)
+        check(d, payload, where)
+        begins = starts(population.ravel()) if d.near.classes else population
+        if d.near.classes:
+            local, at = np.empty(int(begins[-1]), np.uint32), begins[:-1].copy()
+            kernels.LIB.dk_population(*scan, address(at), address(local))
+        self._tables = [np.ascontiguousarray(a, np.int64) for a in (d.counts, spans, d.unary, d.lengths)]
+        self._tables.append(np.frombuffer(payload, np.uint8))
+        self._held = begins, local, _raw_bits(d.scale, dtype)
+        self._scale = d.scale.ceiling, d.exception_k
+
+    def run(self, positions: npt.NDArray[Any], values: Elements | None) -> None:
+        """All changes into ``positions`` and ``values``, or, if that is None, into the base, and those of one tile at a
+        time into ``positions``.
+        """
+        assert kernels.LIB is not None
+        shape = (self._shape.grid, self._shape.near, self._shape.type, address(self._base))
+        stream = _Stream(*shape, *addresses(*self._held), *self._scale, positions.itemsize)
+        tile = np.zeros(1, np.int64)
+        made = address(positions), None if values is None else address(values), address(tile)
+        tables = addresses(*self._tables)
+        code = kernels.LIB.dk_unpack(ctypes.addressof(stream), len(self._tables[0]), *tables, *made)
+        if code:
+            _refuse(code, f"{self._where}, tile {tile[0]}")
+
+
 def _spans(population: Ints, grid: Grid) -> Ints:
+    if not population.shape[1]:
+        return np.full((grid.tiles, 1), grid.span)
     return np.concatenate([np.full((grid.tiles, 1), grid.span), population], axis=1)
 
 
+@lru_cache(1024)
 def _raw_bits(scale: Scale, dtype: DType) -> npt.NDArray[np.uint8]:
     return scale.raw_bits(np.arange(EXPONENTS, dtype=np.uint16), dtype.width)
 

@@ -183,6 +183,15 @@ def decode(
     return np.concatenate([p for p, _ in parts]), np.concatenate([v for _, v in parts])
 
 
+def decode_into(directory: Directory, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
+    """The same, written to ``elements``, which hold the old ones. After a FormatError they are worth nothing."""
+    if kernels.LIB is not None and elements.flags.c_contiguous and elements.flags.writeable:
+        fast.decode_into(directory, payload, elements, dtype, where)
+        return
+    positions, values = decode(directory, payload, elements, dtype, where)
+    kernels.scatter(elements, positions, values)
+
+
 def _decode_group(
     directory: Directory,
     part: slice,

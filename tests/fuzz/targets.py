@@ -23,7 +23,7 @@ from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.parts import PatchReader
 from deltackpt.patch import Origin, PartReader
-from deltackpt.replay import decode_step, replace_whole
+from deltackpt.replay import decode_step, replace_whole, write_step
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 MOST = 1 << 20  # elements of a base that is made up
@@ -31,11 +31,11 @@ LAYOUT = (FIXTURES / "valid/layout_of_one_shard.json").read_bytes()
 
 
 def part(data: bytes) -> None:
-    """A part, applied to a base that fits its entries: whole, by ranges, and tile by tile, with one outcome."""
+    """A part, applied to a base that fits its entries: whole, by ranges, tile by tile, in place, with one outcome."""
     found: list[object] = []
-    for read in PARTS.values():
+    for read, in_place in [*((read, False) for read in PARTS.values()), (PARTS["streamed"], True)]:
         try:
-            found.append(applied(read(data)))
+            found.append(applied(read(data), in_place=in_place))
         except DeltackptError as error:
             found.append(error)
     refused = [isinstance(one, DeltackptError) for one in found]
@@ -45,17 +45,19 @@ def part(data: bytes) -> None:
     assert all(one == found[0] for one in found), "other bytes"
 
 
-def applied(reader: PartReader) -> dict[str, bytes]:
+def applied(reader: PartReader, *, in_place: bool = False) -> dict[str, bytes]:
     """What a part makes of tensors of every exponent."""
     patch, result = PatchReader(None, [reader]), {}  # type: ignore[arg-type]
     for name in patch.names:
         found = patch.entries_of(name)
         entry = found[0][0].entries[found[0][1]]
         base = base_of(entry)
-        decoded = None if base is None else decode_step(base, (entry.dtype.name, entry.whole), found)
-        if decoded is None:
+        known = (entry.dtype.name, entry.whole)
+        if in_place and base is not None and write_step(base, known, found):
+            pass
+        elif in_place or base is None or (decoded := decode_step(base, known, found)) is None:
             base, _ = replace_whole(found)
-        elif base is not None:
+        else:
             decoded.write_to(base.view(decoded.values.dtype))
         result[name] = b"" if base is None else base.tobytes()
     return result
