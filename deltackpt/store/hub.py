@@ -207,7 +207,8 @@ class BucketDriver:
         from huggingface_hub.errors import BucketBatchError
 
         try:
-            return self._api.batch_bucket_files(self._bucket, **changes)
+            self._api.batch_bucket_files(self._bucket, **changes)
+            return
         except BucketBatchError as error:
             refused = [failure["path"] for failure in error.failures][:1]
         raise StoreError(  # out here, so that the foreign error does not hang on it

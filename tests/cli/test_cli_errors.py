@@ -29,7 +29,7 @@ def test_no_secret_is_printed(world: World, tmp_path: Path) -> None:
     for options in ([], ["--json"], ["--verbose"], ["--json", "--verbose"]):
         done = deltackpt("log", world.repo, *options, before=broken, **words)
         assert done.status == 1
-        assert "hunter2" not in done.out + done.err.replace(said, ""), options
+        assert "hunter2" not in done.out + done.err, options
         assert "https://***@host/x?X-Amz-Signature=***&b=1 Bearer ***" in done.err
     for url in ("s3://me:hunter2@bucket/x", "s3://bucket/x?token=hunter2", "s4://me:hunter2@bucket"):
         for call in (["log", url], ["mirror", world.repo, url], ["doctor", url, "--json"], ["verify", url, "-v"]):

@@ -10,6 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.store import Store, fsspec_store, open_store
@@ -135,21 +136,40 @@ def test_a_library_that_refuses_its_settings_says_no_secret(monkeypatch: pytest.
 # What is known of an object from before
 
 
-def test_no_listing_and_no_size_is_believed_from_before(s3: Any, s3_url: str) -> None:
-    """Of a library that keeps both, as s3fs does by default."""
-    import s3fs
+class Remembers(LocalFileSystem):
+    """Looks at nothing twice, until it is told to forget."""
 
-    caching = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=True)
-    bucket, _, root = s3_url.removeprefix("s3://").partition("/")
-    store = RemoteStore(FsspecDriver(caching), "any://", f"{bucket}/{root}", patience=QUICK)
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.infos: dict[str, dict[str, Any]] = {}
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        if path not in self.infos:
+            self.infos[path] = super().info(path, **options)
+        return self.infos[path]
+
+    def find(self, path: str, *args: Any, **options: Any) -> dict[str, Any]:
+        if path not in self.found:
+            self.found[path] = super().find(path, *args, **options)
+        return self.found[path]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.infos.clear()
+        self.found.clear()
+
+
+def test_no_listing_and_no_size_is_believed_from_before(tmp_path: Path) -> None:
+    store = RemoteStore(FsspecDriver(Remembers()), "local://", str(tmp_path), patience=QUICK)
     store.put("a", [b"x"])
     assert [(i.name, i.size) for i in store.list("")] == [("a", 1)]
-    assert store.stat("a").size == 1
-    for name, body in (("b", b"y"), ("a", b"longer")):
-        s3.call_s3("put_object", Bucket=bucket, Key=f"{root}/{name}", Body=body)
-    assert [(i.name, i.size) for i in store.list("")] == [("a", 6), ("b", 1)]
+    (tmp_path / "a").write_bytes(b"longer")
     assert store.stat("a").size == 6
     assert store.get("a", 10) == b"longer"
+    (tmp_path / "b").write_bytes(b"y")
+    assert [(i.name, i.size) for i in store.list("")] == [("a", 6), ("b", 1)]
 
 
 FOREIGN = [path for path in Path(fsspec_store.__file__).parent.glob("*.py") if path.stem not in ("local", "folders")]
