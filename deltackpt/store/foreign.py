@@ -118,8 +118,8 @@ _CLASSES = {  # by the name of the class or one that it derives from
 _CODE = re.compile(r"[A-Za-z0-9._-]{1,60}")
 _REQWEST = re.compile(r"HTTP status (?:client|server) error \((\d{3})\b")  # all that hf_xet says of a status
 _FORBIDDEN = re.compile(r"Forbidden\b")  # gcsfs makes a bare OSError of a 403
-# Classes of Python's own that come of settings and answers that cannot be read, in the libraries and in what is made of
-# their answers here, and (NotImplementedError is a RuntimeError) of what a library cannot do. Any other is a bug of ours.
+# Classes of Python's own that come of settings and answers that cannot be read, by the libraries or by what is made of
+# their answers here, and of what a library cannot do: a NotImplementedError is a RuntimeError. All others are our bugs.
 _ODD = (ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
