@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import subprocess
+import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,10 +34,23 @@ from deltackpt.verify import verify_repository
 from tests.fake_bucket import FakeBucket
 from tests.store.conftest import QUICK
 
-pytestmark = pytest.mark.stores
+pytestmark = [
+    pytest.mark.stores,
+    # Of connections to what is no store, which its library never got to close.
+    pytest.mark.filterwarnings("ignore:unclosed", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 BRIEF = Patience(total=0.3, silence=2.0, first=0.01, most=0.05)
 SECRET = "hunter2-averysecretword"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _tidy() -> Iterator[None]:
+    """What was left open is collected here, and is no error of a later test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 def every_call(store: Store) -> dict[str, Callable[[], object]]:
@@ -199,6 +216,55 @@ def test_an_endpoint_that_is_none(url: str, opened: Any, monkeypatch: pytest.Mon
             every_call(store)[name]()
         assert caught.value.hint
         keeps(SECRET, caught.value)
+
+
+# What a user sees
+
+
+class Forbids(Portal):
+    """Refuses, and repeats what it was given."""
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        super().send_response(403, message)
+
+    kind = "application/xml"
+    page = f"<Error><Code>AccessDenied</Code><Message>{SECRET} is no good</Message></Error>".encode()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/run",
+        "hf://buckets/me/name",
+        "hf+s3://buckets/me/name",
+        pytest.param("gs://bucket/run", marks=pytest.mark.heavy),
+        pytest.param("az://box/run", marks=pytest.mark.heavy),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--json", "--verbose"]])
+def test_the_command_says_our_words_alone(url: str, options: list[str]) -> None:
+    """No library writes beside it, as their loggers would where nobody has set them up."""
+    root = Path(__file__).parents[2]
+    with serving(Forbids) as at:
+        keys = f"DefaultEndpointsProtocol=http;AccountName=me;AccountKey=aHVudGVyMg==;BlobEndpoint={at}/me;"
+        environment = {
+            **os.environ,
+            **{"PYTHONPATH": f"{root}{os.pathsep}{root / 'cli'}", "AWS_DEFAULT_REGION": "us-east-1"},
+            **dict.fromkeys(("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "HF_ENDPOINT", VARIABLE), at),
+            **dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"), SECRET),
+            "AZURE_STORAGE_CONNECTION_STRING": keys,
+        }
+        command = [sys.executable, "-c", "from deltackpt_cli.app import main; main()", "doctor", url, *options]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 8
+    assert SECRET not in done.stdout + done.stderr
+    said = done.stderr.splitlines()
+    if "--verbose" in options:
+        assert said[0] == "Traceback (most recent call last):"
+        assert "During handling" not in done.stderr
+        said = said[-3:]
+    assert said[0].startswith(f"error: {url}/")
+    assert said[1:] == ["", "hint: ask the owner of the bucket for read, write, list and delete on this prefix"]
 
 
 # Tokens that no header can carry
