@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 from deltackpt_cli.app import run
 
-from deltackpt.doctor import Check, Diagnosis, diagnose
-from deltackpt.errors import StoreError
+from deltackpt.doctor import _PROMISES, Check, Diagnosis, diagnose
+from deltackpt.errors import ConflictError, StoreError
 from deltackpt.store import Buffer, LocalStore, MemoryStore, ObjectInfo, Written
 from deltackpt.store.memory import _named
 
@@ -80,10 +81,80 @@ def test_a_store_that_promises_less_is_fine_and_it_is_said() -> None:
     assert any("overwrite each other" in word for word in found.not_guaranteed)
 
 
-@pytest.mark.parametrize(("store", "name"), [(Stale(), "list"), (Truncates(), "write")])
+class AnyRef(MemoryStore):
+    """A swap that compares nothing."""
+
+    def swap(self, name: str, old: bytes | None, new: bytes) -> None:
+        self._objects[name] = (bytes(new), 0.0)
+
+
+class TwoWinners(MemoryStore):
+    """A swap that compares, and then takes its time."""
+
+    def swap(self, name: str, old: bytes | None, new: bytes) -> None:
+        if self._objects.get(name, (None,))[0] != old:
+            raise ConflictError("ref-moved", where=name, have="x", need="y")
+        time.sleep(0.05)
+        self._objects[name] = (bytes(new), 0.0)
+
+
+class Keeps(MemoryStore):
+    """What is deleted is no longer listed, and can be read all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: set[str] = set()
+
+    def delete(self, name: str) -> None:
+        self.hidden.add(name)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return (info for info in super().list(prefix) if info.name not in self.hidden)
+
+
+class AnyRange(MemoryStore):
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        return self._objects[name][0][start + 1 : start + 1 + length]
+
+
+class ShortRange(MemoryStore):
+    """As many bytes as there are, and no error."""
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        return self._objects[name][0][start : start + length]
+
+
+class OtherClock(MemoryStore):
+    def now(self) -> float:
+        return super().now() - 90
+
+
+@pytest.mark.parametrize(
+    ("store", "name"),
+    [
+        (Stale(), "list"),
+        (Truncates(), "write"),
+        (AnyRef(), "compare-and-swap"),
+        (TwoWinners(), "compare-and-swap"),
+        (Keeps(), "delete"),
+        (AnyRange(), "range"),
+        (ShortRange(), "range"),
+        (OtherClock(), "clock"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
 def test_what_is_broken_is_named(store: MemoryStore, name: str) -> None:
     found = diagnose(store)
     assert [check.name for check in found.checks if not check.ok] == [name]
+    promise, without = _PROMISES[name]
+    assert promise not in found.guaranteed
+    assert without in found.not_guaranteed
+
+
+def test_clocks_that_differ_are_told() -> None:
+    behind = diagnose(MemoryStore(clock=lambda: time.time() - 4000))
+    assert behind.ok
+    assert "-4000 s: one of the two is wrong" in verdict(behind, "clock").note
 
 
 def test_a_store_that_cannot_be_written_has_no_diagnosis() -> None:

@@ -101,7 +101,7 @@ ROWS = re.findall(r"^\| `([a-z0-9-]+)` \| `(\w+Error)` \| (\d) \| .+ \|$", REGIS
 
 
 def codes_of(tree):
-    """(code, class or None) that a module raises: first arguments, and what is assigned to ``code`` or ``_CODES``."""
+    """(code, class or None) that a module raises: first arguments, and what ``code``, ``_CODES`` and ``_WORDS`` get."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -117,6 +117,9 @@ def codes_of(tree):
             if getattr(target, "id", "") == "code":
                 constants = [n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)]
                 yield from ((c, None) for c in constants if isinstance(c, str) and CODE.fullmatch(c))
+            elif getattr(target, "id", "") == "_WORDS" and isinstance(node.value, ast.Dict):  # of store/patience.py
+                tuples = [v.elts for v in node.value.values if isinstance(v, ast.Tuple)]
+                yield from ((code.value, name.id) for name, code, *_ in tuples)
             elif getattr(target, "id", "") == "_CODES" and isinstance(node.value, ast.Dict):
                 values = [v.value for v in node.value.values if isinstance(v, ast.Constant)]
                 yield from ((c, None) for c in values if isinstance(c, str) and CODE.fullmatch(c))

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TextIO
 
 from deltackpt.errors import DeltackptError
 from deltackpt.progress import SILENT, Progress
+from deltackpt_cli.secrets import hidden
 
 CLOSED = 141  # as a process that SIGPIPE ended
 
@@ -40,7 +41,7 @@ class Voice:
 
     def say(self, text: str) -> None:
         """Talk that --quiet does not silence."""
-        _print(sys.stderr, [text])
+        _print(sys.stderr, [hidden(text)])
 
     def note(self, text: str) -> None:
         """Talk that does not concern every reader."""
@@ -50,12 +51,15 @@ class Voice:
     def error(self, error: DeltackptError) -> int:
         """Say what went wrong, and where scripts look for it too; -> the exit code."""
         if self.json:
-            self.data([json.dumps(error.to_dict())])
+            shown = {
+                name: hidden(value) if isinstance(value, str) else value for name, value in error.to_dict().items()
+            }
+            self.data([json.dumps(shown)])
         if self.verbose:
             self._traceback(error)
         self.say(f"error: {error.where}: have {error.have}, need {error.need}")
         if error.hint:
-            _print(sys.stderr, ["", *f"hint: {error.hint}".split("\n")])
+            _print(sys.stderr, ["", *hidden(f"hint: {error.hint}").split("\n")])
         return error.exit_code
 
     def bug(self, error: Exception) -> int:
@@ -73,7 +77,7 @@ class Voice:
         )
 
     def _traceback(self, error: Exception) -> None:
-        _print(sys.stderr, "".join(traceback.format_exception(error)).splitlines())
+        _print(sys.stderr, hidden("".join(traceback.format_exception(error))).splitlines())
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:

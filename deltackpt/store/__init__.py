@@ -85,10 +85,12 @@ def _open_other(scheme: str, rest: str) -> Store:
 
 
 def _no_store(url: str) -> UsageError:
+    scheme, _, rest = url.partition("://")
+    shown = f"{scheme}://…" if "@" in rest or "?" in rest else url  # it may hold a secret
     return UsageError(
         "store-scheme",
         where="store URL",
-        have=repr(url),
+        have=repr(shown)[:200],
         need="a path, or a URL of " + ", ".join(f"{scheme}://" for scheme in SCHEMES),
         hint="a local folder is given as a plain path, or as file:///absolute/path",
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from deltackpt.disk import space_errors
 from deltackpt.store.base import Capabilities
 
 PART = 32 << 20  # bytes of an upload's part; smaller objects go in one request
@@ -194,14 +195,16 @@ class SpooledUpload:
     def __init__(self, part_size: int, send: Callable[[Path], None]) -> None:
         self._part_size = part_size
         self._send = send
-        number, path = tempfile.mkstemp(prefix="deltackpt-")
+        with space_errors(Path(tempfile.gettempdir())):
+            number, path = tempfile.mkstemp(prefix="deltackpt-")
         self._file, self._path = number, Path(path)
 
     def part(self, number: int, data: bytes) -> None:
         view, at = memoryview(data), number * self._part_size
-        while view:
-            count = os.pwrite(self._file, view, at)
-            view, at = view[count:], at + count
+        with space_errors(self._path):
+            while view:
+                count = os.pwrite(self._file, view, at)
+                view, at = view[count:], at + count
 
     def finish(self) -> None:
         self._send(self._path)

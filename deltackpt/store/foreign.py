@@ -7,6 +7,7 @@ URLs, headers or tokens.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -117,6 +118,10 @@ _CLASSES = {  # by the name of the class or one that it derives from
 _CODE = re.compile(r"[A-Za-z0-9._-]{1,60}")
 _REQWEST = re.compile(r"HTTP status (?:client|server) error \((\d{3})\b")  # all that hf_xet says of a status
 _FORBIDDEN = re.compile(r"Forbidden\b")  # gcsfs makes a bare OSError of a 403
+# Classes of Python's own that come of settings and answers that cannot be read, by the libraries or by what is made of
+# their answers here, and of what a library cannot do: a NotImplementedError is a RuntimeError. All others are our bugs.
+_ODD = (ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError)
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True)
@@ -129,20 +134,28 @@ class Fault:
 
 
 def read(error: Exception, now: float) -> Fault | None:
-    """What an exception means, None if it is none of a store: a bug of ours, which nobody should hide."""
+    """What an exception means, None if it is none of a store: a bug of ours, which nobody should hide.
+
+    One that says nothing but its class is told with the place in the code where it was raised.
+    """
     status, code, wait, kind = None, "", None, None
     for cause in _causes(error):
         names = [cls.__name__ for cls in type(cause).__mro__]
         kind = kind or next((_CLASSES[name] for name in names if name in _CLASSES), None)
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            kind = Kind.QUOTA
         status = status or _status(cause)
         code = code or _code(cause)
         wait = wait if wait is not None else _wait(_headers(cause), now)
     kind = _CODES.get(code) or _STATUS.get(status or 0) or kind
-    if kind is None and status is None and type(error).__module__ == "builtins" and not isinstance(error, OSError):
+    odd = kind is None and status is None and type(error).__module__ == "builtins" and not isinstance(error, OSError)
+    if odd and not isinstance(error, _ODD):
         return None
     if status is None and kind is None and _FORBIDDEN.match(str(error)):
         status, kind = 403, Kind.PERMISSION
     said = " ".join(str(word) for word in (status, code or type(error).__name__) if word)
+    if odd:
+        said += _place(error)
     return Fault(kind or Kind.REFUSED, said, wait)
 
 
@@ -154,6 +167,14 @@ def status(error: BaseException) -> int | None:
 def damaged(error: BaseException) -> bool:
     """Whether a client library found that bytes are not those that were sent."""
     return any(type(cause).__name__ == "FlexibleChecksumError" for cause in _causes(error))
+
+
+def _place(error: BaseException) -> str:
+    """The module and line that raised it; its text may hold anything."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" at {trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace is not None else ""
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -22,6 +22,7 @@ from deltackpt.store.driver import Driver, Fetched, Head, Plain, SpooledUpload, 
 from deltackpt.store.patience import DEFAULT, Patience
 from deltackpt.store.remote import RemoteStore
 
+NAMED = frozenset({"az", "abfs", "abfss", "sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs"})
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
@@ -46,9 +47,14 @@ def open_fsspec(url: str, patience: Patience = DEFAULT, **options: Any) -> Remot
         raise extra_missing(scheme) from None
     except Exception as error:
         fault = foreign.read(error, time.time())
-        raise _unusable(scheme, fault.said if fault else type(error).__name__) from None
+        refused = fault.said if fault else type(error).__name__
+    else:
+        refused = ""
+    if refused:  # out here, so that the foreign error does not hang on ours
+        raise _unusable(scheme, refused)
     if make is None:
-        return RemoteStore(FsspecDriver(fs), f"{scheme}://{path}", path.rstrip("/"), patience=patience)
+        shown = path if "://" in path else f"{scheme}://{path}"
+        return RemoteStore(FsspecDriver(fs), shown, path.rstrip("/"), patience=patience)
     bucket, _, root = path.strip("/").partition("/")
     if not bucket:
         raise _unusable(scheme, "no bucket in the URL")
@@ -58,9 +64,12 @@ def open_fsspec(url: str, patience: Patience = DEFAULT, **options: Any) -> Remot
 
 
 def check_url(scheme: str, rest: str) -> None:
-    """Refuse what would put a secret into messages, logs and manifests."""
+    """Refuse what would put a secret into messages, logs and manifests.
+
+    Before an ``@`` some file systems have a container, or a user who needs no secret; a token is what it is elsewhere.
+    """
     user, at, _ = rest.partition("/")[0].rpartition("@")
-    if "?" in rest or (at and ":" in user):
+    if "?" in rest or (at and (":" in user or scheme not in NAMED)):
         raise UsageError(
             "store-url-secret",
             where=f"store URL {scheme}://…",
@@ -118,7 +127,12 @@ class FsspecDriver(Plain):
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
         size = self.head(key).size
         end = min(start + length, size)
-        return Fetched(self._fs.cat_file(key, start, end) if start < end else b"", size, "")
+        if start >= end:
+            return Fetched(b"", size, "")
+        data = self._fs.cat_file(key) if end - start == size else self._fs.cat_file(key, start, end)
+        if len(data) == size:  # all of it: that was asked for, or the server knows no ranges
+            data = data[start:end]
+        return Fetched(data, size, "")
 
     def download(self, key: str, path: Path) -> None:
         raise NotImplementedError
@@ -138,7 +152,9 @@ class FsspecDriver(Plain):
         slash = "/" if prefix.startswith("/") else ""  # which some file systems drop, and some add
         for name, info in self._fs.find(prefix.rpartition("/")[0], detail=True).items():
             if info["type"] == "file":
-                yield Head(slash + name.lstrip("/"), info["size"], _modified(info))
+                key = slash + name.lstrip("/")
+                # Listings of web servers tell no sizes.
+                yield Head(key, info["size"], _modified(info)) if info["size"] is not None else self.head(key)
 
     def remove(self, key: str) -> None:
         self.head(key)  # some file systems remove a folder with all that is in it

@@ -116,11 +116,12 @@ class GcsDriver(Plain):
             for start in range(0, size, part_size):
                 data = file.read(part_size)
                 end = start + len(data) - 1
-                headers, _ = self._call(
+                headers, answer = self._call(
                     "PUT", session, data=_Body(data), headers={"Content-Range": f"bytes {start}-{end}/{size}"}
                 )
                 if headers.get("Range", f"bytes=0-{end}") != f"bytes=0-{end}":
                     raise ConnectionError("a part that did not arrive whole")
+        _check_made(answer, size)
 
     def _post(self, key: str, data: bytes, generation: str, mark: str) -> None:
         """Upload in one request, which the service refuses if the md5 or the object's generation is another."""
@@ -130,7 +131,7 @@ class GcsDriver(Plain):
         kinds = (b"application/json; charset=UTF-8", b"application/octet-stream")
         parts = zip(kinds, (about, data), strict=True)
         body = b"".join(b"%b\r\nContent-Type: %b\r\n\r\n%b\r\n" % (rule, kind, part) for kind, part in parts)
-        self._call(
+        _, answer = self._call(
             "POST",
             f"{self._host}/upload/storage/v1/b/{{}}/o",
             self._bucket,
@@ -139,6 +140,7 @@ class GcsDriver(Plain):
             headers={"Content-Type": f"multipart/related; boundary={mark}"},
             data=_Body(body + rule + b"--"),
         )
+        _check_made(answer, len(data))
 
 
 class _Body(io.BytesIO):
@@ -146,6 +148,13 @@ class _Body(io.BytesIO):
 
     def close(self) -> None:
         self.seek(0)
+
+
+def _check_made(answer: bytes, size: int) -> None:
+    """An upload that succeeded is answered by what was made: a 200 with anything else is no success."""
+    made = json.loads(answer)
+    if int(made["size"]) != size or not made["generation"]:
+        raise ValueError("an object of another size than was sent")
 
 
 def _head(found: dict[str, Any]) -> Head:

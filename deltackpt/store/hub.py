@@ -208,15 +208,16 @@ class BucketDriver:
 
         try:
             self._api.batch_bucket_files(self._bucket, **changes)
+            return
         except BucketBatchError as error:
             refused = [failure["path"] for failure in error.failures][:1]
-            raise StoreError(
-                "store-refused",
-                where=f"hf://buckets/{self._bucket}",
-                have=f"a batch in which {', '.join(refused) or 'something'} failed",
-                need="every operation of a batch to succeed",
-                hint="nothing was published; look at the Bucket's page for what it refuses, then write again",
-            ) from None
+        raise StoreError(  # out here, so that the foreign error does not hang on it
+            "store-refused",
+            where=f"hf://buckets/{self._bucket}",
+            have=f"a batch in which {', '.join(refused) or 'something'} failed",
+            need="every operation of a batch to succeed",
+            hint="nothing was published; look at the Bucket's page for what it refuses, then write again",
+        )
 
     def _resolve(self, key: str) -> str:
         return f"buckets/{self._bucket}/resolve/{quote(key, safe='')}"

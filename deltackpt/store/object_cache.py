@@ -50,9 +50,10 @@ class ObjectCache:
         info = os.fstat(file.fileno())
         print_ = (sha256, info.st_ino, info.st_mtime_ns)
         if print_ not in self._proven:
-            if _hash(file) != sha256:  # a disk that lies, or somebody who writes here
+            if _hash(file) != sha256:  # a disk that lies or fails, or somebody who writes here
                 file.close()
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
                 return None
             self._proven.add(print_)
         with suppress(OSError):  # a cache that others own can be read all the same
@@ -81,7 +82,8 @@ class ObjectCache:
                     self._path(sha256).parent.mkdir(exist_ok=True)
                     os.replace(coming, self._path(sha256))
             except BaseException:
-                coming.unlink(missing_ok=True)
+                with suppress(OSError):
+                    coming.unlink()
                 raise
             if (file := self.open(sha256)) is None:
                 raise Unusable
@@ -116,7 +118,8 @@ class ObjectCache:
             for path, info in sorted(entries, key=lambda entry: entry[1].st_atime_ns):
                 if total <= self.limit:
                     break
-                path.unlink(missing_ok=True)
+                with _usable():
+                    path.unlink(missing_ok=True)
                 total -= info.st_size
 
     def _entries(self) -> list[tuple[Path, os.stat_result]]:
@@ -133,7 +136,8 @@ class ObjectCache:
             (self.folder / "locks").mkdir(parents=True, exist_ok=True)
             fd = os.open(self.folder / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            with _usable():
+                fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
             os.close(fd)
@@ -148,8 +152,12 @@ def _usable() -> Iterator[None]:
 
 
 def _hash(file: BinaryIO) -> str:
+    """The sha256 of a file; none if it cannot be read."""
     digest = hashlib.sha256()
-    while chunk := file.read(1 << 20):
-        digest.update(chunk)
-    file.seek(0)
+    try:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+        file.seek(0)
+    except OSError:
+        return ""
     return digest.hexdigest()

@@ -97,7 +97,12 @@ _WORDS: dict[Kind, tuple[type[DeltackptError], str, str, str]] = {
         "it asked to be left alone for longer than the time that is allowed: try again later, or poll less often",
     ),
     Kind.SILENT: (StoreError, "store-silent", "an answer in time", "check the network and the endpoint"),
-    Kind.REFUSED: (StoreError, "store-io", "a store that does as it is asked", ""),
+    Kind.REFUSED: (
+        StoreError,
+        "store-io",
+        "a store that does as it is asked",
+        "`deltackpt doctor URL` tries out what it can do; the environment says which endpoint is meant",
+    ),
 }
 
 

@@ -15,13 +15,14 @@ import tempfile
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Lock, Semaphore
 from typing import TypeVar
 
+from deltackpt.disk import ensure_space, space_errors
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.store import base, stream
 from deltackpt.store.base import MAX_SWAP, Buffer, ObjectInfo, Written, check_name, check_prefix
@@ -316,8 +317,11 @@ class RemoteStore:
         return [Span(open_, ask, self._where(name), *piece, size, tag) for piece in bounds(start, end)]
 
     def _downloaded(self, name: str, size: int, chunk: int) -> Iterator[bytes]:
-        with tempfile.TemporaryDirectory(prefix="deltackpt-") as folder:
+        with ExitStack() as stack:
+            with space_errors(Path(tempfile.gettempdir())):
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deltackpt-"))
             path = Path(folder) / "object"
+            ensure_space(path, size)  # of what the client says of a full disk, nothing could be told
             self._ask(name, lambda: self._driver.download(self._prefix + name, path))
             if path.stat().st_size != size:
                 raise base.too_short(self._where(name), path.stat().st_size, 0, size)

@@ -69,10 +69,10 @@ class S3Driver(Plain):
         self._said = 0.0, float("-inf")  # the last Date, and when it came by this host's clock
 
     def create(self, key: str, data: bytes, mark: str) -> None:
-        self.call("put_object", Key=key, Body=data, IfNoneMatch="*", Metadata={MARK: mark})
+        _check_made(self.call("put_object", Key=key, Body=data, IfNoneMatch="*", Metadata={MARK: mark}))
 
     def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
-        self.call("put_object", Key=key, Body=data, IfMatch=tag, Metadata={MARK: mark})
+        _check_made(self.call("put_object", Key=key, Body=data, IfMatch=tag, Metadata={MARK: mark}))
 
     def upload(self, key: str, part_size: int, mark: str) -> Upload:
         made = self.call("create_multipart_upload", Key=key, Metadata={MARK: mark})
@@ -227,10 +227,17 @@ class _Multipart:
 
     def finish(self) -> None:
         parts = [{"PartNumber": number + 1, "ETag": tag} for number, tag in sorted(self._tags.items())]
-        self._call("complete_multipart_upload", MultipartUpload={"Parts": parts}, IfNoneMatch="*", **self._upload)
+        made = {"MultipartUpload": {"Parts": parts}, "IfNoneMatch": "*", **self._upload}
+        _check_made(self._call("complete_multipart_upload", **made))
 
     def abort(self) -> None:
         self._call("abort_multipart_upload", **self._upload)
+
+
+def _check_made(answer: dict[str, Any]) -> None:
+    """What was made has an ETag: a 200 without one is no success."""
+    if not answer.get("ETag"):
+        raise ValueError("an object without an ETag")
 
 
 def _temporary(upload: dict[str, Any]) -> str:

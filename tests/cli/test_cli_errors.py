@@ -20,6 +20,25 @@ def test_1_a_bug_keeps_its_traceback(world: World) -> None:
     assert "\x1b" not in done.out + done.err
 
 
+def test_no_secret_is_printed(world: World, tmp_path: Path) -> None:
+    """Not even by a bug in a library that knows them all."""
+    words = {"HF_TOKEN": "hf_hunter2hunter2", "AWS_SECRET_ACCESS_KEY": "hunter2/hunter2+hunter2"}
+    words |= {"AZURE_STORAGE_CONNECTION_STRING": "AccountKey=hunter2hunter2==;"}
+    said = " ".join(words.values()) + " https://me:hunter2@host/x?X-Amz-Signature=hunter2&b=1 Bearer hunter2"
+    broken = f"import deltackpt.report.log as m\ndef boom(*a):\n  raise RuntimeError({said!r})\nm.log = boom"
+    for options in ([], ["--json"], ["--verbose"], ["--json", "--verbose"]):
+        done = deltackpt("log", world.repo, *options, before=broken, **words)
+        assert done.status == 1
+        assert "hunter2" not in done.out + done.err, options
+        assert "https://***@host/x?X-Amz-Signature=***&b=1 Bearer ***" in done.err
+    for url in ("s3://me:hunter2@bucket/x", "s3://bucket/x?token=hunter2", "s4://me:hunter2@bucket"):
+        for call in (["log", url], ["mirror", world.repo, url], ["doctor", url, "--json"], ["verify", url, "-v"]):
+            done = deltackpt(*call)
+            assert done.status == 2, (call, done)
+            assert "hunter2" not in done.out + done.err, call
+    assert not any(path.read_bytes().count(b"hunter2") for path in tmp_path.rglob("*") if path.is_file())
+
+
 def test_2_usage(world: World) -> None:
     done = deltackpt("apply", world.repo, "out", "--fresh")
     assert (done.out, done.status) == ("", 2)

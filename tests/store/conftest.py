@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
+import socket
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,8 @@ from tests.fake_bucket import TOKEN, FakeBucket, installed, stub_hf_xet
 QUICK = Patience(total=3.0, silence=2.0, first=0.01, most=0.1)
 
 BUCKET = "test-bucket"
+ACCOUNT = "devstoreaccount1"  # azurite's, with the key that its manual prints
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _numbers = itertools.count(1)
 
 
@@ -87,3 +94,31 @@ def hub(tmp_path: Path) -> Iterator[FakeBucket]:
         patch.setattr(constants, "ENDPOINT", fake.url)
         patch.setenv("HF_TOKEN", TOKEN)
         yield fake
+
+
+def azure_keys(url: str) -> str:
+    """The connection string of azurite's account at an endpoint."""
+    return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={url}/{ACCOUNT};"
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[str]:
+    """The connection string of an Azure Blob Storage on loopback."""
+    command = os.environ.get("AZURITE") or shutil.which("azurite-blob")
+    if command is None:
+        pytest.skip("no azurite-blob: `npm install azurite`, then AZURITE=node_modules/.bin/azurite-blob")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = ["--silent", "--skipApiVersionCheck", "--disableTelemetry", "--inMemoryPersistence"]
+    server = subprocess.Popen([command, "--blobHost", "127.0.0.1", "--blobPort", str(port), *flags])
+    try:
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield azure_keys(f"http://127.0.0.1:{port}")
+    finally:
+        server.terminate()
+        server.wait()

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,36 +18,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sending a large body directly"),  # by its library, in one write
 ]
 
-ACCOUNT = "devstoreaccount1"  # azurite's, with the key that its manual prints
-KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-
 
 @pytest.fixture(scope="module")
-def azure() -> Iterator[Any]:
-    command = os.environ.get("AZURITE") or shutil.which("azurite-blob")
-    if command is None:
-        pytest.skip("no azurite-blob: `npm install azurite`, then AZURITE=node_modules/.bin/azurite-blob")
+def azure(azurite: str) -> Any:
     import adlfs
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = ["--silent", "--skipApiVersionCheck", "--disableTelemetry", "--inMemoryPersistence"]
-    server = subprocess.Popen([command, "--blobHost", "127.0.0.1", "--blobPort", str(port), *flags])
-    try:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        host = f"http://127.0.0.1:{port}/{ACCOUNT}"
-        keys = f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={host};"
-        fs = adlfs.AzureBlobFileSystem(connection_string=keys, skip_instance_cache=True, **options(QUICK))
-        fs.mkdir("box")
-        yield fs
-    finally:
-        server.terminate()
-        server.wait()
+    fs = adlfs.AzureBlobFileSystem(connection_string=azurite, skip_instance_cache=True, **options(QUICK))
+    fs.mkdir("box")
+    return fs
 
 
 @pytest.fixture

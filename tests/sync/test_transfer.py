@@ -182,6 +182,25 @@ def test_many_small_objects_share_requests(tmp_path: Path) -> None:
     assert {i.name: i.size for i in target.list("")} == {f.name: f.size for f in files}
 
 
+def test_progress_is_that_of_the_bytes(tmp_path: Path) -> None:
+    """By each of the three ways that an object takes: alone, in a batch, and by ranges."""
+
+    class Noted:
+        count = 0
+
+        def start(self, what: str, total: int) -> None: ...
+
+        def advance(self, count: int) -> None:
+            self.count += count
+
+    for target in (MemoryStore(), Batching()):
+        source, progress = Counting(), Noted()
+        files = [put(source, f"patches/{i}", bytes([i]) * i) for i in range(20)] + [put(source)]
+        Transfer(source, target, folder=tmp_path, progress=progress).copy_all(files)
+        assert progress.count == sum(f.size for f in files)
+        assert source.ranged > 0
+
+
 def test_a_batch_with_something_that_is_there(tmp_path: Path) -> None:
     source, target = MemoryStore(), Batching()
     files = [put(source, f"patches/{i}", bytes([i])) for i in range(5)]
