@@ -72,8 +72,10 @@ class Repository:
         self.load = lru_cache(maxsize=CACHED)(self._load)
         self.layout_of = lru_cache(maxsize=STATES)(self._layout_of)
         self._states: OrderedDict[tuple[File, File, str], dict[str, TensorDigest]] = OrderedDict()
+        self._coming: tuple[tuple[Link, Link], Thread] | None = None
         self._here = local()  # what this thread loaded last
         self._reading = Lock()  # one reads layout and digests, and whoever wants the same waits for that
+        self._begun = Lock()
 
     @classmethod
     def open(cls, url: str | os.PathLike[str]) -> Repository:
@@ -309,23 +311,35 @@ class Repository:
         """`chain.resolve` over manifests and edges, which are not asked for where one patch is all that is missing."""
         if have is not None and (plan := chain.next_step(target, self.load, have)) is not None:
             return plan
-        if have is not None and target.step - have.step > FAR:
-            self._load_between(have, target)
+        if have is not None and (coming := self.bring_chain(have, target)) is not None:
+            coming.join()
         return chain.resolve(target, self.load, have=have, edges=self.edges())
 
-    def _load_between(self, have: Link, target: Link) -> None:
-        """Many manifests at once, where each takes a request and they would be followed one by one."""
+    def bring_chain(self, have: Link, target: Link) -> Thread | None:
+        """Begin to read many manifests at once, where each takes a request and they would be followed one by one.
+
+        Errors are those of whoever asks for them. Who begins the same again gets what was begun.
+        """
         store = self.store.capabilities
-        if store.local or store.pause:
-            return
+        if target.step - have.step <= FAR or store.local or store.pause:
+            return None
+        with self._begun:
+            if self._coming is None or self._coming[0] != (have, target):
+                thread = Thread(target=self._load_between, args=(have, target), name="deltackpt-chain", daemon=True)
+                self._coming = (have, target), thread
+                thread.start()
+            return self._coming[1]
+
+    def _load_between(self, have: Link, target: Link) -> None:
         from deltackpt.parallel import ordered_map
 
         def attempt(link: Link) -> None:
             with suppress(DeltackptError):  # whoever needs it says what is wrong with it
                 self.load(link)
 
-        links = [link for link in self.steps() if have.step < link.step <= target.step]
-        list(ordered_map(attempt, links[-CACHED:], READERS))
+        with suppress(DeltackptError):
+            links = [link for link in self.steps() if have.step < link.step <= target.step]
+            list(ordered_map(attempt, links[-CACHED:], READERS))
 
     def find(self, spec: str | int | Link = "latest", ref: str = "main") -> Link:
         """A step by number on the branch ``ref``, by ``number-id`` on any, by tag, or ``latest``.
@@ -422,8 +436,13 @@ class Repository:
         with self._reading:
             return self.layout_of(of.layout)
 
-    def bring_states(self, of: Manifest) -> Thread:
-        """Begin to read the digests of a step, and the layout; errors are those of whoever asks for them."""
+    def bring_states(self, of: Manifest, have: Link | None = None) -> Thread:
+        """Begin to read the digests of a step, and the layout, and what leads there from ``have``.
+
+        Errors are those of whoever asks for it.
+        """
+        if have is not None:
+            self.bring_chain(have, of.link)
 
         def bring() -> None:
             with suppress(BaseException):

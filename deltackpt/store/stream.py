@@ -12,10 +12,11 @@ from itertools import pairwise
 from threading import Event, Lock, Semaphore
 from typing import TypeAlias
 
-from deltackpt.errors import StoreError
 from deltackpt.parallel import ordered_map
 from deltackpt.store import foreign
 from deltackpt.store.driver import WINDOW, Body
+from deltackpt.store.foreign import Fault, Kind
+from deltackpt.store.patience import failed
 
 BLOCK = 1 << 20  # bytes that are read of a body at a time
 PIECE = 64 << 20  # bytes of one request
@@ -69,10 +70,7 @@ class Span:
         except BaseException as error:
             self.close()
             if foreign.damaged(error) and self._at > self.start:  # somewhere in what was handed on already
-                have, hint = "a body that was damaged on its way", "read it again, and check the network"
-                raise StoreError(
-                    "store-silent", where=self._where, have=have, need="what was sent", hint=hint
-                ) from None
+                raise failed(self._where, Fault(Kind.SILENT, "a body that was damaged on its way")) from None
             raise
 
     def _begun(self) -> Body:

@@ -169,7 +169,7 @@ class Follower:
         target = self._repo.load(link)
         # A lease is some requests a step. The next step is new: if it goes nevertheless, there is a newer one.
         self._repo.pins = self._pins and target.parent != before
-        self._repo.bring_states(target)
+        self._repo.bring_states(target, before)
         done = apply_to_cache(
             self._repo,
             self._cache,
