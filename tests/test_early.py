@@ -59,8 +59,8 @@ def test_what_there_is_no_room_for_is_decoded_when_it_is_asked_for(
     held_at_once: list[int] = []
     advance = Early._advance
 
-    def watched(self, name, patch, new, room):  # type: ignore[no-untyped-def]
-        fits = advance(self, name, patch, new, room)
+    def watched(self, name, patch, new):  # type: ignore[no-untyped-def]
+        fits = advance(self, name, patch, new)
         held_at_once.append(sum(data.nbytes for data in new.values()))
         return fits
 
