@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deltackpt_cli import text
 from running import World, command, deltackpt, environment, files, interrupted, masked
 
 FIELDS = {"error", "exit_code", "where", "have", "need", "hint"}
@@ -213,3 +214,11 @@ def test_a_reader_that_leaves_is_no_error(world: World) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 141
+
+
+def test_steps_are_told_together() -> None:
+    assert [text.steps(numbers) for numbers in ([4], [5, 4], [9, 1, 4, 5, 6, 8])] == [
+        "step 4",
+        "steps 4, 5",
+        "steps 1, 4 to 6, 8, 9",
+    ]
