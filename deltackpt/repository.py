@@ -93,8 +93,8 @@ class Repository:
                 where=store.url,
                 have="no deltackpt.json",
                 need="a repository",
-                hint="`deltackpt write CHECKPOINT_DIR REPO` makes one in an empty place; `deltackpt mirror MIRROR REPO "
-                "--repair` puts back what was lost from one.",
+                hint="`deltackpt write CHECKPOINT_DIR REPO` makes one where there is nothing. If it was lost, "
+                "`deltackpt mirror MIRROR REPO --repair` puts it back.",
             ) from error
         value = loads_strict(raw, limit=MAX_SMALL, where=f"{store.url}/{MARKER}")
         if (

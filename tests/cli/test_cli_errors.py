@@ -154,7 +154,8 @@ def test_6_not_there(world: World, tmp_path: Path) -> None:
     assert done.err == (
         f"error: {(tmp_path / 'nothing').as_uri()}: have no deltackpt.json, need a repository\n"
         "\n"
-        "hint: `deltackpt write CHECKPOINT_DIR REPO` makes one.\n"
+        "hint: `deltackpt write CHECKPOINT_DIR REPO` makes one where there is nothing. "
+        "If it was lost, `deltackpt mirror MIRROR REPO --repair` puts it back.\n"
     )
     done = deltackpt("apply", world.repo, tmp_path / "out", "--step", 9, "--verbose")
     assert (done.out, done.status) == ("", 6)
