@@ -65,8 +65,8 @@ def follow(
 
     Until SIGINT or SIGTERM. CACHE/current moves when every byte of a new step is proven. Steps that were missed are
     read once, and written in one move. A CMD that fails, or was cut short, is reported; it runs again for the next
-    step, and at the next start for its own. With --once it is an error, exit code 4. With --json every event is a line: switch, exec, outage (told
-    when a request had no answer for a minute), back, current.
+    step, and at the next start for its own. With --once it is an error, exit code 4. With --json every event is a line:
+    switch, exec, outage (told when a request had no answer for a minute), back, current.
 
     Without --ready the old slot is patched at the next step, and readers have until then to let go of its files. With
     it that is done as soon as CMD has ended, and the next step is there in about half the time.
