@@ -201,7 +201,8 @@ def plan_gc(repo: Repository, policy: Policy = Policy()) -> GcPlan:
 
     Kept are the steps that the policy, a ref, a tag or a live lease wants, the newest anchor of every ref, whatever is
     younger than the grace time, and the cheapest way to each of them. Raises NotFoundError ``tag-missing`` for a tag
-    that the policy names, FormatError for a damaged manifest or layout: what those need cannot be told.
+    that the policy names, FormatError for a damaged manifest or layout: what those need cannot be told,
+    ChainError ``chain-broken`` for a ref or tag whose step has no way from an anchor any more.
     """
     return plan_of(repo, Survey.take(repo), policy)
 

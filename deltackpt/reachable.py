@@ -20,7 +20,7 @@ from deltackpt.survey import Survey
 
 class Reachable:
     """Decided when it is made; `objects` and `rebases` tell. Raises FormatError, ChainError for an edge that cannot be
-    read where a step that is wanted has no other way."""
+    read where a step that is wanted has no other way, ChainError ``chain-broken`` for a ref or tag that has none."""
 
     def __init__(self, repo: Repository, survey: Survey, policy: Policy) -> None:
         self._repo, self._survey = repo, survey
@@ -31,6 +31,7 @@ class Reachable:
         self.used: dict[str, Edge] = {}  # by name: every edge that stays
         self._followed: set[str] = set()
         self._past: set[str] = set()
+        self._check_heads()
         for id_ in self.roots:
             self._follow(id_)
         by_end: dict[Link, list[Edge]] = {}
@@ -71,6 +72,25 @@ class Reachable:
             if (newest := self._newest_anchor(head)) is not None:
                 why.setdefault(newest, f"newest anchor of {name}")
         return {id_: reason for id_, reason in why.items() if id_ in self._nodes}
+
+    def _check_heads(self) -> None:
+        """What a ref or tag needs and cannot be found may come back from a mirror; what nobody seems to need meanwhile
+        is then what it needs."""
+        survey = self._survey
+        for kind, named in (("ref", survey.refs), ("tag", survey.tags)):
+            for ref in named:
+                if ref.link.id in self._ways:
+                    continue
+                if survey.broken:
+                    raise survey.broken[0]
+                raise ChainError(
+                    "chain-broken",
+                    where=f"{self._repo.store.url}, {kind} {ref.name}",
+                    have=f"no intact way to step {ref.link.step}, and steps that may belong to it",
+                    need="a step that can be restored, before anything is removed",
+                    hint="`deltackpt verify REPO` tells what is gone; `deltackpt mirror MIRROR REPO --repair` puts it "
+                    "back. Without a mirror, `write --resume-from STEP` takes the ref back to a step that is whole.",
+                )
 
     def _newest_anchor(self, head: Link) -> str | None:
         later = {edge.end.id for edge in self._survey.edges if edge.start is None and self._survey.there(edge.files)}

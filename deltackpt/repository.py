@@ -93,7 +93,8 @@ class Repository:
                 where=store.url,
                 have="no deltackpt.json",
                 need="a repository",
-                hint="`deltackpt write CHECKPOINT_DIR REPO` makes one.",
+                hint="`deltackpt write CHECKPOINT_DIR REPO` makes one where there is nothing. If it was lost, "
+                "`deltackpt mirror MIRROR REPO --repair` puts it back.",
             ) from error
         value = loads_strict(raw, limit=MAX_SMALL, where=f"{store.url}/{MARKER}")
         if (
@@ -162,7 +163,8 @@ class Repository:
                 where=f"{self.store.url}, ref {name}",
                 have=f"no ref at all, and steps up to {link.step}",
                 need="the ref that led to them",
-                hint=f"It was lost, or removed. `--step {newest}` reads that step; "
+                hint=f"It was lost, or removed. `deltackpt mirror MIRROR REPO` sets it as a mirror has it. "
+                f"`--step {newest}` reads that step; "
                 f"`deltackpt write CHECKPOINT_DIR REPO --resume-from {newest}` goes on from it, with a new ref.",
             )
         return None
@@ -195,6 +197,17 @@ class Repository:
         return self._parse_ref(f"refs/{_checked(name)}.json", name, raw)
 
     def _parse_ref(self, object_name: str, name: str, raw: bytes) -> Ref:
+        try:
+            return self._decode_ref(object_name, name, raw)
+        except FormatError as error:
+            if not error.hint:
+                error.hint = (
+                    "Which step it named, only another copy can tell: remove the object, then `deltackpt mirror MIRROR "
+                    "REPO` sets it as a mirror has it."
+                )
+            raise
+
+    def _decode_ref(self, object_name: str, name: str, raw: bytes) -> Ref:
         value = loads_strict(raw, limit=MAX_SMALL, where=f"{self.store.url}/{object_name}")
         fields = manifest.Fields({"link": value}, f"{self.store.url}/{object_name}")
         link = fields.link("link")

@@ -15,7 +15,7 @@ from chains import NOW, World, bare_chain, next_state
 from states import make_checkpoint, tree
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError, UsageError
+from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError, StoreError, UsageError
 from deltackpt.fold import fold
 from deltackpt.format.canonical import dumps
 from deltackpt.format.manifest import Link
@@ -438,6 +438,35 @@ def test_a_broken_edge_that_nobody_needs_goes(world: World) -> None:
     world.repo.store.put(edge.name, [b"{}"])
     plan, _ = collect(world.repo, Policy(grace=0))
     assert edge.name in dict(plan.delete)
+    world.check(links[4])
+
+
+def test_nothing_goes_while_the_way_to_a_head_is_broken(world: World) -> None:
+    links = world.repo.steps()
+    name = links[5].name
+    size = world.repo.store.stat(name).size
+    lost = world.repo.store.get(name, size)
+    world.repo.store.delete(name)
+    repo = Repository.open(world.repo.store.url)
+    for work in (plan_gc, collect):
+        with pytest.raises(ChainError, match="ref main") as caught:
+            work(repo, Policy(last=2, grace=0))
+        assert caught.value.code == "chain-broken"
+    found = status(repo)
+    assert (found.restore_bytes, found.gc_frees, found.gc_steps) == (None, None, None)
+    world.repo.store.put(name, [lost])
+    collect(Repository.open(world.repo.store.url), Policy(last=2, grace=0))
+    world.check(links[-1])
+
+
+def test_a_ref_taken_back_to_an_intact_step_lets_gc_go_on(world: World) -> None:
+    links = world.repo.steps()
+    world.repo.store.delete(links[5].name)
+    with pytest.raises(ChainError):
+        plan_gc(world.repo)
+    world.publish(world.states[links[4].id], resume_from=f"4-{links[4].id[:12]}")
+    collect(world.repo, Policy(last=2, grace=0))
+    assert verify_repository(world.repo, threads=1).ok
     world.check(links[4])
 
 

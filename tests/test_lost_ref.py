@@ -9,6 +9,8 @@ from chains import World
 
 from deltackpt.errors import NotFoundError
 from deltackpt.report.log import log
+from deltackpt.repository import Repository
+from deltackpt.verify import verify_repository
 
 
 def test_a_lost_ref_is_no_beginning(tmp_path: Path) -> None:
@@ -35,3 +37,14 @@ def test_steps_without_parents_are_of_publishes_that_were_killed(tmp_path: Path)
     (tmp_path / "repo" / "refs" / "main.json").unlink()
     assert log(world.repo).steps == ()
     assert world.publish(world.states[world.repo.steps()[0].id]).step == 0
+
+
+def test_verify_tells_of_a_lost_ref_and_of_a_damaged_one(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.run(3)
+    ref = tmp_path / "repo" / "refs" / "main.json"
+    for damage, code in ((ref.unlink, "ref-missing"), (lambda: ref.write_text("{"), "json-syntax")):
+        damage()
+        (finding,) = verify_repository(Repository.open(tmp_path / "repo"), threads=1).findings
+        assert finding.code == code
+        assert "deltackpt mirror MIRROR REPO" in finding.hint

@@ -6,6 +6,7 @@ Text is printed as it is, never as markup; what a terminal might act on is escap
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import traceback
@@ -31,6 +32,11 @@ class Voice:
         self.json = json
         self._quiet = quiet
         self.verbose = verbose
+        # What the library logs is a note; other handlers, such as those of a test, are left alone.
+        logger = logging.getLogger("deltackpt")
+        for handler in [handler for handler in logger.handlers if isinstance(handler, _Notes)]:
+            logger.removeHandler(handler)
+        logger.addHandler(_Notes(self))
 
     def result(self, result: Result, lines: Callable[[], Iterable[str]]) -> None:
         """The result for whoever asked: its fields as one JSON object, or as ``lines``."""
@@ -92,6 +98,17 @@ class Voice:
             yield bar
         finally:
             bar.close()
+
+
+class _Notes(logging.Handler):
+    """Warnings of the library as notes of the command."""
+
+    def __init__(self, voice: Voice) -> None:
+        super().__init__(logging.WARNING)
+        self._voice = voice
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._voice.note(f"note: {record.getMessage()}")
 
 
 def _print(stream: TextIO, lines: Iterable[str]) -> None:

@@ -65,7 +65,8 @@ def follow(
 
     Until SIGINT or SIGTERM. CACHE/current moves when every byte of a new step is proven. Steps that were missed are
     read once, and written in one move. A CMD that fails, or was cut short, is reported; it runs again for the next
-    step, and at the next start for its own. With --once it is an error. With --json every event is a line.
+    step, and at the next start for its own. With --once it is an error, exit code 4. With --json every event is a line:
+    switch, exec, outage (told when a request had no answer for a minute), back, current.
 
     Without --ready the old slot is patched at the next step, and readers have until then to let go of its files. With
     it that is done as soon as CMD has ended, and the next step is there in about half the time.
@@ -80,7 +81,7 @@ def follow(
     with voice.progress() as progress, stopped_by_signals() as stop:
         source = read_through(repo, folder, object_cache_size)
         options: dict[str, Any] = {"ref": ref, "poll": every, "prefetch": prefetch, "ready": ready, "threads": threads}
-        options |= {"failed": teller.failed, "unready": teller.unready}
+        options |= {"failed": teller.failed, "unready": teller.unready, "back": teller.back}
         follower = Follower(source, cache.absolute(), progress=progress, stop=stop, **options)
         if once:
             _once(teller, follower)
@@ -118,6 +119,11 @@ class _Teller:
         again(self._voice, error, wait)
         if self._voice.json:
             self.event("outage", "", **error.to_dict(), retry_in=round(wait, 3))
+
+    def back(self) -> None:
+        self._voice.say("the store answers again")
+        if self._voice.json:
+            self.event("back", "")
 
     def unready(self, error: DeltackptError) -> None:
         self._voice.note(f"note: the next step is not prepared for: {error.where}: {error.have} [{error.code}]")

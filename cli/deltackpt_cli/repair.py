@@ -53,4 +53,4 @@ def _lines(done: RepairResult) -> Iterator[str]:
 
 
 def _left(count: int) -> str:
-    return "nothing" if count == 0 else f"{text.count(count)} that the source cannot put right"
+    return "nothing" if count == 0 else f"{text.count(count)} of the above that --repair cannot put right from there"

@@ -33,6 +33,8 @@ def _rows(s: Status) -> Iterator[tuple[str, str]]:
     yield "repository", f"{s.repository} ({s.id})"
     yield "head", f"no step on {s.ref} yet" if s.step is None else f"step {s.step} on {s.ref} ({str(s.head)[:12]})"
     yield "steps", text.count(s.steps)
+    if s.step is not None and s.restore_bytes is None:
+        yield "restore", "no intact way from an anchor"
     if s.restore_bytes is not None:
         yield "restore", f"{text.count(s.restore_bytes)} bytes: an anchor and {_patches(s.restore_patches or 0)}"
     yield "storage", ", ".join(f"{folder} {text.count(size)}" for folder, size in sorted(s.storage.items()))
@@ -41,7 +43,10 @@ def _rows(s: Status) -> Iterator[tuple[str, str]]:
     for lease in s.leases:
         what = f"step {lease.link.step}" if lease.link else "every step"
         yield "lease", f"{what}, {lease.holder}, until {text.moment(lease.expires)}"
-    yield "gc", f"would free {text.count(s.gc_frees)} bytes, {text.count(s.gc_steps)} steps"
+    if s.gc_frees is None:
+        yield "gc", "would refuse: a ref or tag cannot be restored; `deltackpt verify REPO` tells why"
+    else:
+        yield "gc", f"would free {text.count(s.gc_frees)} bytes, {text.count(s.gc_steps)} steps"
     if s.cache is not None:
         yield from _cache(s.cache)
 

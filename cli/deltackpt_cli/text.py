@@ -47,3 +47,15 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
         some = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
         lines.append("  ".join(some).rstrip())
     return lines
+
+
+def steps(numbers: Iterable[int]) -> str:
+    """`step 4`, or `steps 1, 4 to 7`: three in a row and more are a range."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"step{'s' * (sum(map(len, runs)) > 1)} {', '.join(parts)}"

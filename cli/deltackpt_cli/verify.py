@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,10 +82,28 @@ def verify(
 
 
 def findings(found: Iterable[Finding]) -> Iterator[str]:
-    for finding in found:
+    """A line each, and one for all steps that are lost for the same reason; a hint that many share comes once."""
+    hint = ""
+    for finding in _together(found):
         yield f"{finding.where}: have {finding.have}, need {finding.need} [{finding.code}]"
-        if finding.hint:
+        if finding.hint and finding.hint != hint:
             yield f"  hint: {finding.hint}"
+        hint = finding.hint
+
+
+def _together(found: Iterable[Finding]) -> Iterator[Finding]:
+    for about, same in groupby(
+        found, lambda finding: replace(finding, where="") if _step(finding) is not None else finding
+    ):
+        if _step(first := next(same)) is not None:
+            yield replace(about, where=text.steps([_step(first) or 0, *(_step(other) or 0 for other in same)]))
+        else:
+            yield first
+
+
+def _step(finding: Finding) -> int | None:
+    number = finding.where.removeprefix("step ")
+    return int(number) if number != finding.where and number.isdecimal() else None
 
 
 def _lines(report: Report) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,7 +36,8 @@ class CacheStatus:
 @dataclass(frozen=True)
 class Status:
     """``restore_bytes`` is what a reader without anything reads for the head; ``storage`` counts bytes of objects by
-    folder; ``gc_frees`` and ``gc_steps`` are what a gc without a policy would remove."""
+    folder; ``gc_frees`` and ``gc_steps`` are what a gc without a policy would remove, None where it would
+    refuse, since the way to a ref or tag is broken."""
 
     repository: str
     id: str
@@ -48,8 +50,8 @@ class Status:
     restore_patches: int | None
     storage: dict[str, int]
     leases: tuple[Lease, ...]
-    gc_frees: int
-    gc_steps: int
+    gc_frees: int | None
+    gc_steps: int | None
     cache: CacheStatus | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,7 +68,9 @@ def status(repo: Repository, cache: str | os.PathLike[str] | None = None, *, ref
         except ChainError:  # verify says why
             plan = None
     survey = Survey.take(repo)
-    garbage = plan_of(repo, survey, Policy())
+    garbage = None
+    with suppress(ChainError):  # the same: a gc refuses to go on
+        garbage = plan_of(repo, survey, Policy())
     storage: dict[str, int] = {}
     for info in (*survey.objects.values(), *(i for folder in _RECORDS for i in repo.store.list(folder))):
         folder = info.name.partition("/")[0]
@@ -83,8 +87,8 @@ def status(repo: Repository, cache: str | os.PathLike[str] | None = None, *, ref
         restore_patches=len(plan.patches) if plan else None,
         storage=storage,
         leases=tuple(survey.live),
-        gc_frees=garbage.frees,
-        gc_steps=garbage.steps,
+        gc_frees=garbage.frees if garbage else None,
+        gc_steps=garbage.steps if garbage else None,
         cache=_cache(repo, cache, ref) if cache is not None and head is not None else None,
     )
 

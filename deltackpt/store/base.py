@@ -207,11 +207,12 @@ def _refuse(name: str, reason: str) -> None:
 
 # The errors that every back end raises, worded once; ``where`` is the store and the name.
 
+GONE = "`deltackpt mirror MIRROR REPO --repair` puts it back from a mirror; `deltackpt verify REPO` tells what is gone."
 DAMAGED = "It was changed or damaged in the store. `deltackpt mirror MIRROR REPO --repair` puts it right from a mirror."
 
 
 def missing(where: str) -> NotFoundError:
-    return NotFoundError("object-missing", where=where, have="no such object", need="a published object")
+    return NotFoundError("object-missing", where=where, have="no such object", need="a published object", hint=GONE)
 
 
 def taken(where: str) -> ConflictError:

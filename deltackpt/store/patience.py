@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from deltackpt.store import foreign
 from deltackpt.store.foreign import Fault, Kind
 
 T = TypeVar("T")
+
+TOLD_AFTER = 5.0  # seconds without an answer after which somebody may wonder
+log = logging.getLogger(__name__)
 
 SLOWEST = 256 << 10  # bytes a second below which a transfer counts as stuck
 
@@ -53,9 +57,10 @@ class Patience:
         """The result of ``attempt``, called again after a transient failure; it must begin anew each time.
 
         Raises Answer, and StoreError or NoSpaceError: at once for what another attempt cannot mend, when the time is
-        up for what it might have.  A service that asks for a pause gets it, if it ends in time.
+        up for what it might have.  One that takes long is logged as a warning, once.
+        A service that asks for a pause gets it, if it ends in time.
         """
-        began, pause = clock(), self.first
+        began, pause, told = clock(), self.first, False
         while True:
             try:
                 return attempt()
@@ -70,6 +75,9 @@ class Patience:
             wait = pause * random.uniform(0.5, 1) if fault.wait is None else fault.wait
             if fault.kind not in foreign.TRANSIENT or clock() - began + wait > self.total:
                 raise failed(where, fault) from None  # the foreign text may hold secrets: no chain
+            if not told and clock() - began >= TOLD_AFTER:
+                told = True
+                log.warning("%s: %s; asked again for up to %.0f s", where, fault.said, self.total)
             sleep(wait)
             pause = min(2 * pause, self.most)
 

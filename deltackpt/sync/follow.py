@@ -65,7 +65,7 @@ class Follower:
     With ``ready`` the other slot is brought along as soon as the callback came back, and stays mapped, so that the next
     step takes less time; whoever read the step before must have let go of its files by then.
     ``failed`` is told of errors that pass, and of the seconds until the next attempt; ``unready`` of those that kept
-    the other slot from being brought along.
+    the other slot from being brought along; ``back`` is called when something worked after errors.
     """
 
     def __init__(
@@ -82,12 +82,13 @@ class Follower:
         stop: Event | None = None,
         failed: Callable[[DeltackptError, float], None] = lambda error, wait: None,
         unready: Callable[[DeltackptError], None] = lambda error: None,
+        back: Callable[[], None] = lambda: None,
     ) -> None:
         self._repo, self._cache, self._ref = repo, Path(cache), ref
         self._pause = pause_of(repo, poll)
         self._prefetch, self._threads, self._progress = prefetch, threads, progress
         self.stop = stop or Event()
-        self._failed, self._unready = failed, unready
+        self._failed, self._unready, self._back = failed, unready, back
         self._standby = Standby() if ready else None
         self._ready_at: Link | None = None
         self._pins = repo.store.capabilities.pause == 0
@@ -110,11 +111,12 @@ class Follower:
             while not self.stop.is_set():
                 try:
                     if (ref := ahead.next()) is None:
-                        if ahead.quiet:
-                            outage.over()
+                        if ahead.quiet and outage.over():
+                            self._back()
                         continue
                     done = self._move(ref.link)
-                    outage.over()
+                    if outage.over():
+                        self._back()
                 except DeltackptError as error:
                     ahead.again()
                     wait = outage.wait(error)

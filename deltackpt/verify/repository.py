@@ -12,6 +12,7 @@ from deltackpt.leases import lease
 from deltackpt.parallel import threads_or_default
 from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Ref, Repository
+from deltackpt.store.base import GONE
 from deltackpt.verify.findings import Findings, Report
 from deltackpt.verify.states import Checks, check_states
 
@@ -40,6 +41,8 @@ def _verify(repo: Repository, threads: int, progress: Progress) -> Report:
     for read, names in ((repo.ref, repo.ref_names()), (repo.tag, repo.ref_names("tags/"))):
         for name in names:
             findings.attempt("refs", _check_ref, repo, read, name, steps)
+    if not any(repo.ref_names()):
+        findings.attempt("refs", repo.head)
     rooted = {edge.end.id for edge in edges} | {id_ for id_, m in steps.items() if m.anchor is not None}
     for id_, m in steps.items():
         if m.parent is None or (m.parent.id not in steps and id_ in rooted):
@@ -62,7 +65,7 @@ def _check_ref(repo: Repository, read: Callable[[str], Ref | None], name: str, s
 def _check_link(repo: Repository, link: Link, steps: Mapping[str, Manifest]) -> bool:
     if link.id not in steps:
         where, need = f"{repo.store.url}/{link.name}", f"the manifest of step {link.step}"
-        raise NotFoundError("step-missing", where=where, have="no such manifest", need=need)
+        raise NotFoundError("step-missing", where=where, have="no such manifest", need=need, hint=GONE)
     return True
 
 

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deltackpt_cli import text
 from running import World, command, deltackpt, environment, files, interrupted, masked
 
 FIELDS = {"error", "exit_code", "where", "have", "need", "hint"}
@@ -153,7 +154,8 @@ def test_6_not_there(world: World, tmp_path: Path) -> None:
     assert done.err == (
         f"error: {(tmp_path / 'nothing').as_uri()}: have no deltackpt.json, need a repository\n"
         "\n"
-        "hint: `deltackpt write CHECKPOINT_DIR REPO` makes one.\n"
+        "hint: `deltackpt write CHECKPOINT_DIR REPO` makes one where there is nothing. "
+        "If it was lost, `deltackpt mirror MIRROR REPO --repair` puts it back.\n"
     )
     done = deltackpt("apply", world.repo, tmp_path / "out", "--step", 9, "--verbose")
     assert (done.out, done.status) == ("", 6)
@@ -213,3 +215,11 @@ def test_a_reader_that_leaves_is_no_error(world: World) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 141
+
+
+def test_steps_are_told_together() -> None:
+    assert [text.steps(numbers) for numbers in ([4], [5, 4], [9, 1, 4, 5, 6, 8])] == [
+        "step 4",
+        "steps 4, 5",
+        "steps 1, 4 to 6, 8, 9",
+    ]

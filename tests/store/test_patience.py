@@ -55,6 +55,13 @@ def test_pauses_double_and_have_a_limit() -> None:
         assert longest / 2 <= slept <= longest
 
 
+def test_who_waits_long_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    ask(*[ConnectionResetError()] * 3, "done")
+    assert caplog.messages == []
+    ask(*[ConnectionResetError()] * 9, "done")
+    assert caplog.messages == ["there: ConnectionResetError; asked again for up to 60 s"]
+
+
 def test_the_time_in_all_is_kept() -> None:
     clock = Clock()
 

@@ -229,8 +229,12 @@ def test_it_lives_through_outages(world: World, every: int) -> None:
     failures: list[tuple[str, float]] = []
     store = Flaky(world.repo.store, every)
     stop = Event(*[lambda: world.count < 20 and world.run(1)] * 60)
-    seen = told(world, store, stop=stop, failed=lambda error, wait: failures.append((error.code, wait)))
+    back: list[int] = []
+    options = {"failed": lambda error, wait: failures.append((error.code, wait))}
+    seen = told(world, store, stop=stop, back=lambda: back.append(len(failures)), **options)
     assert seen[-1].step == 19
+    assert back == sorted(set(back))
+    assert back[-1] >= len(failures) - 1
     assert len(failures) >= 3
     assert {code for code, _ in failures} == {"store-busy"}
     assert all(0 < wait <= 60 for _, wait in failures)
