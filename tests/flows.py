@@ -43,7 +43,7 @@ elif what == "keep open":
 elif what == "gc":
     from deltackpt.gc import collect
     from deltackpt.retention import Policy
-    collect(Repository.open(repo), Policy(last=2, grace=0), ttl=1)
+    collect(Repository.open(repo), Policy(last=2, grace=0))
 elif what == "compact":
     from deltackpt.compact import plan_compact
     plan_compact(Repository.open(repo), levels=(2, 4)).execute(Repository.open(repo), threads=1)

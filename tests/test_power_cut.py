@@ -80,6 +80,16 @@ def _run(tmp_path: Path, flow: str, k: int) -> list[str]:
     return changes
 
 
+def _cut_at_the_end(tmp_path: Path, flow: str) -> None:
+    """Cut at the last change. A run may need fewer than the one before, since threads work side by side: then again."""
+    k = 1 << 30
+    while True:
+        try:
+            k = len(_run(tmp_path, flow, k))
+        except Cut:
+            return
+
+
 @pytest.mark.heavy
 def test_a_process_that_loses_its_power(tmp_path: Path) -> None:
     """The same in a process that is killed, once."""
@@ -186,9 +196,7 @@ def _change(root: Path, long: bytes) -> None:
 def test_a_store_that_does_not_sync_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: str) -> None:
     made, links = prepare(tmp_path, "publish")
     monkeypatch.setattr(folders, needed, lambda file: None)
-    changes = _run(tmp_path, "publish", 1 << 30)
-    with pytest.raises(Cut):
-        _run(tmp_path, "publish", len(changes))
+    _cut_at_the_end(tmp_path, "publish")
     monkeypatch.undo()
     expire_leases(tmp_path / "images" / "torn" / "repo")
     with pytest.raises((AssertionError, FormatError)):
