@@ -28,7 +28,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +81,14 @@ class Cache:
     def slots(self) -> list[Link]:
         return [link for path in self.root.iterdir() if path.is_dir() and (link := _link(path.name))]
 
+    def drop_slot(self, slot: Path) -> None:
+        """Remove a slot, or whatever has its name: of a link the link alone."""
+        with suppress(OSError):
+            if slot.is_dir() and not slot.is_symlink():
+                shutil.rmtree(slot, ignore_errors=True)
+            else:
+                slot.unlink()
+
     def switch(self, link: Link) -> None:
         """Point `current` at a slot, atomically."""
         fresh = self.root / ".current"
@@ -106,7 +114,7 @@ class Cache:
         """Remove every slot but one, and every trace of a move."""
         for link in self.slots():
             if link != keep:
-                shutil.rmtree(self.slot(link), ignore_errors=True)
+                self.drop_slot(self.slot(link))
         for path in (self.journal, self.next):
             path.unlink(missing_ok=True)
         self.drop_nameless()
@@ -114,7 +122,7 @@ class Cache:
     def drop_nameless(self) -> None:
         """Remove the slots whose name is no step's."""
         for path in (self.patching, self.ready):
-            shutil.rmtree(path, ignore_errors=True)
+            self.drop_slot(path)
 
     def adopt_journal(self) -> None:
         """The journal of a move that is done takes the place of the one before.
@@ -127,6 +135,9 @@ class Cache:
 
     def finish_switch(self) -> None:
         """A move that was killed after its slot was proven and renamed: finish it. Drop what an earlier one left."""
+        for path in (self.patching, self.ready):
+            if path.is_symlink() or not path.is_dir():  # of no move, and in the way of the next
+                self.drop_slot(path)
         if not self.patching.exists() and (done := Journal.read(self.next)) is not None:
             if self.slot(done.end).is_dir():
                 self.switch(done.end)
@@ -306,7 +317,7 @@ class _Mover:
         if ends is None or ends[1] != self.current:
             raise _unusable("no journal that leads to the current step")
         if moving:
-            shutil.rmtree(held.ready, ignore_errors=True)
+            held.drop_slot(held.ready)
         ready = held.ready.is_dir()
         other = held.ready if ready else held.slot(ends[0])
         if not moving and not other.is_dir():
@@ -320,6 +331,7 @@ class _Mover:
         via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
             raise _unusable("a slot on its way to another step")
+        held.drop_slot(held.slot(self.target))  # left by a move long ago: a new journal would vouch for it
         with self._steps(self.current) as steps:
             journal = None if ready else Journal.read(held.journal)
             if begun is not None:
@@ -360,7 +372,7 @@ class _Mover:
         self._let_go()
         for link in self.held.slots():
             if link not in keep:
-                shutil.rmtree(self.held.slot(link), ignore_errors=True)
+                self.held.drop_slot(self.held.slot(link))
         self.held.drop_nameless()
 
     def _let_go(self) -> None:
@@ -372,7 +384,7 @@ class _Mover:
         """A new slot from that of ``start``, which stays as the other slot; a third one goes once this one is
         current.
         """
-        shutil.rmtree(self.held.slot(self.target), ignore_errors=True)  # of an earlier move; nothing proves it
+        self.held.drop_slot(self.held.slot(self.target))  # of an earlier move; nothing proves it
         with Checkpoint.open(self.held.slot(start)) as base, beside(self.held.slot(self.target)) as folder:
             layout = self.repo.layout(self.plan.target)
             digests = self.repo.digests(self.plan.target)
@@ -397,7 +409,9 @@ class _Mover:
         with beside(slot) as folder, Replay.open(self.repo, plan, order=build_order(layout)) as state:
             digests = self.repo.digests(plan.target)
             build(self.repo, layout, digests, state, folder, self.threads, self.progress)
-            if slot.is_dir():  # a slot of this step that nothing proves: it makes room once the new one is whole
+            if os.path.lexists(
+                slot
+            ):  # a slot of this step that nothing proves: it makes room once the new one is whole
                 os.rename(slot, folder.with_name(f"{folder.name}-old"))
             os.rename(folder, slot)
         self.held.switch(self.target)

@@ -12,7 +12,6 @@ from threading import Condition, Thread
 
 from deltackpt.bits import DTYPES, nbytes
 from deltackpt.diff import State
-from deltackpt.errors import DeltackptError
 from deltackpt.parts import PatchReader
 from deltackpt.replay import Bytes, write_step
 
@@ -36,9 +35,9 @@ class Early:
     def of(cls, base: State, patches: Iterable[PatchReader], threads: int) -> Iterator[tuple[Early, list[PatchReader]]]:
         """All patches, in this order, and what they make of the tensors that there was room for."""
         early = cls(base, threads)
-        for thread in early._threads:
-            thread.start()
         try:
+            for thread in early._threads:
+                thread.start()
             for patch in patches:
                 with early._changed:
                     early._patches.append(patch)
@@ -59,7 +58,8 @@ class Early:
             self._all = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:  # the system may have had no room for all of them
+                thread.join()
 
     def _arriving(self) -> Iterator[PatchReader]:
         k = 0
@@ -79,7 +79,7 @@ class Early:
             for name in [name for name in left if patch.entries_of(name)]:
                 try:
                     fits = self._advance(name, patch, new)
-                except DeltackptError:  # whoever needs the tensor is told, as it is then decoded again
+                except Exception:  # whoever needs the tensor is told, as it is then decoded again
                     fits = False
                 if not fits:
                     left.discard(name)

@@ -20,7 +20,7 @@ from deltackpt.journal import Journal
 from deltackpt.parallel import threads_or_default
 from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Repository
-from deltackpt.slot import Move, Standby, patch_slot
+from deltackpt.slot import Move, Standby, of_these_shards, patch_slot
 
 
 def make_ready(
@@ -33,9 +33,9 @@ def make_ready(
 ) -> bool:
     """Bring the other slot along to the current step, and leave its shards mapped in ``standby``, writable.
 
-    -> False where there is none, no journal that leads there, or a move that was killed: the next move goes another
-    way. Raises what `cache.apply_to_cache` raises for a damaged slot or journal, or a cache that cannot be written; the
-    next move then finds the damage, and gets around it.
+    -> False where there is none, none of the same shards, no journal that leads there, or a move that was killed: the
+    next move goes another way, and nothing was touched. Raises what `cache.apply_to_cache` raises for a damaged slot or
+    journal, or a cache that cannot be written; the next move then finds the damage, and gets around it.
     """
     root = Path(cache)
     standby.clear()
@@ -43,17 +43,21 @@ def make_ready(
         held.finish_switch()
         if not held.trusted or (current := held.current()) is None or (slot := _other(held, current)) is None:
             return False
+        target = repo.load(current)
+        if not of_these_shards(slot, repo.layout(target)):  # tensors came, went or changed their shapes since
+            return False
         if slot not in (held.ready, held.patching):
             held.next.unlink(missing_ok=True)  # of no move, or it would stand for records of this one
             os.rename(slot, held.patching)
             slot = held.patching
-        move = Move(repo, repo.load(current), Journal.read(held.journal))
+        move = Move(repo, target, Journal.read(held.journal))
         try:
             patch_slot(move, slot, threads_or_default(threads), progress, standby, keep=True)
         except BaseException:
             standby.clear()  # files that are removed would keep their room on the disk
             raise
         if slot != held.ready:
+            held.drop_slot(held.ready)
             os.rename(slot, held.ready)
     return True
 

@@ -18,14 +18,15 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Thread
 
 from deltackpt.bits import DTYPES, uint
 from deltackpt.codecs.change import Room
 from deltackpt.errors import ChainError
-from deltackpt.format.layout import Shard
+from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.journal import Journal, Record
@@ -132,6 +133,15 @@ def patch_slot(
     return total + _side_files(move, folder)
 
 
+def of_these_shards(folder: Path, layout: Layout) -> bool:
+    """Is a slot one of the layout's shards, by sizes and headers? True also where it is damaged otherwise."""
+    for shard in layout.shards:
+        with suppress(OSError), open(folder / shard.path, "rb", opener=_no_link) as file:
+            if file.read(len(shard.header.head)) != shard.header.head or file.seek(0, 2) != shard.size:
+                return False
+    return True
+
+
 def _changes(move: Move, tensor: Tensor, number: int) -> int:
     """About how many elements of a tensor will be written."""
     known = sum(len(record.values) for record in move.records(number))
@@ -165,14 +175,21 @@ def _advance(move: Move, tensor: Tensor, number: int, data: Bytes, room: Room) -
     return written
 
 
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _span(shard: Shard, tensor: Tensor) -> tuple[int, int]:
     return shard.header.data_start + tensor.start, shard.header.data_start + tensor.end
 
 
 def _map(folder: Path, shard: Shard, standby: Standby | None, *, keep: bool) -> Pages:
     path, need = folder / shard.path, f"the slot's own shard of {shard.size:,} bytes"
+    for at in (folder, *(folder / up for up in PurePosixPath(shard.path).parents)):
+        if at.is_symlink():  # what is behind it is not ours to change
+            raise ChainError("slot-unusable", where=at, have="a symlink in place of a directory", need=need)
     try:
-        with open(path, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+        with open(path, "r+b", opener=_no_link) as file:
             if file.seek(0, 2) != shard.size:
                 raise ChainError("slot-unusable", where=path, have="a file of another size", need=need)
             if (info := os.fstat(file.fileno())).st_nlink > 1:  # a copy by hard links, say, which is not ours to change

@@ -130,3 +130,41 @@ def test_a_current_slot_that_is_no_checkpoint_is_not_needed(world: World, tmp_pa
     done = apply_to_cache(world.repo, tmp_path / "cache", threads=2)
     assert done.anchor is None
     assert is_at(world, tmp_path / "cache", STEPS - 1)
+
+
+@pytest.mark.parametrize("what", ["thread", "memory"])
+def test_a_machine_without_room_for_it_does_without(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Nobody waits for ever for patches that do not come, and no tensor is taken half-way."""
+    if what == "thread":
+        start, begun = threading.Thread.start, list[threading.Thread]()
+
+        def refused(self: threading.Thread) -> None:
+            if self.name.startswith("deltackpt-early"):
+                if begun:
+                    raise RuntimeError("can't start new thread")
+                begun.append(self)
+            start(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            with pytest.raises(RuntimeError):
+                apply_to_cache(world.repo, tmp_path / "cache", threads=2)
+        for thread in begun:
+            thread.join(5)
+        assert is_at(world, tmp_path / "cache", 1)
+    else:
+        write_step, calls = early.write_step, list[int]()
+
+        def full(*what: object) -> bool:
+            calls.append(1)
+            if len(calls) in (2, 5):
+                raise MemoryError
+            return bool(write_step(*what))
+
+        monkeypatch.setattr(early, "write_step", full)
+    assert not unfinished()
+    apply_to_cache(world.repo, tmp_path / "cache", threads=2)
+    assert is_at(world, tmp_path / "cache", STEPS - 1)
+    assert not unfinished()

@@ -315,3 +315,93 @@ def test_other_readers_and_writers_of_the_cache(world: World, monkeypatch: pytes
     assert (found.step, found.behind) == (link.step, 0)
     assert verify_checkpoint(cache / "current", world.repo, threads=1).ok
     assert Cache(cache).slots() == [link]
+
+
+def test_tensors_that_come_and_go(tmp_path: Path) -> None:
+    """Nothing to bring along where the two steps have other shards: no complaint, and both slots stay what they are."""
+    world, cache = World(tmp_path), tmp_path / "cache"
+    told: list[object] = []
+    state, last = small_state(), 0
+    world.publish(state)
+    follower = Follower(world.repo, cache, threads=1, ready=True, unready=told.append)
+    for rows in (40, 41, 41, 41, 30):
+        state = {**state, "extra": ("U8", (rows,), bytes(rows)), "b": ("F32", (8,), os.urandom(32))}
+        world.publish(state)
+        switch = follower.catch_up()
+        assert switch is not None
+        exact(world, cache)
+        follower.told(switch)
+        before = {name: tree(cache / name) for name in folders(cache)}
+        follower.prepare()
+        after = {name: tree(cache / name) for name in folders(cache)}
+        assert after == before if rows != last else after["ready"] == world.trees[switch.id]
+        last = rows
+    assert not told
+
+
+@pytest.mark.parametrize("name", ["ready", "patching"])
+@pytest.mark.parametrize("kind", ["link to the current slot", "link to nothing", "link to files of others", "file"])
+def test_what_is_no_slot_is_never_written_to(world: World, tmp_path: Path, name: str, kind: str) -> None:
+    cache = world.root / "cache"
+    path, link = open_current(cache)
+    outside = tmp_path / "outside"
+    shutil.copytree(path, outside)
+    if kind == "file":
+        (cache / name).write_bytes(b"mine")
+    else:
+        to = {"link to the current slot": path, "link to nothing": tmp_path / "nowhere"}.get(kind, outside)
+        (cache / name).symlink_to(to)
+    held = {file: file.stat().st_ino for file in (path / SHARD, outside / SHARD)}
+    for _ in range(2):
+        make_ready(world.repo, cache, Standby(), threads=1)
+        assert tree(path) == tree(outside) == world.trees[link.id]
+        assert {file: file.stat().st_ino for file in held} == held
+    apply_to_cache(world.repo, cache, threads=1)
+    exact(world, cache)
+    assert tree(path) == tree(outside) == world.trees[link.id]
+
+
+@pytest.mark.parametrize("moved", ["ready", "other"])
+def test_a_slot_that_was_moved_and_linked_to_is_not_written_through(world: World, tmp_path: Path, moved: str) -> None:
+    """Where it went, it is not this cache's."""
+    cache, outside = world.root / "cache", tmp_path / "outside"
+    if moved == "ready":
+        ready(world, cache)
+    (slot,) = [cache / name for name in folders(cache) if cache / name != open_current(cache)[0]]
+    slot.rename(outside)
+    slot.symlink_to(outside)
+    before = tree(outside)
+    if moved == "other":
+        with pytest.raises(ChainError, match="symlink"):
+            make_ready(world.repo, cache, Standby(), threads=1)
+    else:
+        make_ready(world.repo, cache, Standby(), threads=1)
+    apply_to_cache(world.repo, cache, threads=1)
+    exact(world, cache)
+    assert tree(outside) == before
+
+
+def test_a_slot_that_was_left_half_removed_is_never_switched_to(world: World, killed: pytest.MonkeyPatch) -> None:
+    """A move back was killed while it removed the step it came from; a move there again, before its slot was named."""
+    cache = world.root / "cache"
+    left = Cache(cache).slot(world.repo.find())
+    left.mkdir()
+    (left / "config.json").write_bytes(b"{}")
+    k = 0
+    while True:
+        k += 1
+        copy = world.root / f"at-{k}"
+        shutil.copytree(cache, copy, symlinks=True)
+        with killed.context() as patch:
+            die_at(patch, k)
+            try:
+                apply_to_cache(world.repo, copy, threads=1)
+                exact(world, copy)
+                break
+            except Killed:
+                pass
+        path, link = open_current(copy)
+        assert tree(path) == world.trees[link.id]
+        apply_to_cache(world.repo, copy, threads=1)
+        exact(world, copy)
+    assert k > 5

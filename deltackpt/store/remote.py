@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from threading import Lock, Semaphore
 from typing import TypeVar
@@ -118,8 +118,8 @@ class RemoteStore:
             return found.data
         size, spans = self._arriving(name, start, start + length)
         if start + length > size:
-            for span in spans:
-                span.close()
+            for head in islice(spans, 1):  # no other one was begun
+                head.close()
             raise base.too_short(self._where(name), size, start, length)
         return together(spans, length, IN_FLIGHT)
 
@@ -300,7 +300,7 @@ class RemoteStore:
         """What follows the first bytes of an object."""
         return in_order(self._spans(name, len(first.data), first.size, first.size, first.tag), self._ahead)
 
-    def _arriving(self, name: str, start: int, end: int | None = None) -> tuple[int, Sequence[Span]]:
+    def _arriving(self, name: str, start: int, end: int | None = None) -> tuple[int, Iterable[Span]]:
         """The object's size, and its bytes from ``start`` to ``end``, as far as there are any, on their way."""
         (head,) = self._spans(name, start, start + stream.PIECE if end is None else min(end, start + stream.PIECE))
         try:
@@ -310,11 +310,11 @@ class RemoteStore:
                 raise self._error(name, answer) from None
             return self._head(name).size, []  # an empty object has no range at all
         end = head.size if end is None else min(end, head.size)
-        return head.size, [head, *self._spans(name, start + stream.PIECE, end, head.size, head.tag)]
+        return head.size, chain([head], self._spans(name, start + stream.PIECE, end, head.size, head.tag))
 
-    def _spans(self, name: str, start: int, end: int, size: int = -1, tag: str = "") -> Sequence[Span]:
+    def _spans(self, name: str, start: int, end: int, size: int = -1, tag: str = "") -> Iterator[Span]:
         open_, ask = partial(self._driver.open, self._prefix + name), partial(self._ask, name)
-        return [Span(open_, ask, self._where(name), *piece, size, tag) for piece in bounds(start, end)]
+        return (Span(open_, ask, self._where(name), *piece, size, tag) for piece in bounds(start, end))
 
     def _downloaded(self, name: str, size: int, chunk: int) -> Iterator[bytes]:
         with ExitStack() as stack:

@@ -100,7 +100,9 @@ class S3Driver(Plain):
         async def get() -> tuple[dict[str, Any], bytes]:
             found = await self._fs._call_s3("get_object", Bucket=self._bucket, Key=key, Range=span, **condition)
             async with found["Body"] as body:
-                return found, await body.read()
+                if "ContentRange" not in found:
+                    return found, await body.read()
+                return found, await _at_most(body, length + 1)  # one that is too many tells RemoteStore
 
         found, data = self._run(get(), length)
         self._hear(found)
@@ -197,14 +199,19 @@ class _Arriving:
         return self._run(self._arrived(count), count)
 
     async def _arrived(self, count: int) -> bytes:
-        found: list[bytes] = []
-        while count and (some := await self._body.read(count)):
-            found.append(some)
-            count -= len(some)
-            self._left -= len(some)
-        if count == self._left == 0:
+        found = await _at_most(self._body, count)
+        self._left -= len(found)
+        if len(found) == count and self._left == 0:
             await self._body.read(1)  # at the end of a body the library holds it against its length and checksum
-        return b"".join(found)
+        return found
+
+
+async def _at_most(body: Any, count: int) -> bytes:
+    found: list[bytes] = []
+    while count and (some := await body.read(count)):
+        found.append(some)
+        count -= len(some)
+    return b"".join(found)
 
 
 def _size(found: dict[str, Any]) -> int:

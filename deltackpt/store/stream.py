@@ -6,9 +6,10 @@ Every connection after the first has the condition that the object is still the 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from itertools import islice
 from threading import Event, Lock, Semaphore
 from typing import TypeAlias
 
@@ -84,9 +85,13 @@ class Span:
         return body
 
 
-def in_order(spans: Sequence[Span], slots: Semaphore) -> Iterator[bytes]:
-    """The blocks of all spans, one after the other. Later ones are gathered meanwhile, as far as ``slots`` are free."""
-    gathered: dict[int, Future[list[bytes]]] = {}
+def in_order(spans: Iterable[Span], slots: Semaphore) -> Iterator[bytes]:
+    """The blocks of all spans, one after the other. Later ones are gathered meanwhile, as far as ``slots`` are free.
+
+    ``spans`` are taken as they are needed: how many there are follows from a size that only the store vouches for.
+    """
+    coming, near = iter(spans), deque[Span]()
+    gathered: dict[Span, Future[list[bytes]]] = {}
     over = Event()
 
     def gather(span: Span) -> list[bytes]:
@@ -97,25 +102,29 @@ def in_order(spans: Sequence[Span], slots: Semaphore) -> Iterator[bytes]:
 
     pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="deltackpt-read")
     try:
-        for i, span in enumerate(spans):
-            for j in range(i + 1, min(i + 1 + AHEAD, len(spans))):
-                if j not in gathered and slots.acquire(blocking=False):
-                    gathered[j] = pool.submit(gather, spans[j])
-            yield from gathered[i].result() if i in gathered else span
-            if gathered.pop(i, None) is not None:
+        while True:
+            near.extend(islice(coming, 1 + AHEAD - len(near)))
+            if not near:
+                return
+            for later in islice(near, 1, None):
+                if later not in gathered and slots.acquire(blocking=False):
+                    gathered[later] = pool.submit(gather, later)
+            yield from gathered[near[0]].result() if near[0] in gathered else near[0]
+            if gathered.pop(near.popleft(), None) is not None:
                 slots.release()
     finally:
         over.set()
         pool.shutdown(wait=True, cancel_futures=True)  # it has no thread where nothing was gathered
-        for span in spans:
+        for span in near:
             span.close()
         for _ in gathered:
             slots.release()
 
 
-def together(spans: Sequence[Span], length: int, threads: int) -> bytes:
+def together(pieces: Iterable[Span], length: int, threads: int) -> bytes:
     """All bytes of spans that follow each other, in one place: no more memory than they take, and some blocks."""
-    room, lock = io.BytesIO(bytes(length)), Lock()
+    room, lock = io.BytesIO(bytes(length)), Lock()  # before the pieces, as many as follow from the length
+    spans = list(pieces)
 
     def fill(span: Span) -> None:
         at = span.start - spans[0].start
@@ -134,6 +143,6 @@ def together(spans: Sequence[Span], length: int, threads: int) -> bytes:
     return room.getvalue()  # shared, not copied
 
 
-def bounds(start: int, end: int) -> list[tuple[int, int]]:
+def bounds(start: int, end: int) -> Iterator[tuple[int, int]]:
     """The pieces of a long read; none where it ends before it begins."""
-    return list(pairwise([*range(start, end, PIECE), end])) if start < end else []
+    return ((at, min(at + PIECE, end)) for at in range(start, end, PIECE))

@@ -143,6 +143,26 @@ class Null(Portal):
     page, kind = b'{"items": [{}], "error": null}', "application/json"
 
 
+class Flood(Portal):
+    """Answers any range with ten bytes that never end."""
+
+    most = 0
+
+    def do_GET(self) -> None:
+        self.send_response(206)
+        for name, value in {"Content-Range": "bytes 0-9/10", "Content-Length": str(1 << 40), "ETag": '"a"'}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection = True
+        for sent in range(256):
+            type(self).most = max(self.most, sent)
+            try:
+                self.wfile.write(bytes(1 << 20))
+                self.wfile.flush()
+            except OSError:
+                return
+
+
 @pytest.fixture(params=[Portal, Null], ids=["html", "json"])
 def portal(request: pytest.FixtureRequest) -> Iterator[str]:
     with serving(request.param) as url:
@@ -219,6 +239,15 @@ def test_an_endpoint_that_is_none(url: str, opened: Any, monkeypatch: pytest.Mon
 
 
 # What a user sees
+
+
+def test_more_bytes_than_were_asked_for_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Flood) as url:
+        store = open_s3(url, monkeypatch)
+        for read in (lambda: store.get("a", 10), lambda: store.get_range("a", 0, 10)):
+            with pytest.raises(StoreError, match="store-silent"):
+                read()
+    assert Flood.most < 64  # MiB, most of them in the system's buffers
 
 
 class Forbids(Portal):
