@@ -3,13 +3,11 @@
 A record holds the changed elements of one tensor by one patch, and is in the file before the first of them is written
 into a slot. Replaying records is idempotent, so a killed move is finished by replaying; and the other slot is brought
 along by replaying, without decoding anything twice. Local to one host, rebuilt at will, no format for exchange.
-
-Records are written side by side, each at its own place. Where a killed move left one open, those after it are lost, and
-with them what the slot got of them is of no use: the proof of the result finds that, and the slot is copied anew.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -59,8 +57,9 @@ class Journal:
         self.via = via  # which patches a record's number counts
         self._records = records
         self._size = size  # of the whole records; a torn one may follow
-        self._lock = threading.Lock()  # nothing slow is done under it: threads would wait for each other's turn to run
+        self._lock = threading.Lock()
         self._fd: int | None = None
+        self._torn = False
 
     @classmethod
     def create(cls, path: Path, start: Link, end: Link, via: str = "") -> Journal:
@@ -74,12 +73,12 @@ class Journal:
 
     def resume(self) -> None:
         """Open for more records, after the last whole one."""
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         os.ftruncate(self._fd, self._size)
 
     @classmethod
     def read(cls, path: Path) -> Journal | None:
-        """The whole records, up to one that is torn. None if there is no journal."""
+        """All whole records; a torn one at the end was never acted on and is dropped. None if there is no journal."""
         try:
             with path.open("rb") as file:
                 line = file.readline(4096)
@@ -122,22 +121,20 @@ class Journal:
         pieces = [p.view(np.uint8).data for p in (positions, values) if p is not None and len(p)]
         for piece in pieces:
             digest.update(piece)
-        head = memoryview(_HEAD.pack(tensor, patch, values.dtype.itemsize, wide, len(values), digest.intdigest()))
-        with self._lock:
-            at = self._size
-            self._size += sum(map(len, (head, *pieces)))
-        self._write(at, [head, *pieces])
-        return Record(tensor, patch, decoded.positions, values)
-
-    def _write(self, at: int, pieces: list[memoryview]) -> None:
+        head = _HEAD.pack(tensor, patch, values.dtype.itemsize, wide, len(values), digest.intdigest())
         assert self._fd is not None
-        while pieces:  # again for what a signal, or a full disk, kept out
-            done = os.pwritev(self._fd, pieces, at)
-            at += done
-            while pieces and done >= len(pieces[0]):
-                done -= len(pieces.pop(0))
-            if pieces:
-                pieces[0] = pieces[0][done:]
+        with self._lock:
+            if self._torn:  # what follows a torn record is never read again, so nobody may act on it
+                raise OSError(errno.EIO, "an earlier record of the journal was not written whole")
+            self._torn = True
+            left = os.writev(self._fd, [head, *pieces])
+            for piece in (memoryview(head), *pieces):  # of what a signal, or a full disk, kept out
+                skip = min(left, len(piece))
+                piece, left = piece[skip:], left - skip
+                while piece:
+                    piece = piece[os.write(self._fd, piece) :]
+            self._torn = False
+        return Record(tensor, patch, decoded.positions, values)
 
     def __enter__(self) -> Journal:
         return self

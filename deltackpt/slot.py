@@ -125,8 +125,7 @@ def patch_slot(
         return written, len(data)
 
     total = 0
-    items = [(shard, tensor) for shard in layout.shards for tensor in shard.header.tensors]
-    items.sort(key=lambda item: item[1].start - item[1].end)  # largest first: none that takes long is begun last
+    items = ((shard, tensor) for shard in layout.shards for tensor in shard.header.tensors)
     for written, size in ordered_map(advance, items, threads):
         total += written
         progress.advance(size)

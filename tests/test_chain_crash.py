@@ -167,7 +167,7 @@ def deadly(name):
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*args, **kwargs)
     setattr(os, name, call)
-for name in ("link", "symlink", "unlink", "rename", "replace", "mkdir", "write", "pwritev", "truncate", "fsync"):
+for name in ("link", "symlink", "unlink", "rename", "replace", "mkdir", "write", "writev", "truncate", "fsync"):
     deadly(name)
 """
 

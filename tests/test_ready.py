@@ -254,7 +254,7 @@ def die_at(patch: pytest.MonkeyPatch, k: int) -> list[str]:
 
     deadly(slot_module, "check_tensor")
     deadly(Record, "write_to")
-    for name in ("rename", "replace", "unlink", "symlink", "pwritev"):
+    for name in ("rename", "replace", "unlink", "symlink", "writev"):
         deadly(os, name)
     return done
 
