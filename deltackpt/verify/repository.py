@@ -8,7 +8,7 @@ from deltackpt.chain import check_parent
 from deltackpt.errors import NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.leases import lease
+from deltackpt.leases import lease, read_leases
 from deltackpt.parallel import threads_or_default
 from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Ref, Repository
@@ -24,11 +24,13 @@ def verify_repository(repo: Repository, *, threads: int | None = None, progress:
     A parent that is gone is the beginning of history, where its child has another way. No gc removes a step meanwhile,
     unless the store is read-only.
     """
-    with lease(repo, None):
-        return _verify(repo, threads_or_default(threads), progress)
+    with lease(repo, None) as held:
+        # Who pins every step may be a mirror that comes to the refs last, or was killed before: no ref is lost then.
+        making = any(other.link is None and other.name != (held and held.name) for other in read_leases(repo))
+        return _verify(repo, making, threads_or_default(threads), progress)
 
 
-def _verify(repo: Repository, threads: int, progress: Progress) -> Report:
+def _verify(repo: Repository, making: bool, threads: int, progress: Progress) -> Report:
     findings, steps = Findings(repo.store.url), {}
     links = list(repo.steps())
     for link in links:
@@ -41,7 +43,7 @@ def _verify(repo: Repository, threads: int, progress: Progress) -> Report:
     for read, names in ((repo.ref, repo.ref_names()), (repo.tag, repo.ref_names("tags/"))):
         for name in names:
             findings.attempt("refs", _check_ref, repo, read, name, steps)
-    if not any(repo.ref_names()):
+    if not making and not any(repo.ref_names()):
         findings.attempt("refs", repo.head)
     rooted = {edge.end.id for edge in edges} | {id_ for id_, m in steps.items() if m.anchor is not None}
     for id_, m in steps.items():
