@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from chains import NEVER, NOW, World, next_state
+from clock import Clock
 from faulty_store import FaultyStore
 from states import make_checkpoint
 
@@ -32,14 +33,6 @@ from deltackpt.verify import verify_repository
 from deltackpt.write import write
 
 ONE = Policy(last=1, grace=0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1e6
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Watched(FaultyStore):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from chains import NOW, World
+from clock import Clock
 
 from deltackpt.errors import ConflictError, StoreError
 from deltackpt.gc import collect, plan_gc
@@ -22,14 +23,6 @@ from deltackpt.verify import verify_repository
 
 TTL = 0.03  # a renewal every 10 ms
 KEEP_TWO = Policy(last=2, grace=0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1e6
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
