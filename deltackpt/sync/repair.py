@@ -15,7 +15,7 @@ from deltackpt.repository import Repository
 from deltackpt.sync.damage import Damage, Search
 from deltackpt.sync.selection import place
 from deltackpt.sync.transfer import Transfer
-from deltackpt.verify.findings import Finding
+from deltackpt.verify.findings import Finding, exit_code
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RepairPlan:
 
     @property
     def exit_code(self) -> int:
-        return min((finding.exit_code for finding in self.left), default=0)
+        return exit_code(self.left)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "bytes": self.bytes}
@@ -56,7 +56,7 @@ class RepairResult:
 
     @property
     def exit_code(self) -> int:
-        return min((finding.exit_code for finding in self.left), default=0)
+        return exit_code(self.left)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

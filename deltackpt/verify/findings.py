@@ -29,6 +29,15 @@ class Finding:
         return cls(error.code, error.exit_code, error.where, error.have, error.need, error.hint)
 
 
+def exit_code(findings: Iterable[Finding]) -> int:
+    """0, or the lowest exit code found: bad bytes come before a chain that does not fit, and so on. As with whoever
+    reads the step, a chain that is broken since an object is missing counts as that."""
+    found = {f.code: f.exit_code for f in findings}
+    if "object-missing" in found:
+        found.pop("chain-broken", None)
+    return min(found.values(), default=0)
+
+
 @dataclass(frozen=True)
 class Report:
     """What was checked, by kind, and what was found."""
@@ -43,12 +52,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0, or the lowest exit code found: bad bytes come before a chain that does not fit, and so on. As with whoever
-        reads the step, a chain that is broken since an object is missing counts as that."""
-        found = {f.code: f.exit_code for f in self.findings}
-        if "object-missing" in found:
-            found.pop("chain-broken", None)
-        return min(found.values(), default=0)
+        return exit_code(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         findings = [asdict(f) for f in self.findings]
