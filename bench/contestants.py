@@ -20,8 +20,8 @@ from deltackpt.codecs import CHOICES, Entry, encode
 from deltackpt.diff import difference
 from deltackpt.interop import slime, slime_write
 from deltackpt.interop.changes import from_gaps, to_gaps
-from deltackpt.parallel import ordered_map
 from deltackpt.patch import Origin, PartReader, PartWriter
+from deltackpt.util.parallel import ordered_map
 
 Words = npt.NDArray[Any]
 State = dict[str, Words]  # by name: flat words

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from sync import COLUMNS, chain
 
-from deltackpt.bits import uint
 from deltackpt.chain import Hop
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.format.dtypes import uint
 from deltackpt.materialize import apply
 from deltackpt.merge import Merged
 from deltackpt.parts import PatchReader

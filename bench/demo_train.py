@@ -70,10 +70,10 @@ def loop(work: Path, steps: int) -> list[Any]:
 
 def compare_pass(hook: Any, model: Any) -> float:
     """Seconds to cast the weights, and to compare them with the snapshot, and nothing else."""
-    from deltackpt.bits import uint
     from deltackpt.diff import Comparison
+    from deltackpt.format.dtypes import uint
     from deltackpt.hooks.words import on_host
-    from deltackpt.parallel import ordered_map
+    from deltackpt.util.parallel import ordered_map
 
     snapshot, chunk = hook._taker._snapshot, 1 << 19
     began = time.perf_counter()

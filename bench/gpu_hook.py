@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 
-from deltackpt import digest
 from deltackpt.codecs import Change as HostChange
 from deltackpt.codecs import encode as encode_on_host
+from deltackpt.format import state_digest as digest
 from deltackpt.format.manifest import File
 from deltackpt.hooks import TrainerHook, device, device_digest, device_take
 from deltackpt.hooks.device import Change

@@ -35,10 +35,10 @@ import xxhash
 from floor import Floor, floor, tensors
 from synth import generate
 
-from deltackpt import digest
+from deltackpt.format import state_digest as digest
 from deltackpt.materialize import apply
-from deltackpt.parallel import threads_or_default
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import threads_or_default
 from deltackpt.write import AnchorPolicy, WriteResult, write
 
 HERE = Path(__file__).parent

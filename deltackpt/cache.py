@@ -35,7 +35,6 @@ from pathlib import Path
 from deltackpt import chain
 from deltackpt.chain import Plan
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.disk import boot_id, fsync_dir, space_errors
 from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.journal import Journal
@@ -43,13 +42,14 @@ from deltackpt.kept import Kept
 from deltackpt.leases import pinned
 from deltackpt.materialize import ApplyResult, again_if_gone, beside, build, build_order, result
 from deltackpt.merge import Merged
-from deltackpt.parallel import threads_or_default
 from deltackpt.parts import PatchReader
-from deltackpt.progress import SILENT, Progress
 from deltackpt.proof import prove
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
 from deltackpt.slot import Move, Standby, patch_slot
+from deltackpt.util.disk import boot_id, fsync_dir, space_errors
+from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 
 FORMAT = "deltackpt-cache"
 VERSION = 1

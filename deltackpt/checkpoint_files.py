@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from deltackpt.disk import open_regular
 from deltackpt.errors import CheckpointError
 from deltackpt.format.canonical import loads_strict
 from deltackpt.format.manifest import is_path
 from deltackpt.sniff import CONVERT
+from deltackpt.util.disk import open_regular
 
 MAX_SIDE: Final = 64 << 20  # bytes of one side file
 MAX_INDEX: Final = 100_000_000  # bytes of an index

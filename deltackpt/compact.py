@@ -11,8 +11,8 @@ from deltackpt import chain
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.fold import fold
 from deltackpt.format.manifest import Link
-from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Repository
+from deltackpt.util.progress import SILENT, Progress
 
 LEVELS = (8, 64, 512)  # steps that a fold of each level spans
 

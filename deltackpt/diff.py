@@ -11,10 +11,10 @@ import numpy.typing as npt
 import xxhash
 
 from deltackpt import kernels
-from deltackpt.bits import DTYPES, storage_shape, uint
 from deltackpt.codecs import Change
-from deltackpt.digest import xxh3
-from deltackpt.parallel import ordered_map
+from deltackpt.format.dtypes import DTYPES, storage_shape, uint
+from deltackpt.format.state_digest import xxh3
+from deltackpt.util.parallel import ordered_map
 
 BEHIND = 16 << 20  # bytes after which the pages that were read are given back
 CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are compared and hashed

@@ -13,25 +13,25 @@ from typing import Any
 
 import xxhash
 
-from deltackpt import digest
-from deltackpt.bits import DTYPES, uint
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import Entry, encode
 from deltackpt.codecs.table import REMOVED
 from deltackpt.diff import Difference, State, difference
-from deltackpt.digest import TensorDigest
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
+from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import UNSTATED, proves
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Manifest
 from deltackpt.format.safetensors_header import RESERVED
+from deltackpt.format.state_digest import TensorDigest
 from deltackpt.kept import Kept
-from deltackpt.parallel import ordered_map
 from deltackpt.patch import Origin, PartWriter, collides
-from deltackpt.progress import Progress
 from deltackpt.repository import Repository, new_folder
 from deltackpt.store import Buffer
 from deltackpt.uploads import Uploads
+from deltackpt.util.parallel import ordered_map
+from deltackpt.util.progress import Progress
 
 PART_BYTES = 128 << 20  # encoded bytes after which a part is written and the next one begun
 EARLY = 4 << 20  # the same, of the first ones, where a part takes time to go: later ones are a quarter of those before

@@ -27,13 +27,13 @@ from deltackpt.format.layout import Shard
 from deltackpt.format.manifest import File, Link
 from deltackpt.leases import lease
 from deltackpt.materialize import check_tensor
-from deltackpt.parallel import ordered_map, threads_or_default
 from deltackpt.parts import PatchReader
 from deltackpt.patch import Origin, PartWriter, collides
-from deltackpt.progress import SILENT, Progress
 from deltackpt.replay import Replay, describe
 from deltackpt.repository import Repository, new_folder
 from deltackpt.store import Buffer
+from deltackpt.util.parallel import ordered_map, threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 
 PART_BYTES = 128 << 20
 

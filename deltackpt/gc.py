@@ -21,13 +21,13 @@ from deltackpt.fold import write_anchor
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Link
 from deltackpt.leases import COLLECTING, Lease, collecting, read_leases
-from deltackpt.progress import SILENT, Progress
 from deltackpt.reachable import Reachable
 from deltackpt.renewal import Renewal, holder
 from deltackpt.repository import Repository
 from deltackpt.retention import Policy
 from deltackpt.store.base import is_temporary
 from deltackpt.survey import FOLDERS, PAYLOADS, Survey, current_fingerprint
+from deltackpt.util.progress import SILENT, Progress
 
 FORMAT = "deltackpt-gc-plan"
 VERSION = 1

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deltackpt.bits import uint
 from deltackpt.codecs import Decoded
+from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
 from deltackpt.kernels import scatter
 

@@ -9,12 +9,12 @@ from typing import cast
 
 import numpy as np
 
-from deltackpt.bits import DTYPES
 from deltackpt.chain import Hop
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.change import Elements, Room
 from deltackpt.diff import Difference
 from deltackpt.diff import Tensor as TensorLike
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import Link
 from deltackpt.merge import Changes
 from deltackpt.parts import Found, PatchReader

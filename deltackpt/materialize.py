@@ -15,22 +15,22 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt import digest
 from deltackpt.chain import Plan
 from deltackpt.diff import State
-from deltackpt.digest import TensorDigest
-from deltackpt.disk import ensure_space, fsync_dir, fsync_tree, space_errors
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
+from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import proves
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.state_digest import TensorDigest
 from deltackpt.leases import pinned
-from deltackpt.pages import make_huge, write_at
-from deltackpt.parallel import ordered_map, threads_or_default
-from deltackpt.progress import SILENT, Progress
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
+from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, space_errors
+from deltackpt.util.mapped_file import make_huge, write_at
+from deltackpt.util.parallel import ordered_map, threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 
 T = TypeVar("T")
 

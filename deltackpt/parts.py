@@ -17,13 +17,13 @@ from deltackpt.chain import Hop
 from deltackpt.codecs import Entry
 from deltackpt.codecs.boxes import MAX_BOXES, overlap
 from deltackpt.contents import Contents
-from deltackpt.disk import ensure_space, space_errors
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.manifest import File, Manifest
-from deltackpt.parallel import ordered_map
 from deltackpt.patch import PartReader
 from deltackpt.ranged import RangedPart
 from deltackpt.repository import Repository, object_differs
+from deltackpt.util.disk import ensure_space, space_errors
+from deltackpt.util.parallel import ordered_map
 
 SMALL = 64 << 10  # bytes
 FETCHES = 8  # parts on their way at a time

@@ -11,9 +11,9 @@ from deltackpt.errors import ChainError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Link
 from deltackpt.materialize import check_tensor
-from deltackpt.parallel import ordered_map
-from deltackpt.progress import Progress
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import ordered_map
+from deltackpt.util.progress import Progress
 
 
 def prove(repo: Repository, link: Link, folder: Path, threads: int, progress: Progress) -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deltackpt.bits import storage_shape
 from deltackpt.codecs import Decoded, Entry, decode, subset
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.change import Elements, Room
 from deltackpt.codecs.plain import suffixes
 from deltackpt.contents import Contents, Span, table_of
 from deltackpt.errors import UsageError
+from deltackpt.format.dtypes import storage_shape
 from deltackpt.format.safetensors_header import head_size, parse_header
 from deltackpt.store import Store
 

@@ -14,13 +14,13 @@ import os
 from pathlib import Path
 
 from deltackpt.cache import Cache, locked
-from deltackpt.disk import space_errors
 from deltackpt.format.manifest import Link
 from deltackpt.journal import Journal
-from deltackpt.parallel import threads_or_default
-from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Repository
 from deltackpt.slot import Move, Standby, of_these_shards, patch_slot
+from deltackpt.util.disk import space_errors
+from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 
 
 def make_ready(

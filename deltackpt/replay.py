@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DTYPES, nbytes, uint
 from deltackpt.chain import Plan
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.change import Room
 from deltackpt.diff import State
 from deltackpt.errors import ChainError, FormatError
+from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor

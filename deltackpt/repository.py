@@ -27,8 +27,8 @@ from deltackpt.store import Buffer, Store, open_store
 from deltackpt.store.base import DAMAGED
 
 if TYPE_CHECKING:  # these load numpy, which a log does without
-    from deltackpt.digest import TensorDigest
     from deltackpt.format.layout import Layout
+    from deltackpt.format.state_digest import TensorDigest
 
 MARKER = "deltackpt.json"
 MAX_SMALL = 64 << 10
@@ -344,7 +344,7 @@ class Repository:
             return self._coming[1]
 
     def _load_between(self, have: Link, target: Link) -> None:
-        from deltackpt.parallel import ordered_map
+        from deltackpt.util.parallel import ordered_map
 
         def attempt(link: Link) -> None:
             with suppress(DeltackptError):  # whoever needs it says what is wrong with it

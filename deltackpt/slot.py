@@ -23,21 +23,21 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Thread
 
-from deltackpt.bits import DTYPES, uint
 from deltackpt.codecs.change import Room
 from deltackpt.errors import ChainError
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.journal import Journal, Record
 from deltackpt.materialize import check_tensor, save
-from deltackpt.pages import Pages
-from deltackpt.parallel import ordered_map
 from deltackpt.parts import PatchReader
-from deltackpt.progress import Progress
 from deltackpt.proof import holds
 from deltackpt.replay import Bytes, decode_step
 from deltackpt.repository import Repository
+from deltackpt.util.mapped_file import Pages
+from deltackpt.util.parallel import ordered_map
+from deltackpt.util.progress import Progress
 
 
 class Standby:

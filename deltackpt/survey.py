@@ -14,10 +14,10 @@ from deltackpt.format.canonical import dumps
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import MAX_MANIFEST, File, Link
 from deltackpt.leases import Lease, read_leases
-from deltackpt.parallel import ordered_map
 from deltackpt.reach import Node
 from deltackpt.repository import Ref, Repository
 from deltackpt.store import ObjectInfo
+from deltackpt.util.parallel import ordered_map
 
 READERS = 16  # manifests that are asked for at a time where each takes a request
 PAYLOADS = ("patches/", "folds/", "states/", "anchors/")  # in the order in which a gc removes them

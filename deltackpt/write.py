@@ -21,12 +21,12 @@ from deltackpt.format.manifest import Link, Manifest
 from deltackpt.headstart import head_start
 from deltackpt.holding import publishing
 from deltackpt.kept import Kept
-from deltackpt.parallel import threads_or_default
-from deltackpt.progress import SILENT, Progress
 from deltackpt.record import ANCHOR_RATIO, AnchorPolicy, record, since_anchor
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
 from deltackpt.store import open_store
+from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
-from deltackpt.bits import BY_CODE, DTYPES, SIZE_LIMIT, DType, nbytes, ordered, storage_shape, uint, unordered
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import BY_CODE, DTYPES, SIZE_LIMIT, DType, nbytes, ordered, storage_shape, uint, unordered
 
 steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.sign_magnitude]

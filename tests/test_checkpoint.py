@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save, save_file
 
-from deltackpt import checkpoint_files, disk
+from deltackpt import checkpoint_files
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.checkpoint_files import is_plain
 from deltackpt.errors import (
@@ -24,6 +24,7 @@ from deltackpt.errors import (
     UsageError,
 )
 from deltackpt.format.safetensors_header import Tensor, build_header
+from deltackpt.util import disk
 
 INDEX = "model.safetensors.index.json"
 

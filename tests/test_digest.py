@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltackpt import digest
-from deltackpt.bits import DTYPES, uint
+from deltackpt.format import state_digest as digest
+from deltackpt.format.dtypes import DTYPES, uint
 
 pytestmark = pytest.mark.usefixtures("engine")
 

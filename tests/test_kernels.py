@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from states import Memory, both_ways, changed, random_bytes
 
 from deltackpt import kernels
-from deltackpt.bits import DTYPES, uint
 from deltackpt.codecs import Entry, encode
 from deltackpt.codecs.near import FAR_ONLY, Near
 from deltackpt.codecs.packed import decode as unpack
@@ -23,6 +22,7 @@ from deltackpt.codecs.packed import encode as pack
 from deltackpt.codecs.steps import count_exponents
 from deltackpt.codecs.tiles import Grid, collapse
 from deltackpt.diff import difference
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.kernels import build
 
 pytestmark = pytest.mark.skipif(kernels.LIB is None, reason="the kernels were not compiled")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from chains import World
 
-from deltackpt import pages
 from deltackpt.cache import apply_to_cache
-from deltackpt.pages import HUGE, Pages, make_huge
 from deltackpt.ready import make_ready
 from deltackpt.slot import Standby
+from deltackpt.util import mapped_file as pages
+from deltackpt.util.mapped_file import HUGE, Pages, make_huge
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,11 @@ from flows import FLOWS, SCRIPT, check_after, expire_leases, prepare
 from power_cut import Cut
 from states import tree
 
-from deltackpt import cache, disk
+from deltackpt import cache
 from deltackpt.cache import apply_to_cache, find_current, open_current
 from deltackpt.errors import CheckpointError, FormatError, NotFoundError
 from deltackpt.store import folders
+from deltackpt.util import disk
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads open files by /proc")
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from states import Memory, State, changed, part_of, patched, random_bytes
 
 from deltackpt import ranged
-from deltackpt.bits import DTYPES, storage_shape, uint
 from deltackpt.codecs import Entry, encode, subset
 from deltackpt.diff import difference
 from deltackpt.errors import DeltackptError, FormatError, UsageError
+from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.patch import PAYLOAD, TABLE, PartReader, PartWriter
 from deltackpt.ranged import FIRST, RangedPart

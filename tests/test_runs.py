@@ -17,10 +17,10 @@ from states import make_checkpoint, tree
 from deltackpt import runs
 from deltackpt.errors import NotFoundError
 from deltackpt.materialize import apply
-from deltackpt.parallel import ordered_map
 from deltackpt.repository import Repository
 from deltackpt.runs import Place, Runs
 from deltackpt.store import MemoryStore
+from deltackpt.util.parallel import ordered_map
 from deltackpt.write import write
 
 SIZES = [10, 3, 200, 1, 40, 40, 40, 7, 150, 1, 1, 1, 90, 5]  # a run is at most 64 bytes, and two are held

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from states import ORIGIN, Memory, changed, make_checkpoint, mutate, part_of, random_bytes, random_state, tree
 
-from deltackpt.bits import DTYPES
 from deltackpt.codecs import Entry, encode
 from deltackpt.diff import difference
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.patch import PartWriter
 from deltackpt.write import AnchorPolicy, write
 

@@ -10,9 +10,9 @@ import pytest
 from chains import World, next_state, small_state
 from states import tree
 
-from deltackpt.bits import DTYPES
 from deltackpt.cache import Cache, apply_to_cache, open_current
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.journal import Journal
 from deltackpt.proof import holds
 from deltackpt.write import AnchorPolicy

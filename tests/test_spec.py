@@ -10,8 +10,8 @@ import pytest
 from store_rules import SHOWN_BY
 from vectors import FIXTURES, INDEX, ROOT, code_of, second
 
-from deltackpt.bits import DTYPES
 from deltackpt.codecs.table import ENCODINGS
+from deltackpt.format.dtypes import DTYPES
 
 FORMAT, STORE, REGISTRY, NOTES = ((ROOT / f"spec/{n}.md").read_text() for n in ("FORMAT", "STORE", "REGISTRY", "NOTES"))
 RULE = re.compile(r"^- \*\*\[([FS]-[A-Z]+-\d+)\]\*\* (.+)$", re.MULTILINE)

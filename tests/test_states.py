@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize, safe_open
 from states import changed, file_bytes, make_checkpoint, mutate, random_bytes, random_state, tree
 
-from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.format.dtypes import DTYPES
 
 seeds = st.integers(0, 2**32 - 1)
 

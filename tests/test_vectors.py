@@ -30,11 +30,11 @@ from vectors import (
     tree,
 )
 
-from deltackpt.bits import DTYPES, storage_shape
 from deltackpt.codecs import Change, Entry, encode
 from deltackpt.codecs.change import words
 from deltackpt.codecs.plain import encode_full
 from deltackpt.codecs.table import REMOVED, read_table, write_table
+from deltackpt.format.dtypes import DTYPES, storage_shape
 from deltackpt.patch import TABLE, PartReader, PartWriter
 from deltackpt.repository import Repository
 from deltackpt.verify import verify_part, verify_repository

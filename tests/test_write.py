@@ -14,7 +14,6 @@ from states import State, changed, make_checkpoint, mutate, random_bytes, random
 from deltackpt import draft as draft_module
 from deltackpt import repository as repository_module
 from deltackpt import write as write_module
-from deltackpt.bits import DTYPES
 from deltackpt.errors import (
     ChainError,
     CheckpointError,
@@ -25,6 +24,7 @@ from deltackpt.errors import (
     StoreError,
     UsageError,
 )
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.materialize import apply
 from deltackpt.patch import PartReader
 from deltackpt.repository import Repository

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from tile_by_tile import PARTS
 
-from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.materialize import apply
 from deltackpt.parts import PatchReader
 from deltackpt.replay import decode_step, replace_whole, write_step

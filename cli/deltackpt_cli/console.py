@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from deltackpt.errors import DeltackptError
-from deltackpt.progress import SILENT, Progress
+from deltackpt.util.progress import SILENT, Progress
 from deltackpt_cli.secrets import hidden
 
 CLOSED = 141  # as a process that SIGPIPE ended

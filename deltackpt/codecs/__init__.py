@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.bits import DType
 from deltackpt.codecs import directory, packed, plain, planes
 from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Room, Source
 from deltackpt.codecs.near import FAR_ONLY, SCAN_LIMIT, choose_near
@@ -15,6 +14,7 @@ from deltackpt.codecs.steps import count_exponents
 from deltackpt.codecs.table import Entry, detail_size
 from deltackpt.codecs.tiles import choose_grid
 from deltackpt.errors import UsageError
+from deltackpt.format.dtypes import DType
 
 __all__ = [
     "CHOICES",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DType, uint
+from deltackpt.format.dtypes import DType, uint
 from deltackpt.kernels import scatter
 
 Elements = npt.NDArray[Any]

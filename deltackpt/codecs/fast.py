@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt import kernels
-from deltackpt.bits import DType, uint
 from deltackpt.codecs import gaps
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.change import Room
@@ -22,6 +21,7 @@ from deltackpt.codecs.near import Near
 from deltackpt.codecs.steps import EXPONENTS, LENGTHS, Elements, Scale, choose_scale
 from deltackpt.codecs.tiles import Grid
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DType, uint
 from deltackpt.kernels import address, addresses
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt import kernels
-from deltackpt.bits import DType, uint
 from deltackpt.codecs import fast, gaps
 from deltackpt.codecs.bits import Ints, octets, starts, write_fields, write_planes, write_unary
 from deltackpt.codecs.change import Room
@@ -34,6 +33,7 @@ from deltackpt.codecs.steps import (
 )
 from deltackpt.codecs.tiles import Grid
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DType, uint
 
 GROUP = 1 << 17
 WIDTHS = (1, 2, 4)

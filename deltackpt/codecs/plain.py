@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deltackpt.bits import DType, storage_shape
 from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Plain, Source, view, words
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DType, storage_shape
 
 INDICES = ".indices"
 VALUES = ".values"

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from deltackpt.bits import DType, in_order, out_of_order, uint
 from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Source
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DType, in_order, out_of_order, uint
 
 CHUNK = 1 << 17
 LEVEL = 1

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt import kernels
-from deltackpt.bits import DType, in_order, out_of_order, uint
 from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.gaps import rice_parameter
+from deltackpt.format.dtypes import DType, in_order, out_of_order, uint
 
 Elements = npt.NDArray[np.unsignedinteger]
 EXPONENTS, LENGTHS = 256, 33  # of types up to 4 bytes wide

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import storage_shape
 from deltackpt.codecs import packed, planes
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.change import Decoded, Elements, Positions
 from deltackpt.codecs.directory import Directory
 from deltackpt.codecs.table import Entry
+from deltackpt.format.dtypes import storage_shape
 
 Shape = tuple[int, ...]
 Flags = npt.NDArray[np.bool_]

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.bits import BY_CODE, DTYPES, DType, nbytes, storage_shape
 from deltackpt.codecs import packed, planes
 from deltackpt.codecs.directory import Directory
 from deltackpt.codecs.near import Near
 from deltackpt.codecs.plain import Checked
 from deltackpt.codecs.steps import MAX_EXCEPTION_K, Scale
 from deltackpt.codecs.tiles import MAX_TILE, Grid, collapse
+from deltackpt.format.dtypes import BY_CODE, DTYPES, DType, nbytes, storage_shape
 from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, check_name
 from deltackpt.format.varint import Reader, arrays, write
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltackpt import digest
-from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.engines.base import find_base
 from deltackpt.errors import CheckpointError
+from deltackpt.format import state_digest as digest
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 

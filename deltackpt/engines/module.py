@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt import digest
-from deltackpt.bits import DType, uint
 from deltackpt.engines.base import Held
 from deltackpt.errors import CheckpointError
+from deltackpt.format import state_digest as digest
+from deltackpt.format.dtypes import DType, uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.hooks.names import Rename, listed, published_names
 from deltackpt.hooks.words import dtype_of, from_host, on_host, shape_of, words

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.bits import DTYPES, uint
 from deltackpt.chain import Plan
 from deltackpt.codecs import Decoded
 from deltackpt.diff import changes
 from deltackpt.errors import ChainError, FormatError
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.parts import Found, PatchReader
 from deltackpt.replay import Bytes, Known, Replay, decode_step
 from deltackpt.repository import Repository

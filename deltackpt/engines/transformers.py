@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt import digest
-from deltackpt.bits import uint
 from deltackpt.chain import Plan
 from deltackpt.codecs import Decoded
-from deltackpt.digest import Sums
 from deltackpt.engines.base import find_base, state_of
 from deltackpt.engines.module import Place, held, places
 from deltackpt.engines.moves import Moves
 from deltackpt.errors import ChainError
+from deltackpt.format import state_digest as digest
+from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
+from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.names import Rename
 from deltackpt.leases import pinned
 from deltackpt.repository import Repository

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.bits import DTYPES, storage_shape
 from deltackpt.errors import CheckpointError
+from deltackpt.format.dtypes import DTYPES, storage_shape
 from deltackpt.hooks.words import NAMES
 from deltackpt.leases import pinned
 from deltackpt.materialize import check_tensor

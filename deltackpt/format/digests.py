@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt import digest
-from deltackpt.bits import DTYPES, uint
-from deltackpt.digest import TensorDigest
 from deltackpt.errors import FormatError
+from deltackpt.format import state_digest as digest
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
+from deltackpt.format.state_digest import TensorDigest
 
 VERSION = "1"
 MAX_DIGESTS = 256 << 20

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from deltackpt.bits import DTYPES, storage_shape, uint
+from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.manifest import File
 from deltackpt.hooks.boxes import Box, runs
 from deltackpt.hooks.plan import Files, Global, NewShard

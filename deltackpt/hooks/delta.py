@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DType
+from deltackpt.format.dtypes import DType
 from deltackpt.hooks.boxes import Box
 
 Words = npt.NDArray[Any]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from deltackpt.bits import uint
 from deltackpt.codecs import wants_base
+from deltackpt.format.dtypes import uint
 from deltackpt.hooks import device_take
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.device_digest import of_changes, to_whole

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from deltackpt.digest import BLOCK, ZERO, Sums, add
+from deltackpt.format.state_digest import BLOCK, ZERO, Sums, add
 from deltackpt.hooks.boxes import strides
 from deltackpt.hooks.device_down import current
 from deltackpt.hooks.extract import Piece

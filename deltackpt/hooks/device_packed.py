@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.bits import DType
 from deltackpt.codecs import Encoded, gaps
 from deltackpt.codecs.directory import Directory
 from deltackpt.codecs.near import FAR_ONLY
 from deltackpt.codecs.steps import Scale, choose_scale
 from deltackpt.codecs.tiles import Grid, choose_grid
+from deltackpt.format.dtypes import DType
 from deltackpt.hooks.device_bits import Sections, fields, octets, pack, padded, spread, starts, unary_ends
 
 Ints = npt.NDArray[np.int64]

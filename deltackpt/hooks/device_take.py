@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.bits import uint
 from deltackpt.codecs import DENSE, SMALL, wants_base
 from deltackpt.codecs.packed import WIDTHS
-from deltackpt.digest import Sums
+from deltackpt.format.dtypes import uint
+from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.device_code import code
 from deltackpt.hooks.device_digest import fast, of_changes, to_whole

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from deltackpt import digest
-from deltackpt.bits import storage_shape, uint
 from deltackpt.codecs import SCAN_LIMIT, Change, Encoded, Entry, encode
 from deltackpt.codecs.packed import WIDTHS
-from deltackpt.digest import Sums
+from deltackpt.format import state_digest as digest
+from deltackpt.format.dtypes import storage_shape, uint
+from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.delta import Delta
 from deltackpt.patch import collides
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from deltackpt.bits import DType, storage_shape
 from deltackpt.errors import CheckpointError, UsageError
+from deltackpt.format.dtypes import DType, storage_shape
 from deltackpt.hooks.boxes import Box
 from deltackpt.hooks.names import Rename, listed, published_names
 from deltackpt.hooks.words import dtype_of, shape_of, words

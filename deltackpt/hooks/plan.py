@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deltackpt.bits import DTYPES, nbytes
 from deltackpt.errors import ChainError, CheckpointError, UsageError
+from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.layout import Layout
 from deltackpt.format.safetensors_header import Header, Tensor, build_header, parse_header
 from deltackpt.hooks.boxes import Box, cover_once

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deltackpt import digest
 from deltackpt.codecs import SCAN_LIMIT
-from deltackpt.digest import Sums, TensorDigest
 from deltackpt.draft import Draft
 from deltackpt.errors import ConflictError
+from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import UNSTATED
 from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.format.state_digest import Sums, TensorDigest
 from deltackpt.holding import WriterLease
 from deltackpt.hooks.anchors import AnchorWriter, Read
 from deltackpt.hooks.delta import since

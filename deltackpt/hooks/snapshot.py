@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from deltackpt import kernels
-from deltackpt.bits import uint
+from deltackpt.format.dtypes import uint
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.words import INTS, from_host, on_host

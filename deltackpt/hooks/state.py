@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from deltackpt import digest
-from deltackpt.digest import Sums
 from deltackpt.errors import CheckpointError
+from deltackpt.format import state_digest as digest
+from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.boxes import Box
 from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.names import listed
 from deltackpt.hooks.plan import Global
 from deltackpt.hooks.words import on_host
-from deltackpt.parallel import ordered_map
+from deltackpt.util.parallel import ordered_map
 
 RUN = 1 << 22  # elements that are cast and hashed at once
 

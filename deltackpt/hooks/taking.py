@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import torch
 
-from deltackpt.digest import Sums
 from deltackpt.errors import UsageError
 from deltackpt.fold import write_anchor
 from deltackpt.format.manifest import Link
+from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.compare import compare
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.extract import Piece
@@ -23,8 +23,8 @@ from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.state import all_sums
 from deltackpt.hooks.team import Team
 from deltackpt.hooks.words import from_host
-from deltackpt.parallel import ordered_map
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import ordered_map
 
 ALWAYS = 1 << 62  # keep all old words of every tensor that changed
 

@@ -28,9 +28,9 @@ from deltackpt.hooks.state import added, all_sums, owned, state_of
 from deltackpt.hooks.taking import Taker
 from deltackpt.hooks.team import Alone, Processes, Team, everyone, share
 from deltackpt.hooks.worker import Worker
-from deltackpt.parallel import threads_or_default
 from deltackpt.record import AnchorPolicy
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import threads_or_default
 
 QUEUE = 2  # steps that may wait
 PATIENCE = 20.0  # seconds that `abandon` waits at most

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from deltackpt.digest import BLOCK
+from deltackpt.format.state_digest import BLOCK
 from deltackpt.hooks.device_down import owners, put, table
 from deltackpt.hooks.triton_bits import value
 from deltackpt.hooks.triton_compare import TYPES

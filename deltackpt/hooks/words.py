@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.bits import DTYPES, DType, uint
 from deltackpt.errors import CheckpointError
+from deltackpt.format.dtypes import DTYPES, DType, uint
 
 _NAMES = {
     "bool": "BOOL",

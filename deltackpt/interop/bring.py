@@ -25,10 +25,10 @@ from deltackpt.interop.protocol import Reader, Step
 from deltackpt.interop.publish import check_working, publish_changes
 from deltackpt.interop.working import Working, by_name
 from deltackpt.materialize import apply
-from deltackpt.parallel import threads_or_default
-from deltackpt.progress import SILENT, Progress
 from deltackpt.record import AnchorPolicy
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 from deltackpt.verify import verify_checkpoint
 from deltackpt.write import write
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DTYPES, nbytes
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.errors import ChainError, FormatError
+from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.interop.protocol import Bytes, Update
 
 INDICES = {"I32": "<i4", "I64": "<i8", "U32": "<u4"}

@@ -19,10 +19,10 @@ from deltackpt.format.manifest import Link
 from deltackpt.interop.protocol import Writer
 from deltackpt.leases import lease
 from deltackpt.materialize import apply, beside, build
-from deltackpt.parallel import threads_or_default
-from deltackpt.progress import SILENT, Progress
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Final
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.diff import State
-from deltackpt.disk import fsync_dir
 from deltackpt.errors import FormatError
 from deltackpt.interop.files import copy_checkpoint, numbered, placed
 from deltackpt.interop.protocol import Step, Touched
+from deltackpt.util.disk import fsync_dir
 
 DIRECTORY: Final = re.compile(r"step_([0-9]{1,12})")
 FOLDER: Final = "broadcasts"

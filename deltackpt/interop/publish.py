@@ -14,10 +14,10 @@ from deltackpt.format.manifest import Link
 from deltackpt.holding import publishing
 from deltackpt.interop.protocol import Touched
 from deltackpt.interop.working import Working
-from deltackpt.parallel import ordered_map
-from deltackpt.progress import Progress
 from deltackpt.record import AnchorPolicy, record
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import ordered_map
+from deltackpt.util.progress import Progress
 
 
 def check_working(repo: Repository, link: Link, working: Working, threads: int) -> None:

@@ -15,11 +15,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.diff import State
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.canonical import loads_strict
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.interop.changes import check_positions, elements_of, from_gaps, same_length, tensor_of, width_of
 from deltackpt.interop.files import ZSTD, Tensors, field_error, gap_error, inflate, numbered, read_bytes
 from deltackpt.interop.protocol import Bytes, Step, Touched, Update

@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DTYPES, storage_shape, uint
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.codecs import Change, wants_base
 from deltackpt.codecs.change import Elements
 from deltackpt.diff import Difference, State, changes
-from deltackpt.digest import TensorDigest, xxh3
-from deltackpt.disk import ensure_space, space_errors
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DTYPES, storage_shape, uint
+from deltackpt.format.state_digest import TensorDigest, xxh3
 from deltackpt.interop.changes import same_length, tensor_of
 from deltackpt.interop.protocol import Bytes, Touched, Update
 from deltackpt.kernels import scatter
+from deltackpt.util.disk import ensure_space, space_errors
 
 _POPULATE_WRITE = 23  # not in Python's mmap
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.diff import difference
-from deltackpt.parallel import ordered_map, threads_or_default
-from deltackpt.progress import SILENT, Progress
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.report.sizes import ENCODINGS, TensorDifference, describe
 from deltackpt.report.ulp import mean
+from deltackpt.util.parallel import ordered_map, threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deltackpt.bits import DTYPES, uint
 from deltackpt.codecs import Entry
 from deltackpt.codecs.change import Elements
 from deltackpt.codecs.plain import INDICES, VALUES
 from deltackpt.codecs.table import write_table
 from deltackpt.contents import Contents
 from deltackpt.diff import State
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.parts import AnyPart, Found
 from deltackpt.report.ulp import share_by_one
 

@@ -10,24 +10,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deltackpt.bits import DTYPES, nbytes
 from deltackpt.chain import Hop
 from deltackpt.contents import Contents
-from deltackpt.disk import open_regular
 from deltackpt.errors import NotFoundError
+from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.leases import lease, pinned
 from deltackpt.materialize import again_if_gone
-from deltackpt.parallel import ordered_map, threads_or_default
 from deltackpt.parts import PatchReader, check_origin
 from deltackpt.patch import PartReader
-from deltackpt.progress import SILENT, Progress
 from deltackpt.ranged import RangedPart
 from deltackpt.replay import Replay
 from deltackpt.report.entries import TensorEntry, describe, one_ulp_of, sizes
 from deltackpt.report.ulp import mean
 from deltackpt.repository import Repository
 from deltackpt.store import open_store
+from deltackpt.util.disk import open_regular
+from deltackpt.util.parallel import ordered_map, threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from itertools import islice
 from threading import Event, Lock, Semaphore
 from typing import TypeAlias
 
-from deltackpt.parallel import ordered_map
 from deltackpt.store import foreign
 from deltackpt.store.driver import WINDOW, Body
 from deltackpt.store.foreign import Fault, Kind
 from deltackpt.store.patience import failed
+from deltackpt.util.parallel import ordered_map
 
 BLOCK = 1 << 20  # bytes that are read of a body at a time
 PIECE = 64 << 20  # bytes of one request

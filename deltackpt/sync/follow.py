@@ -19,13 +19,13 @@ from deltackpt.cache import apply_to_cache, open_current
 from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.materialize import ApplyResult
-from deltackpt.progress import SILENT, Progress
 from deltackpt.ready import make_ready
 from deltackpt.repository import Repository
 from deltackpt.slot import Standby
 from deltackpt.sync.outage import Outage
 from deltackpt.sync.polling import Glance, pause_of
 from deltackpt.sync.prefetch import Ahead
+from deltackpt.util.progress import SILENT, Progress
 
 TOLD = "told.json"  # beside the slots: the step that the callback came back from
 

@@ -15,13 +15,13 @@ from deltackpt import chain
 from deltackpt.errors import ConflictError, NotFoundError
 from deltackpt.format.manifest import File, Link
 from deltackpt.leases import lease
-from deltackpt.parallel import ordered_map
 from deltackpt.repository import MARKER, MAX_SMALL, Ref, Repository, object_differs
 from deltackpt.survey import FOLDERS
 from deltackpt.sync import selection
 from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, Move, Record, elsewhere, windows
 from deltackpt.sync.selection import Selection
 from deltackpt.sync.transfer import BATCH, Transfer
+from deltackpt.util.parallel import ordered_map
 
 Start: TypeAlias = int | Literal["latest"] | None
 

@@ -8,10 +8,10 @@ from types import TracebackType
 
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
-from deltackpt.parallel import ordered_map
 from deltackpt.repository import Ref, Repository
 from deltackpt.store.read_through import ReadThrough
 from deltackpt.sync.polling import Glance
+from deltackpt.util.parallel import ordered_map
 
 FETCHES = 4  # objects on their way at a time
 TURN = 0.1  # seconds after which whoever waits looks around

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.disk import open_regular
 from deltackpt.errors import ChainError
 from deltackpt.format.manifest import File
-from deltackpt.parallel import threads_or_default
-from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Repository
+from deltackpt.util.disk import open_regular
+from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 from deltackpt.verify.findings import Findings, Report
 from deltackpt.verify.tensor import check_tensor
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from deltackpt.errors import DeltackptError
-from deltackpt.parallel import ordered_map
+from deltackpt.util.parallel import ordered_map
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from deltackpt.errors import NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.leases import lease, read_leases
-from deltackpt.parallel import threads_or_default
-from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Ref, Repository
 from deltackpt.store.base import GONE
+from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 from deltackpt.verify.findings import Findings, Report
 from deltackpt.verify.states import Checks, check_states
 

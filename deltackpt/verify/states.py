@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from deltackpt import digest
-from deltackpt.bits import DTYPES
 from deltackpt.chain import Hop
 from deltackpt.diff import State
-from deltackpt.digest import TensorDigest
 from deltackpt.errors import ChainError
+from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import UNSTATED
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.format.state_digest import TensorDigest
 from deltackpt.parts import PatchReader
 from deltackpt.replay import Anchor, Replay, describe
 from deltackpt.repository import Repository

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deltackpt import digest
 from deltackpt.diff import State, Tensor
-from deltackpt.digest import TensorDigest
 from deltackpt.errors import ChainError
+from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import proves
+from deltackpt.format.state_digest import TensorDigest
 from deltackpt.replay import describe
 
 

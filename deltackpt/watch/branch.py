@@ -10,8 +10,8 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import NotFoundError
 from deltackpt.format.digests import proves
 from deltackpt.format.manifest import Link, Manifest
-from deltackpt.parallel import ordered_map
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import ordered_map
 from deltackpt.watch.sight import Sight
 
 FIELD = "watch"  # of a manifest's metadata

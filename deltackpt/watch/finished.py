@@ -6,11 +6,11 @@ import re
 import time
 from dataclasses import dataclass
 
-from deltackpt import digest
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint_files import INDEX_SUFFIX
 from deltackpt.errors import CheckpointError, FormatError
-from deltackpt.parallel import ordered_map
+from deltackpt.format import state_digest as digest
+from deltackpt.util.parallel import ordered_map
 from deltackpt.watch.sight import Sight, look
 
 _ONE_OF_MANY = re.compile(r".*-\d+-of-(\d+)\.safetensors")

@@ -19,9 +19,9 @@ from deltackpt.errors import (
     UsageError,
 )
 from deltackpt.format.manifest import Link
-from deltackpt.parallel import threads_or_default
 from deltackpt.record import AnchorPolicy
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import threads_or_default
 from deltackpt.watch.branch import Branch, metadata, same_weights
 from deltackpt.watch.finished import Judge
 from deltackpt.watch.prune import clear_trash, prove, prove_patch, remove

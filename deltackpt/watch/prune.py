@@ -12,9 +12,9 @@ from deltackpt.diff import State
 from deltackpt.errors import CheckpointError, FormatError
 from deltackpt.format.manifest import Link
 from deltackpt.materialize import check_tensor
-from deltackpt.parallel import ordered_map
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import ordered_map
 from deltackpt.watch.sight import Sight, look
 
 _TRASH = ".pruned-"

@@ -15,11 +15,11 @@ import pytest
 from vectors import FIXTURES, code_of, second
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.digest import TensorDigest
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.format.layout import Layout, Shard, Side
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor, build_header, parse_header
+from deltackpt.format.state_digest import TensorDigest
 from deltackpt.materialize import apply
 from deltackpt.parts import mapped
 from deltackpt.repository import Repository

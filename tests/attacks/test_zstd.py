@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from deltackpt.bits import DTYPES
 from deltackpt.codecs import planes
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DTYPES
 
 LENGTH = 1000
 GOOD = zstandard.ZstdCompressor(level=1).compress(bytes(range(250)) * 4)

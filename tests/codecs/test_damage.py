@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from states import Memory, both_ways, changed, random_bytes
 
-from deltackpt.bits import DTYPES
 from deltackpt.codecs import Entry, decode, encode, packed, planes
 from deltackpt.codecs.near import FAR_ONLY
 from deltackpt.codecs.steps import Scale
 from deltackpt.codecs.tiles import Grid
 from deltackpt.diff import difference
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DTYPES
 
 pytestmark = pytest.mark.usefixtures("engine")
 

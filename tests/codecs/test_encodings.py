@@ -18,9 +18,9 @@ from states import (
     value,
 )
 
-from deltackpt.bits import DTYPES
 from deltackpt.codecs import CHOICES, Change, encode, packed
 from deltackpt.diff import difference
+from deltackpt.format.dtypes import DTYPES
 
 pytestmark = pytest.mark.usefixtures("engine")
 

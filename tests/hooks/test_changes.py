@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from hooks.training import Ledger  # noqa: E402
 from states import random_bytes  # noqa: E402
 
-from deltackpt.bits import DTYPES, uint  # noqa: E402
+from deltackpt.format.dtypes import DTYPES, uint  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.hooks.boxes import Box, cover_once, runs  # noqa: E402
 from deltackpt.hooks.compare import compare  # noqa: E402

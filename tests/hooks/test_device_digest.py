@@ -5,8 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deltackpt import digest  # noqa: E402
-from deltackpt.bits import uint  # noqa: E402
+from deltackpt.format import state_digest as digest  # noqa: E402
+from deltackpt.format.dtypes import uint  # noqa: E402
 from deltackpt.hooks import device_digest  # noqa: E402
 from deltackpt.hooks.boxes import Box  # noqa: E402
 from deltackpt.hooks.extract import Piece  # noqa: E402
@@ -51,7 +51,7 @@ def test_changes(device, width):
     ],
 )
 def test_boxes(box, monkeypatch):
-    from deltackpt.bits import DTYPES
+    from deltackpt.format.dtypes import DTYPES
 
     monkeypatch.setattr(device_digest, "RUN", 333)
     words = random_words(2, box.size).reshape(box.shape)
@@ -69,7 +69,7 @@ def test_words_go_both_ways(width):
     words = random_words(width, 999)
     flat = from_host(words, "cpu")
     assert flat.dtype == INTS[width]
-    from deltackpt.bits import DTYPES
+    from deltackpt.format.dtypes import DTYPES
 
     assert on_host(flat, DTYPES[NAMES[width]]).tobytes() == words.tobytes()
 

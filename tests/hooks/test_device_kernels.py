@@ -11,10 +11,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # is read when triton is imported
 pytest.importorskip("triton")
 
-from deltackpt import digest  # noqa: E402
-from deltackpt.bits import DTYPES, in_order, out_of_order, uint  # noqa: E402
 from deltackpt.codecs import Change as HostChange  # noqa: E402
 from deltackpt.codecs import encode as encode_on_host  # noqa: E402
+from deltackpt.format import state_digest as digest  # noqa: E402
+from deltackpt.format.dtypes import DTYPES, in_order, out_of_order, uint  # noqa: E402
 from deltackpt.hooks import device, device_digest, device_find, device_take  # noqa: E402
 from deltackpt.hooks.boxes import Box  # noqa: E402
 from deltackpt.hooks.extract import Piece  # noqa: E402

@@ -9,9 +9,9 @@ from states import make_checkpoint, random_bytes
 from test_interop_round_trips import FORMATS, published, there_and_back
 from test_interop_vllm import receive
 
-from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.interop import READERS, WRITERS, give, reader, writer
 from deltackpt.interop.vllm import read
 from deltackpt.interop.working import Working, by_name

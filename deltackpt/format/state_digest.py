@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from deltackpt import kernels
-from deltackpt.bits import DType
+from deltackpt.format.dtypes import DType
 
 BLOCK = 1 << 12
 LANES = 2
