@@ -11,7 +11,7 @@ import numpy as np
 
 from deltackpt.chain import Hop
 from deltackpt.codecs import Decoded, Entry
-from deltackpt.codecs.change import Elements, Room
+from deltackpt.codecs.types import Elements, Room
 from deltackpt.diff import Difference
 from deltackpt.diff import Tensor as TensorLike
 from deltackpt.format.dtypes import DTYPES

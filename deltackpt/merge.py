@@ -18,7 +18,7 @@ import numpy.typing as npt
 from deltackpt.chain import Hop
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import Decoded, Entry
-from deltackpt.codecs.change import Room
+from deltackpt.codecs.types import Room
 from deltackpt.diff import changes, count_changes
 from deltackpt.early import Early
 from deltackpt.errors import ChainError, CheckpointError

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from deltackpt.codecs import Decoded, Encoded, Entry, check, decode, decode_into
-from deltackpt.codecs.change import Buffer, Elements, Room
 from deltackpt.codecs.table import write_table
+from deltackpt.codecs.types import Buffer, Elements, Room
 from deltackpt.contents import PAYLOAD, TABLE, VERSION, Contents, Origin, Span, collides, table_of
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header

@@ -12,8 +12,8 @@ import numpy as np
 
 from deltackpt.codecs import Decoded, Entry, decode, subset
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.change import Elements, Room
 from deltackpt.codecs.plain import suffixes
+from deltackpt.codecs.types import Elements, Room
 from deltackpt.contents import Contents, Span, table_of
 from deltackpt.errors import UsageError
 from deltackpt.format.dtypes import storage_shape

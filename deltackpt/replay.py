@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from deltackpt.chain import Plan
 from deltackpt.codecs import Decoded, Entry
-from deltackpt.codecs.change import Room
+from deltackpt.codecs.types import Room
 from deltackpt.diff import State
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DTYPES, nbytes, uint

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Thread
 
-from deltackpt.codecs.change import Room
+from deltackpt.codecs.types import Room
 from deltackpt.errors import ChainError
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout, Shard

@@ -15,8 +15,8 @@ from typing import TypeAlias
 import numpy as np
 
 from deltackpt.codecs import SCAN_LIMIT, Decoded, Entry, decode, decode_into, encode
-from deltackpt.codecs.change import Source
 from deltackpt.codecs.table import REMOVED
+from deltackpt.codecs.types import Source
 from deltackpt.diff import difference
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, nbytes, ordered, storage_shape, uint, unordered

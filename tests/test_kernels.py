@@ -15,11 +15,11 @@ from states import Memory, both_ways, changed, random_bytes
 
 from deltackpt import kernels
 from deltackpt.codecs import Entry, encode
-from deltackpt.codecs.near import FAR_ONLY, Near
-from deltackpt.codecs.packed import decode as unpack
-from deltackpt.codecs.packed import decode_into as unpack_into
-from deltackpt.codecs.packed import encode as pack
-from deltackpt.codecs.steps import count_exponents
+from deltackpt.codecs.packed.codec import decode as unpack
+from deltackpt.codecs.packed.codec import decode_into as unpack_into
+from deltackpt.codecs.packed.codec import encode as pack
+from deltackpt.codecs.packed.exponent_lists import FAR_ONLY, Near
+from deltackpt.codecs.packed.steps import count_exponents
 from deltackpt.codecs.tiles import Grid, collapse
 from deltackpt.diff import difference
 from deltackpt.format.dtypes import DTYPES, uint

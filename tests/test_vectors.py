@@ -31,9 +31,9 @@ from vectors import (
 )
 
 from deltackpt.codecs import Change, Entry, encode
-from deltackpt.codecs.change import words
 from deltackpt.codecs.plain import encode_full
 from deltackpt.codecs.table import REMOVED, read_table, write_table
+from deltackpt.codecs.types import words
 from deltackpt.format.dtypes import DTYPES, storage_shape
 from deltackpt.patch import TABLE, PartReader, PartWriter
 from deltackpt.repository import Repository

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.codecs import directory, packed, plain, planes
-from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Room, Source
-from deltackpt.codecs.near import FAR_ONLY, SCAN_LIMIT, choose_near
-from deltackpt.codecs.steps import count_exponents
+from deltackpt.codecs import plain, planes
+from deltackpt.codecs.packed import codec as packed
+from deltackpt.codecs.packed import tile_index as directory
+from deltackpt.codecs.packed.exponent_lists import FAR_ONLY, SCAN_LIMIT, choose_near
+from deltackpt.codecs.packed.steps import count_exponents
 from deltackpt.codecs.table import Entry, detail_size
 from deltackpt.codecs.tiles import choose_grid
+from deltackpt.codecs.types import Change, Decoded, Elements, Encoded, Room, Source
 from deltackpt.errors import UsageError
 from deltackpt.format.dtypes import DType
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Plain, Source, view, words
+from deltackpt.codecs.types import Change, Decoded, Elements, Encoded, Plain, Source, view, words
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType, storage_shape
 

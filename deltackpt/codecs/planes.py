@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Source
+from deltackpt.codecs.types import Change, Decoded, Elements, Encoded, Source
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType, in_order, out_of_order, uint
 

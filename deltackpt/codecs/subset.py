@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.codecs import packed, planes
+from deltackpt.codecs import planes
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.change import Decoded, Elements, Positions
-from deltackpt.codecs.directory import Directory
+from deltackpt.codecs.packed import codec as packed
+from deltackpt.codecs.packed.tile_index import Directory
 from deltackpt.codecs.table import Entry
+from deltackpt.codecs.types import Decoded, Elements, Positions
 from deltackpt.format.dtypes import storage_shape
 
 Shape = tuple[int, ...]

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.codecs import packed, planes
-from deltackpt.codecs.directory import Directory
-from deltackpt.codecs.near import Near
+from deltackpt.codecs import planes
+from deltackpt.codecs.packed import codec as packed
+from deltackpt.codecs.packed.exponent_lists import Near
+from deltackpt.codecs.packed.steps import MAX_EXCEPTION_K, Scale
+from deltackpt.codecs.packed.tile_index import Directory
 from deltackpt.codecs.plain import Checked
-from deltackpt.codecs.steps import MAX_EXCEPTION_K, Scale
 from deltackpt.codecs.tiles import MAX_TILE, Grid, collapse
 from deltackpt.format.dtypes import BY_CODE, DTYPES, DType, nbytes, storage_shape
 from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, check_name

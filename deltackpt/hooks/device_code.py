@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from deltackpt.codecs.steps import MAX_EXCEPTION_K, Scale
+from deltackpt.codecs.packed.steps import MAX_EXCEPTION_K, Scale
 from deltackpt.codecs.tiles import Grid, choose_grid
 from deltackpt.hooks.device_down import Aside, Copy, owners, send, table
 from deltackpt.hooks.device_find import Group

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.codecs import Encoded, gaps
-from deltackpt.codecs.directory import Directory
-from deltackpt.codecs.near import FAR_ONLY
-from deltackpt.codecs.steps import Scale, choose_scale
+from deltackpt.codecs import Encoded
+from deltackpt.codecs.packed import gaps
+from deltackpt.codecs.packed.exponent_lists import FAR_ONLY
+from deltackpt.codecs.packed.steps import Scale, choose_scale
+from deltackpt.codecs.packed.tile_index import Directory
 from deltackpt.codecs.tiles import Grid, choose_grid
 from deltackpt.format.dtypes import DType
 from deltackpt.hooks.device_bits import Sections, fields, octets, pack, padded, spread, starts, unary_ends

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from deltackpt.codecs import DENSE, SMALL, wants_base
-from deltackpt.codecs.packed import WIDTHS
+from deltackpt.codecs.packed.codec import WIDTHS
 from deltackpt.format.dtypes import uint
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.delta import Delta

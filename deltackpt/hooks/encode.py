@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from deltackpt.codecs import SCAN_LIMIT, Change, Encoded, Entry, encode
-from deltackpt.codecs.packed import WIDTHS
+from deltackpt.codecs.packed.codec import WIDTHS
 from deltackpt.format import state_digest as digest
 from deltackpt.format.dtypes import storage_shape, uint
 from deltackpt.format.state_digest import Sums

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.codecs import Change, wants_base
-from deltackpt.codecs.change import Elements
+from deltackpt.codecs.types import Elements
 from deltackpt.diff import Difference, State, changes
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from deltackpt.codecs import Entry
-from deltackpt.codecs.change import Elements
 from deltackpt.codecs.plain import INDICES, VALUES
 from deltackpt.codecs.table import write_table
+from deltackpt.codecs.types import Elements
 from deltackpt.contents import Contents
 from deltackpt.diff import State
 from deltackpt.format.dtypes import DTYPES, uint

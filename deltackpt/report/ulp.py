@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from deltackpt.codecs.change import Elements
-from deltackpt.codecs.steps import to_steps
+from deltackpt.codecs.packed.steps import to_steps
+from deltackpt.codecs.types import Elements
 from deltackpt.format.dtypes import DType
 
 

@@ -18,7 +18,8 @@ from states import (
     value,
 )
 
-from deltackpt.codecs import CHOICES, Change, encode, packed
+from deltackpt.codecs import CHOICES, Change, encode
+from deltackpt.codecs.packed import codec as packed
 from deltackpt.diff import difference
 from deltackpt.format.dtypes import DTYPES
 

@@ -1,10 +1,10 @@
-"""deltackpt.codecs.near: the lists by the size of the old weight."""
+"""deltackpt.codecs.packed.exponent_lists: the lists by the size of the old weight."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltackpt.codecs.near import CLASSES, FAR_ONLY, MIN_CHANGES, Near, Population, choose_near
+from deltackpt.codecs.packed.exponent_lists import CLASSES, FAR_ONLY, MIN_CHANGES, Near, Population, choose_near
 from deltackpt.codecs.tiles import Grid
 
 seeds = st.integers(0, 2**32 - 1)

@@ -15,9 +15,11 @@ import numpy as np
 from tile_by_tile import PARTS
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.codecs import fast, packed, plain, planes
+from deltackpt.codecs import plain, planes
 from deltackpt.codecs.bits import starts
-from deltackpt.codecs.directory import Directory
+from deltackpt.codecs.packed import codec as packed
+from deltackpt.codecs.packed import native as fast
+from deltackpt.codecs.packed.tile_index import Directory
 from deltackpt.codecs.table import Entry
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest

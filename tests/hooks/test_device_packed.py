@@ -6,8 +6,9 @@ from states import random_bytes
 
 torch = pytest.importorskip("torch")
 
-from deltackpt.codecs import Change, packed  # noqa: E402
+from deltackpt.codecs import Change  # noqa: E402
 from deltackpt.codecs import encode as encode_on_host  # noqa: E402
+from deltackpt.codecs.packed import codec as packed  # noqa: E402
 from deltackpt.codecs.table import detail_size  # noqa: E402
 from deltackpt.format.dtypes import DTYPES, in_order, out_of_order, uint  # noqa: E402
 from deltackpt.hooks.device_packed import Found, encode  # noqa: E402

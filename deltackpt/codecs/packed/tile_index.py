@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.near import Near
-from deltackpt.codecs.steps import Scale
+from deltackpt.codecs.packed.exponent_lists import Near
+from deltackpt.codecs.packed.steps import Scale
 from deltackpt.codecs.tiles import Grid
 from deltackpt.errors import FormatError
 

@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt import kernels
-from deltackpt.codecs import fast, gaps
 from deltackpt.codecs.bits import Ints, octets, starts, write_fields, write_planes, write_unary
-from deltackpt.codecs.change import Room
-from deltackpt.codecs.directory import Directory, check, check_counts
-from deltackpt.codecs.near import Near, Population
-from deltackpt.codecs.sections import TileReader
-from deltackpt.codecs.steps import (
+from deltackpt.codecs.packed import gaps
+from deltackpt.codecs.packed import native as fast
+from deltackpt.codecs.packed.exponent_lists import Near, Population
+from deltackpt.codecs.packed.sections import TileReader
+from deltackpt.codecs.packed.steps import (
     Elements,
     bit_length,
     choose_scale,
@@ -31,7 +30,9 @@ from deltackpt.codecs.steps import (
     lengths_by_exponent,
     to_steps,
 )
+from deltackpt.codecs.packed.tile_index import Directory, check, check_counts
 from deltackpt.codecs.tiles import Grid
+from deltackpt.codecs.types import Room
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType, uint
 

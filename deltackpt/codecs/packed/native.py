@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt import kernels
-from deltackpt.codecs import gaps
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.change import Room
-from deltackpt.codecs.directory import Directory, check, check_counts
-from deltackpt.codecs.near import Near
-from deltackpt.codecs.steps import EXPONENTS, LENGTHS, Elements, Scale, choose_scale
+from deltackpt.codecs.packed import gaps
+from deltackpt.codecs.packed.exponent_lists import Near
+from deltackpt.codecs.packed.steps import EXPONENTS, LENGTHS, Elements, Scale, choose_scale
+from deltackpt.codecs.packed.tile_index import Directory, check, check_counts
 from deltackpt.codecs.tiles import Grid
+from deltackpt.codecs.types import Room
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.kernels import address, addresses

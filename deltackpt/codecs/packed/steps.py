@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from deltackpt import kernels
 from deltackpt.codecs.bits import Ints
-from deltackpt.codecs.gaps import rice_parameter
+from deltackpt.codecs.packed.gaps import rice_parameter
 from deltackpt.format.dtypes import DType, in_order, out_of_order, uint
 
 Elements = npt.NDArray[np.unsignedinteger]
