@@ -128,7 +128,7 @@ def client(url: str | None = None) -> Any:
     """A plain client, as deltackpt makes its own."""
     import s3fs
 
-    from deltackpt.store.patience import DEFAULT
+    from deltackpt.store.retry import DEFAULT
     from deltackpt.store.s3 import options
 
     return s3fs.S3FileSystem(endpoint_url=url, skip_instance_cache=True, **options(DEFAULT))

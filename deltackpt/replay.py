@@ -22,7 +22,7 @@ from deltackpt.format.safetensors_header import Tensor
 from deltackpt.journal import Journal
 from deltackpt.parts import AnyPart, Found, PatchReader
 from deltackpt.repository import Repository
-from deltackpt.runs import Place, Runs
+from deltackpt.store.readahead import Place, Runs
 
 Bytes = npt.NDArray[np.uint8]
 

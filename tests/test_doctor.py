@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from deltackpt_cli.app import run
 
-from deltackpt.doctor import _PROMISES, Check, Diagnosis, diagnose
 from deltackpt.errors import ConflictError, StoreError
 from deltackpt.store import Buffer, LocalStore, MemoryStore, ObjectInfo, Written
+from deltackpt.store.doctor import _PROMISES, Check, Diagnosis, diagnose
 from deltackpt.store.memory import _named
 
 

@@ -17,8 +17,6 @@ ORDER = [
     "sniff",
     "checkpoint_files",
     "store",
-    "doctor",
-    "runs",
     "checkpoint",
     "contents",
     "patch",

@@ -22,7 +22,7 @@ from states import tree
 from deltackpt import cache
 from deltackpt.cache import apply_to_cache, find_current, open_current
 from deltackpt.errors import CheckpointError, FormatError, NotFoundError
-from deltackpt.store import folders
+from deltackpt.store import dirfd as folders
 from deltackpt.util import disk
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads open files by /proc")

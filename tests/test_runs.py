@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import make_checkpoint, tree
 
-from deltackpt import runs
 from deltackpt.errors import NotFoundError
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
-from deltackpt.runs import Place, Runs
 from deltackpt.store import MemoryStore
+from deltackpt.store import readahead as runs
+from deltackpt.store.readahead import Place, Runs
 from deltackpt.util.parallel import ordered_map
 from deltackpt.write import write
 

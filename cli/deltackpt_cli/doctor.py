@@ -11,7 +11,7 @@ from deltackpt_cli import text
 from deltackpt_cli.console import Voice
 
 if TYPE_CHECKING:
-    from deltackpt.doctor import Diagnosis
+    from deltackpt.store.doctor import Diagnosis
 
 BROKEN = 8  # as a store that does not answer
 
@@ -26,8 +26,8 @@ def doctor(voice: Voice, url: Url) -> None:
     Writes a few small objects into a folder of its own, and removes them. The exit code is 8 if the store does
     not do what it should.
     """
-    from deltackpt.doctor import diagnose
     from deltackpt.store import open_store
+    from deltackpt.store.doctor import diagnose
 
     found = diagnose(open_store(url))
     voice.result(found, lambda: _lines(found))

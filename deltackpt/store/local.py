@@ -21,7 +21,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
-from deltackpt.store import base, folders
+from deltackpt.store import base
+from deltackpt.store import dirfd as folders
 from deltackpt.store.base import MAX_SWAP, Buffer, Capabilities, ObjectInfo, Written, check_name, check_prefix
 
 _ATTEMPTS = 100  # at making a folder that others prune

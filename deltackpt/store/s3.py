@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deltackpt.errors import FormatError
-from deltackpt.store import foreign
+from deltackpt.store import translate as foreign
 from deltackpt.store.base import Capabilities
 from deltackpt.store.driver import PART, Body, Fetched, Head, Plain, Upload
-from deltackpt.store.patience import DEFAULT, Patience
+from deltackpt.store.retry import DEFAULT, Patience
 
 T = TypeVar("T")
 

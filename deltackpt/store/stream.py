@@ -13,10 +13,10 @@ from itertools import islice
 from threading import Event, Lock, Semaphore
 from typing import TypeAlias
 
-from deltackpt.store import foreign
+from deltackpt.store import translate as foreign
 from deltackpt.store.driver import WINDOW, Body
-from deltackpt.store.foreign import Fault, Kind
-from deltackpt.store.patience import failed
+from deltackpt.store.retry import failed
+from deltackpt.store.translate import Fault, Kind
 from deltackpt.util.parallel import ordered_map
 
 BLOCK = 1 << 20  # bytes that are read of a body at a time

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from deltackpt.store.patience import Patience
+from deltackpt.store.retry import Patience
 from deltackpt.store.s3 import options as s3_options
 from tests.fake_bucket import TOKEN, FakeBucket, installed, stub_hf_xet
 

@@ -27,9 +27,9 @@ from deltackpt.repository import Repository
 from deltackpt.store import Store, open_store
 from deltackpt.store.driver import SpooledUpload
 from deltackpt.store.fsspec_store import open_fsspec
-from deltackpt.store.gateway import VARIABLE, open_gateway
+from deltackpt.store.hf_s3 import VARIABLE, open_gateway
 from deltackpt.store.hub import open_bucket
-from deltackpt.store.patience import Patience
+from deltackpt.store.retry import Patience
 from deltackpt.verify import verify_repository
 from tests.fake_bucket import FakeBucket
 from tests.store.conftest import QUICK

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from chains import World
 
-from deltackpt.doctor import diagnose
 from deltackpt.repository import Repository
 from deltackpt.store import Store, open_store
-from deltackpt.store.gateway import VARIABLE, open_gateway
+from deltackpt.store.doctor import diagnose
+from deltackpt.store.hf_s3 import VARIABLE, open_gateway
 from deltackpt.store.hub import PAUSE
 from deltackpt.sync.follow import Follower
 from tests.faulty_proxy import FaultyProxy

@@ -10,8 +10,8 @@ import pytest
 from deltackpt.errors import ConflictError, StoreError
 from deltackpt.store import Store
 from deltackpt.store.gcs import GcsDriver, options
-from deltackpt.store.patience import Patience
 from deltackpt.store.remote import RemoteStore
+from deltackpt.store.retry import Patience
 from tests.fake_gcs import FakeGcs
 from tests.faulty_proxy import FaultyProxy, Status
 from tests.store.conftest import QUICK

@@ -11,8 +11,8 @@ import pytest
 from deltackpt.errors import StoreError
 from deltackpt.store import Store
 from deltackpt.store.hub import open_bucket
-from deltackpt.store.patience import Patience
 from deltackpt.store.remote import RemoteStore
+from deltackpt.store.retry import Patience
 from tests.fake_bucket import TOKEN, FakeBucket
 from tests.faulty_proxy import FaultyProxy, Reset, Status
 from tests.store.conftest import QUICK

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from deltackpt.errors import DeltackptError, StoreError
-from deltackpt.store import foreign
-from deltackpt.store.foreign import Kind
-from deltackpt.store.patience import Answer, Patience
+from deltackpt.store import translate as foreign
+from deltackpt.store.retry import Answer, Patience
+from deltackpt.store.translate import Kind
 
 
 class Clock:

@@ -11,13 +11,13 @@ import pytest
 from chains import World
 
 from deltackpt.cache import apply_to_cache, open_current
-from deltackpt.doctor import diagnose
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, StoreError
 from deltackpt.materialize import apply
 from deltackpt.repository import Repository
 from deltackpt.store import MemoryStore, open_store
-from deltackpt.store.patience import Patience
+from deltackpt.store.doctor import diagnose
 from deltackpt.store.remote import RemoteStore
+from deltackpt.store.retry import Patience
 from deltackpt.store.s3 import S3Driver
 from deltackpt.verify import verify_repository
 from tests.fake_bucket import FakeBucket

@@ -12,8 +12,8 @@ import pytest
 
 from deltackpt.errors import DeltackptError, NoSpaceError, NotFoundError, StoreError
 from deltackpt.store.hub import BucketDriver
-from deltackpt.store.patience import Patience
 from deltackpt.store.remote import RemoteStore
+from deltackpt.store.retry import Patience
 from tests.fake_bucket import TOKEN, FakeBucket
 from tests.fake_gcs import FakeGcs
 from tests.faulty_proxy import FaultyProxy, Reset, Status

@@ -13,9 +13,9 @@ import pytest
 from chains import World
 
 from deltackpt import store as stores
-from deltackpt.doctor import diagnose
 from deltackpt.repository import Repository
 from deltackpt.store import Buffer, Capabilities, ObjectInfo, Store, Written, base, check_name
+from deltackpt.store.doctor import diagnose
 from deltackpt.sync.follow import Follower
 from deltackpt.verify import verify_repository
 from tests.store_contract import StoreContract

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from deltackpt.errors import DeltackptError, NoSpaceError, StoreError
-from deltackpt.store import foreign
-from deltackpt.store.foreign import Fault, Kind
+from deltackpt.store import translate as foreign
+from deltackpt.store.translate import Fault, Kind
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from urllib.parse import quote
 from deltackpt.store.driver import Driver
 from deltackpt.store.fsspec_store import extra_missing
 from deltackpt.store.hub import PAUSE, bucket_of
-from deltackpt.store.patience import DEFAULT, Patience
 from deltackpt.store.remote import RemoteStore
+from deltackpt.store.retry import DEFAULT, Patience
 
 SCHEME = "hf+s3"
 ENDPOINT = "https://s3.hf.co"
