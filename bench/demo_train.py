@@ -70,7 +70,7 @@ def loop(work: Path, steps: int) -> list[Any]:
 
 def compare_pass(hook: Any, model: Any) -> float:
     """Seconds to cast the weights, and to compare them with the snapshot, and nothing else."""
-    from deltackpt.diff import Comparison
+    from deltackpt.checkpoint.diff import Comparison
     from deltackpt.format.dtypes import uint
     from deltackpt.hooks.words import on_host
     from deltackpt.util.parallel import ordered_map

@@ -41,7 +41,7 @@ from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.taking import Taker
 from deltackpt.hooks.team import Alone
 from deltackpt.hooks.words import on_host
-from deltackpt.patch import Origin, PartWriter
+from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.record import AnchorPolicy
 from deltackpt.store import LocalStore
 

@@ -14,9 +14,9 @@ from typing import Any
 import xxhash
 
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.checkpoint.diff import Difference, State, difference
 from deltackpt.codecs import Entry, encode
 from deltackpt.codecs.table import REMOVED
-from deltackpt.diff import Difference, State, difference
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import UNSTATED, proves
@@ -26,7 +26,7 @@ from deltackpt.format.manifest import Counts, File, Manifest
 from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.format.state_digest import TensorDigest
 from deltackpt.kept import Kept
-from deltackpt.patch import Origin, PartWriter, collides
+from deltackpt.patch.part import Origin, PartWriter, collides
 from deltackpt.repository import Repository, new_folder
 from deltackpt.store import Buffer
 from deltackpt.uploads import Uploads

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition, Thread
 
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.parts import PatchReader
 from deltackpt.replay import Bytes, write_step

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from deltackpt import __version__, chain
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.checkpoint.diff import State, Tensor, difference
 from deltackpt.codecs import Encoded, Entry, encode
 from deltackpt.codecs.table import REMOVED
-from deltackpt.diff import State, Tensor, difference
 from deltackpt.errors import ChainError, ConflictError, DeltackptError
 from deltackpt.format.edge import Edge
 from deltackpt.format.layout import Shard
@@ -28,7 +28,7 @@ from deltackpt.format.manifest import File, Link
 from deltackpt.leases import lease
 from deltackpt.materialize import check_tensor
 from deltackpt.parts import PatchReader
-from deltackpt.patch import Origin, PartWriter, collides
+from deltackpt.patch.part import Origin, PartWriter, collides
 from deltackpt.replay import Replay, describe
 from deltackpt.repository import Repository, new_folder
 from deltackpt.store import Buffer

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from deltackpt.diff import Difference, State, difference
+from deltackpt.checkpoint.diff import Difference, State, difference
 
 HELD = 64 << 20  # bytes of changes that may wait for somebody to ask for them
 

@@ -10,15 +10,15 @@ from typing import cast
 import numpy as np
 
 from deltackpt.chain import Hop
+from deltackpt.checkpoint.diff import Difference
+from deltackpt.checkpoint.diff import Tensor as TensorLike
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.types import Elements, Room
-from deltackpt.diff import Difference
-from deltackpt.diff import Tensor as TensorLike
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import Link
 from deltackpt.merge import Changes
 from deltackpt.parts import Found, PatchReader
-from deltackpt.patch import PartReader
+from deltackpt.patch.part import PartReader
 
 LIMIT = 128 << 20  # bytes of positions and values; what is beyond is decoded from the patch
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.chain import Plan
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import proves

@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from deltackpt.chain import Hop
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.checkpoint.diff import changes, count_changes
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.types import Room
-from deltackpt.diff import changes, count_changes
 from deltackpt.early import Early
 from deltackpt.errors import ChainError, CheckpointError
 from deltackpt.parts import Found, PatchReader
-from deltackpt.patch import PartReader
+from deltackpt.patch.part import PartReader
 from deltackpt.replay import Known, write_step
 from deltackpt.repository import Repository
 

@@ -16,11 +16,11 @@ import numpy as np
 from deltackpt.chain import Hop
 from deltackpt.codecs import Entry
 from deltackpt.codecs.boxes import MAX_BOXES, overlap
-from deltackpt.contents import Contents
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.manifest import File, Manifest
-from deltackpt.patch import PartReader
-from deltackpt.ranged import RangedPart
+from deltackpt.patch.index import Contents
+from deltackpt.patch.part import PartReader
+from deltackpt.patch.remote_part import RangedPart
 from deltackpt.repository import Repository, object_differs
 from deltackpt.util.disk import ensure_space, space_errors
 from deltackpt.util.parallel import ordered_map

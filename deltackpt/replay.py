@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.chain import Plan
+from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.types import Room
-from deltackpt.diff import State
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.layout import Layout

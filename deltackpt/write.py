@@ -13,8 +13,8 @@ from typing import Any
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.checkpoint.diff import State, difference
 from deltackpt.codecs import SCAN_LIMIT
-from deltackpt.diff import State, difference
 from deltackpt.draft import Draft, check_base, check_names, digest_all, put_parts
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest

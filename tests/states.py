@@ -14,15 +14,15 @@ from typing import TypeAlias
 
 import numpy as np
 
+from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import SCAN_LIMIT, Decoded, Entry, decode, decode_into, encode
 from deltackpt.codecs.table import REMOVED
 from deltackpt.codecs.types import Source
-from deltackpt.diff import difference
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, nbytes, ordered, storage_shape, uint, unordered
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.parts import PatchReader
-from deltackpt.patch import Origin, PartReader, PartWriter, collides
+from deltackpt.patch.part import Origin, PartReader, PartWriter, collides
 from deltackpt.replay import Replay
 
 Value: TypeAlias = tuple[str, tuple[int, ...], bytes]

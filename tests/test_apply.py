@@ -501,7 +501,7 @@ def test_part_of_an_unknown_version(pair, tmp_path):
 
 def with_unknown_encoding(raw: bytes, start: int) -> bytes:
     """The code after the first name of the table, changed."""
-    from deltackpt.patch import TABLE, PartReader
+    from deltackpt.patch.part import TABLE, PartReader
 
     reader = PartReader(memoryview(raw), "part")
     (table,) = (t for t in reader.header.tensors if t.name == TABLE)

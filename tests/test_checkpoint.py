@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save, save_file
 
-from deltackpt import checkpoint_files
 from deltackpt.checkpoint import Checkpoint, Located
-from deltackpt.checkpoint_files import is_plain
+from deltackpt.checkpoint import files as checkpoint_files
+from deltackpt.checkpoint.files import is_plain
 from deltackpt.errors import (
     CheckpointError,
     DeltackptError,

@@ -21,12 +21,12 @@ from states import (
     value,
 )
 
+from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import Entry, encode
-from deltackpt.diff import difference
 from deltackpt.errors import ChainError, DeltackptError, FormatError
 from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.safetensors_header import Tensor, build_header, parse_header
-from deltackpt.patch import PAYLOAD, TABLE, Origin, PartReader, PartWriter
+from deltackpt.patch.part import PAYLOAD, TABLE, Origin, PartReader, PartWriter
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from states import Memory, State, changed, part_of, patched, random_bytes
 
-from deltackpt import ranged
+from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import Entry, encode, subset
-from deltackpt.diff import difference
 from deltackpt.errors import DeltackptError, FormatError, UsageError
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor, build_header
-from deltackpt.patch import PAYLOAD, TABLE, PartReader, PartWriter
-from deltackpt.ranged import FIRST, RangedPart
+from deltackpt.patch import remote_part as ranged
+from deltackpt.patch.part import PAYLOAD, TABLE, PartReader, PartWriter
+from deltackpt.patch.remote_part import FIRST, RangedPart
 from deltackpt.report.inspection import inspect_part, inspect_step
 from deltackpt.repository import Repository
 from deltackpt.store import MemoryStore

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from states import ORIGIN, Memory, changed, make_checkpoint, mutate, part_of, random_bytes, random_state, tree
 
+from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import Entry, encode
-from deltackpt.diff import difference
 from deltackpt.format.dtypes import DTYPES
-from deltackpt.patch import PartWriter
+from deltackpt.patch.part import PartWriter
 from deltackpt.write import AnchorPolicy, write
 
 SPEC = Path(__file__).parent.parent / "spec"

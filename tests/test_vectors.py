@@ -35,7 +35,7 @@ from deltackpt.codecs.plain import encode_full
 from deltackpt.codecs.table import REMOVED, read_table, write_table
 from deltackpt.codecs.types import words
 from deltackpt.format.dtypes import DTYPES, storage_shape
-from deltackpt.patch import TABLE, PartReader, PartWriter
+from deltackpt.patch.part import TABLE, PartReader, PartWriter
 from deltackpt.repository import Repository
 from deltackpt.verify import verify_part, verify_repository
 

@@ -26,7 +26,7 @@ from deltackpt.errors import (
 )
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.materialize import apply
-from deltackpt.patch import PartReader
+from deltackpt.patch.part import PartReader
 from deltackpt.repository import Repository
 from deltackpt.store import MemoryStore, open_store
 from deltackpt.write import AnchorPolicy, write

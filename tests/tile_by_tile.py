@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from deltackpt.codecs import Decoded, Entry, subset
-from deltackpt.patch import PartReader
-from deltackpt.ranged import RangedPart
+from deltackpt.patch.part import PartReader
+from deltackpt.patch.remote_part import RangedPart
 from deltackpt.store import MemoryStore
 
 

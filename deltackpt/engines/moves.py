@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from deltackpt.chain import Plan
+from deltackpt.checkpoint.diff import changes
 from deltackpt.codecs import Decoded
-from deltackpt.diff import changes
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.parts import Found, PatchReader

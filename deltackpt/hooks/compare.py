@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from deltackpt.checkpoint.diff import Comparison
 from deltackpt.codecs import SCAN_LIMIT, wants_base
-from deltackpt.diff import Comparison
 from deltackpt.format.dtypes import uint
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.extract import Piece

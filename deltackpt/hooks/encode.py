@@ -12,7 +12,7 @@ from deltackpt.format import state_digest as digest
 from deltackpt.format.dtypes import storage_shape, uint
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.delta import Delta
-from deltackpt.patch import collides
+from deltackpt.patch.part import collides
 
 
 def entry_of(

@@ -12,7 +12,7 @@ from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.encode import entry_of, sums_of
-from deltackpt.patch import Origin, PartWriter
+from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.util.parallel import ordered_map
 
 BYTES = 32 << 20  # encoded, after which a part is stored and the next one begun

@@ -23,7 +23,7 @@ from deltackpt.hooks.parts import put_parts
 from deltackpt.hooks.pending import Taken
 from deltackpt.hooks.plan import Files, Global
 from deltackpt.hooks.team import Team, collect, describe, rank_failed, share
-from deltackpt.patch import Origin, PartWriter
+from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.record import AnchorPolicy, compose, elements_of, since_anchor
 from deltackpt.repository import Ref, Repository, new_folder
 

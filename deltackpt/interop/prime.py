@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import FormatError
 from deltackpt.interop.files import copy_checkpoint, numbered, placed
 from deltackpt.interop.protocol import Step, Touched

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltackpt.checkpoint import Checkpoint, Located
-from deltackpt.checkpoint_files import is_plain
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
+from deltackpt.checkpoint.files import is_plain
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.interop.changes import INDICES, check_positions, elements_of, same_length, tensor_of, width_of
 from deltackpt.interop.files import ZSTD, Tensors, field_error, gap_error, inflate, read_bytes, read_json

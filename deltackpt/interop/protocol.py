@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 
 Bytes = npt.NDArray[np.uint8]
 Check = Callable[[Bytes], None]

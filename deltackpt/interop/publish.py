@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import SCAN_LIMIT
-from deltackpt.diff import State
 from deltackpt.draft import Draft, base_differs, put_parts
 from deltackpt.errors import ConflictError
 from deltackpt.format.digests import proves

@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from deltackpt.checkpoint import Checkpoint, Located
-from deltackpt.checkpoint_files import is_plain
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
+from deltackpt.checkpoint.files import is_plain
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.interop.changes import check_positions, same_length, size_of, tensor_of
 from deltackpt.interop.checksums import checksum, proves

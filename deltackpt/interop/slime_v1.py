@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.canonical import loads_strict
 from deltackpt.format.dtypes import DTYPES

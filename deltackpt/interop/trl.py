@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError, FormatError, UsageError
 from deltackpt.format.safetensors_header import Header, head_size, parse_header
 from deltackpt.interop.changes import (

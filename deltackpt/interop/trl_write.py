@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import Difference, differences
+from deltackpt.checkpoint.diff import Difference, differences
 from deltackpt.errors import UsageError
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.interop.changes import changes, elements_of, size_of, to_gaps

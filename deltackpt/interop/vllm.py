@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State, differences
+from deltackpt.checkpoint.diff import State, differences
 from deltackpt.errors import ChainError
 from deltackpt.interop.changes import changes
 from deltackpt.interop.files import Tensors, placed, write_tensors

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.checkpoint import Checkpoint, Located
+from deltackpt.checkpoint.diff import Difference, State, changes
 from deltackpt.codecs import Change, wants_base
 from deltackpt.codecs.types import Elements
-from deltackpt.diff import Difference, State, changes
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.state_digest import TensorDigest, xxh3

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import difference
+from deltackpt.checkpoint.diff import difference
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.report.sizes import ENCODINGS, TensorDifference, describe
 from deltackpt.report.ulp import mean

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import Entry
 from deltackpt.codecs.plain import INDICES, VALUES
 from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Elements
-from deltackpt.contents import Contents
-from deltackpt.diff import State
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.parts import AnyPart, Found
+from deltackpt.patch.index import Contents
 from deltackpt.report.ulp import share_by_one
 
 _PLAIN = {"full": ("",), "nan": ("",), "index": (INDICES, VALUES)}  # suffixes of the plain tensors

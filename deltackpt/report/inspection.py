@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.chain import Hop
-from deltackpt.contents import Contents
 from deltackpt.errors import NotFoundError
 from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.leases import lease, pinned
 from deltackpt.materialize import again_if_gone
 from deltackpt.parts import PatchReader, check_origin
-from deltackpt.patch import PartReader
-from deltackpt.ranged import RangedPart
+from deltackpt.patch.index import Contents
+from deltackpt.patch.part import PartReader
+from deltackpt.patch.remote_part import RangedPart
 from deltackpt.replay import Replay
 from deltackpt.report.entries import TensorEntry, describe, one_ulp_of, sizes
 from deltackpt.report.ulp import mean

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from deltackpt.errors import NotFoundError
-from deltackpt.patch import PartReader
+from deltackpt.patch.part import PartReader
 from deltackpt.verify.findings import Findings, Report
 
 

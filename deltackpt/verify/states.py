@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from deltackpt.chain import Hop
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import UNSTATED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deltackpt.diff import State, Tensor
+from deltackpt.checkpoint.diff import State, Tensor
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import proves

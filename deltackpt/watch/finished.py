@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.checkpoint_files import INDEX_SUFFIX
+from deltackpt.checkpoint.files import INDEX_SUFFIX
 from deltackpt.errors import CheckpointError, FormatError
 from deltackpt.format import state_digest as digest
 from deltackpt.util.parallel import ordered_map

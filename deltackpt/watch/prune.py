@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import CheckpointError, FormatError
 from deltackpt.format.manifest import Link
 from deltackpt.materialize import check_tensor

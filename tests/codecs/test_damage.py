@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from states import Memory, both_ways, changed, random_bytes
 
+from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import Entry, decode, encode, planes
 from deltackpt.codecs.packed import codec as packed
 from deltackpt.codecs.packed.exponent_lists import FAR_ONLY
 from deltackpt.codecs.packed.steps import Scale
 from deltackpt.codecs.tiles import Grid
-from deltackpt.diff import difference
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from states import Memory, changed, random_bytes
 
+from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import CHOICES, Entry, encode
 from deltackpt.codecs.table import ENCODINGS, REMOVED, read_table, write_table
-from deltackpt.diff import difference
 from deltackpt.errors import DeltackptError, FormatError
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.varint import write

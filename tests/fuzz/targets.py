@@ -24,7 +24,7 @@ from deltackpt.codecs.table import Entry
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.parts import PatchReader
-from deltackpt.patch import Origin, PartReader
+from deltackpt.patch.part import Origin, PartReader
 from deltackpt.replay import decode_step, replace_whole, write_step
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from deltackpt.checkpoint.sniff import CONVERT
 from deltackpt.errors import CheckpointError
 from deltackpt.format.canonical import loads_strict
 from deltackpt.format.manifest import is_path
-from deltackpt.sniff import CONVERT
 from deltackpt.util.disk import open_regular
 
 MAX_SIDE: Final = 64 << 20  # bytes of one side file

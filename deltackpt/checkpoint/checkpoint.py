@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.checkpoint_files import find_files
+from deltackpt.checkpoint.files import find_files
+from deltackpt.checkpoint.sniff import SNIFF_BYTES, sniff
 from deltackpt.errors import CheckpointError, FormatError, UsageError
 from deltackpt.format.safetensors_header import Header, head_size, parse_header
-from deltackpt.sniff import SNIFF_BYTES, sniff
 from deltackpt.util.disk import open_regular
 from deltackpt.util.mapped_file import advise
 

@@ -9,9 +9,9 @@ from itertools import accumulate
 from deltackpt.codecs import Decoded, Encoded, Entry, check, decode, decode_into
 from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Buffer, Elements, Room
-from deltackpt.contents import PAYLOAD, TABLE, VERSION, Contents, Origin, Span, collides, table_of
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
+from deltackpt.patch.index import PAYLOAD, TABLE, VERSION, Contents, Origin, Span, collides, table_of
 
 __all__ = ["PAYLOAD", "TABLE", "VERSION", "Origin", "PartReader", "PartWriter", "collides"]
 

@@ -14,10 +14,10 @@ from deltackpt.codecs import Decoded, Entry, decode, subset
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.plain import suffixes
 from deltackpt.codecs.types import Elements, Room
-from deltackpt.contents import Contents, Span, table_of
 from deltackpt.errors import UsageError
 from deltackpt.format.dtypes import storage_shape
 from deltackpt.format.safetensors_header import head_size, parse_header
+from deltackpt.patch.index import Contents, Span, table_of
 from deltackpt.store import Store
 
 FIRST = 16 << 10  # bytes of the first request: the header of most parts, and the table of small ones
@@ -29,7 +29,7 @@ class RangedPart(Contents):
     """A part in a store. Opening it reads header and table; decoding reads what is decoded.
 
     Memory is that of the table and of what is decoded, and WINDOW bytes or one tile. Raises what
-    `deltackpt.patch.PartReader` raises, and what `Store.get_range` does.
+    `deltackpt.patch.part.PartReader` raises, and what `Store.get_range` does.
     """
 
     def __init__(self, store: Store, name: str, size: int, gap: int) -> None:
