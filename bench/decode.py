@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 from sync import COLUMNS, chain
 
-from deltackpt.chain import Hop
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.format.dtypes import uint
 from deltackpt.materialize import apply
 from deltackpt.merge import Merged
 from deltackpt.parts import PatchReader
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Hop
 
 
 def turn(repo: Repository, start: Path, work: Path, steps: int) -> dict[str, float]:

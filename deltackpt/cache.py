@@ -32,20 +32,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from deltackpt import chain
-from deltackpt.chain import Plan
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.journal import Journal
 from deltackpt.kept import Kept
-from deltackpt.leases import pinned
 from deltackpt.materialize import ApplyResult, again_if_gone, beside, build, build_order, result
 from deltackpt.merge import Merged
 from deltackpt.parts import PatchReader
 from deltackpt.proof import prove
 from deltackpt.replay import Replay
-from deltackpt.repository import Repository
+from deltackpt.repository import Repository, chain
+from deltackpt.repository.chain import Plan
+from deltackpt.repository.leases import pinned
 from deltackpt.slot import Move, Standby, patch_slot
 from deltackpt.util.disk import boot_id, fsync_dir, space_errors
 from deltackpt.util.parallel import threads_or_default

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deltackpt import chain
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.fold import fold
 from deltackpt.format.manifest import Link
-from deltackpt.repository import Repository
+from deltackpt.repository import Repository, chain
 from deltackpt.util.progress import SILENT, Progress
 
 LEVELS = (8, 64, 512)  # steps that a fold of each level spans

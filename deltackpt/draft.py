@@ -27,7 +27,8 @@ from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.format.state_digest import TensorDigest
 from deltackpt.kept import Kept
 from deltackpt.patch.part import Origin, PartWriter, collides
-from deltackpt.repository import Repository, new_folder
+from deltackpt.repository import Repository
+from deltackpt.repository.repository import new_folder
 from deltackpt.store import Buffer
 from deltackpt.uploads import Uploads
 from deltackpt.util.parallel import ordered_map

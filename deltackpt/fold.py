@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt import __version__, chain
+from deltackpt import __version__
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import State, Tensor, difference
@@ -25,12 +25,13 @@ from deltackpt.errors import ChainError, ConflictError, DeltackptError
 from deltackpt.format.edge import Edge
 from deltackpt.format.layout import Shard
 from deltackpt.format.manifest import File, Link
-from deltackpt.leases import lease
 from deltackpt.materialize import check_tensor
 from deltackpt.parts import PatchReader
 from deltackpt.patch.part import Origin, PartWriter, collides
 from deltackpt.replay import Replay, describe
-from deltackpt.repository import Repository, new_folder
+from deltackpt.repository import Repository, chain
+from deltackpt.repository.leases import lease
+from deltackpt.repository.repository import new_folder
 from deltackpt.store import Buffer
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.progress import SILENT, Progress

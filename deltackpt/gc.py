@@ -15,15 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deltackpt import chain
 from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError
 from deltackpt.fold import write_anchor
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Link
-from deltackpt.leases import COLLECTING, Lease, collecting, read_leases
 from deltackpt.reachable import Reachable
-from deltackpt.renewal import Renewal, holder
-from deltackpt.repository import Repository
+from deltackpt.repository import Repository, chain
+from deltackpt.repository.heartbeat import Renewal, holder
+from deltackpt.repository.leases import COLLECTING, Lease, collecting, read_leases
 from deltackpt.retention import Policy
 from deltackpt.store.base import is_temporary
 from deltackpt.survey import FOLDERS, PAYLOADS, Survey, current_fingerprint

@@ -9,7 +9,6 @@ from typing import cast
 
 import numpy as np
 
-from deltackpt.chain import Hop
 from deltackpt.checkpoint.diff import Difference
 from deltackpt.checkpoint.diff import Tensor as TensorLike
 from deltackpt.codecs import Decoded, Entry
@@ -19,6 +18,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.merge import Changes
 from deltackpt.parts import Found, PatchReader
 from deltackpt.patch.part import PartReader
+from deltackpt.repository.chain import Hop
 
 LIMIT = 128 << 20  # bytes of positions and values; what is beyond is decoded from the patch
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.chain import Plan
 from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.format import state_digest as digest
@@ -24,9 +23,10 @@ from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import TensorDigest
-from deltackpt.leases import pinned
 from deltackpt.replay import Replay
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Plan
+from deltackpt.repository.leases import pinned
 from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, space_errors
 from deltackpt.util.mapped_file import make_huge, write_at
 from deltackpt.util.parallel import ordered_map, threads_or_default

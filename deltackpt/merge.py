@@ -15,7 +15,6 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.chain import Hop
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import changes, count_changes
 from deltackpt.codecs import Decoded, Entry
@@ -26,6 +25,7 @@ from deltackpt.parts import Found, PatchReader
 from deltackpt.patch.part import PartReader
 from deltackpt.replay import Known, write_step
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Hop
 
 DENSE = 3  # with more changes than a third of the elements, all are written: positions would weigh more
 

@@ -13,7 +13,6 @@ from typing import BinaryIO
 
 import numpy as np
 
-from deltackpt.chain import Hop
 from deltackpt.codecs import Entry
 from deltackpt.codecs.boxes import MAX_BOXES, overlap
 from deltackpt.errors import ChainError, FormatError
@@ -21,7 +20,9 @@ from deltackpt.format.manifest import File, Manifest
 from deltackpt.patch.index import Contents
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.remote_part import RangedPart
-from deltackpt.repository import Repository, object_differs
+from deltackpt.repository import Repository
+from deltackpt.repository.chain import Hop
+from deltackpt.repository.repository import object_differs
 from deltackpt.util.disk import ensure_space, space_errors
 from deltackpt.util.parallel import ordered_map
 

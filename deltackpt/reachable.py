@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
-from deltackpt import chain
-from deltackpt.chain import Hop
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link
-from deltackpt.leases import Lease
-from deltackpt.reach import Node, branch, cheapest
-from deltackpt.repository import Repository
+from deltackpt.repository import Repository, chain
+from deltackpt.repository.chain import Hop
+from deltackpt.repository.leases import Lease
+from deltackpt.repository.paths import Node, branch, cheapest
 from deltackpt.retention import Policy, kept
 from deltackpt.survey import Survey
 

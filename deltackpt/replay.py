@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.chain import Plan
 from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.types import Room
@@ -22,6 +21,7 @@ from deltackpt.format.safetensors_header import Tensor
 from deltackpt.journal import Journal
 from deltackpt.parts import AnyPart, Found, PatchReader
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Plan
 from deltackpt.store.readahead import Place, Runs
 
 Bytes = npt.NDArray[np.uint8]

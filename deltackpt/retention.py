@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deltackpt.format.manifest import Link
-from deltackpt.reach import Node, branch
+from deltackpt.repository.paths import Node, branch
 
 GRACE = 3600  # seconds
 

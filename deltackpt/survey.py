@@ -8,14 +8,14 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deltackpt.edges import StoredEdges
 from deltackpt.errors import ChainError, DeltackptError, FormatError, NotFoundError
 from deltackpt.format.canonical import dumps
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import MAX_MANIFEST, File, Link
-from deltackpt.leases import Lease, read_leases
-from deltackpt.reach import Node
 from deltackpt.repository import Ref, Repository
+from deltackpt.repository.edges import StoredEdges
+from deltackpt.repository.leases import Lease, read_leases
+from deltackpt.repository.paths import Node
 from deltackpt.store import ObjectInfo
 from deltackpt.util.parallel import ordered_map
 

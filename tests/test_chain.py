@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltackpt import chain
 from deltackpt.errors import ChainError
 from deltackpt.format.manifest import Counts, File, Link, Manifest
+from deltackpt.repository import chain
 
 REPOSITORY = "ab" * 16
 SHA = "0" * 64

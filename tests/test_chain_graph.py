@@ -10,7 +10,6 @@ import pytest
 from chains import NEVER, NOW, World, bare_chain, next_state
 from states import tree
 
-from deltackpt import chain
 from deltackpt.cache import apply_to_cache
 from deltackpt.compact import plan_compact
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
@@ -19,10 +18,10 @@ from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.gc import plan_gc
 from deltackpt.materialize import apply
-from deltackpt.reach import Node, cheapest
 from deltackpt.report.log import log
 from deltackpt.report.status import status
-from deltackpt.repository import Repository
+from deltackpt.repository import Repository, chain
+from deltackpt.repository.paths import Node, cheapest
 from deltackpt.retention import Policy
 from deltackpt.write import AnchorPolicy
 

@@ -12,7 +12,7 @@ from deltackpt.compact import LEVELS, plan_compact
 from deltackpt.fold import fold, write_anchor
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File
-from deltackpt.leases import read_leases
+from deltackpt.repository.leases import read_leases
 from deltackpt.store import LocalStore
 from deltackpt.verify import verify_repository
 

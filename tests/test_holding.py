@@ -24,9 +24,9 @@ from states import make_checkpoint
 from deltackpt.errors import ConflictError
 from deltackpt.format.canonical import dumps
 from deltackpt.gc import collect
-from deltackpt.holding import WriterLease, holding, publishing
-from deltackpt.leases import COLLECTING, TTL, lease, read_leases
 from deltackpt.repository import Repository
+from deltackpt.repository.leases import COLLECTING, TTL, lease, read_leases
+from deltackpt.repository.writer_lease import WriterLease, holding, publishing
 from deltackpt.retention import Policy
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
@@ -104,7 +104,7 @@ class Open:
 def own(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The process's own clock, which stands still unless it is moved."""
     clock = Clock()
-    monkeypatch.setattr("deltackpt.renewal.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("deltackpt.repository.heartbeat.time", SimpleNamespace(monotonic=clock))
     return clock
 
 

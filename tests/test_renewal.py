@@ -14,9 +14,9 @@ from clock import Clock
 
 from deltackpt.errors import ConflictError, StoreError
 from deltackpt.gc import collect, plan_gc
-from deltackpt.leases import COLLECTING
-from deltackpt.renewal import Renewal
 from deltackpt.repository import Repository
+from deltackpt.repository.heartbeat import Renewal
+from deltackpt.repository.leases import COLLECTING
 from deltackpt.retention import Policy
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
@@ -29,7 +29,7 @@ KEEP_TWO = Policy(last=2, grace=0)
 def own(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The process's own clock, which stands still unless it is moved: no busy machine makes a renewal late."""
     clock = Clock()
-    monkeypatch.setattr("deltackpt.renewal.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("deltackpt.repository.heartbeat.time", SimpleNamespace(monotonic=clock))
     return clock
 
 

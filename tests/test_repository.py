@@ -8,11 +8,12 @@ import pytest
 from faulty_store import FaultyStore
 from states import make_checkpoint
 
-from deltackpt import repository as repository_module
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NotFoundError, UsageError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Link, decode
-from deltackpt.repository import MARKER, Repository
+from deltackpt.repository import Repository
+from deltackpt.repository import repository as repository_module
+from deltackpt.repository.repository import MARKER
 from deltackpt.store import open_store
 from deltackpt.write import AnchorPolicy, write
 

@@ -12,7 +12,6 @@ from faulty_store import Died, FaultyStore
 from states import State, changed, make_checkpoint, mutate, random_bytes, random_state, tree
 
 from deltackpt import draft as draft_module
-from deltackpt import repository as repository_module
 from deltackpt import write as write_module
 from deltackpt.errors import (
     ChainError,
@@ -28,6 +27,7 @@ from deltackpt.format.dtypes import DTYPES
 from deltackpt.materialize import apply
 from deltackpt.patch.part import PartReader
 from deltackpt.repository import Repository
+from deltackpt.repository import repository as repository_module
 from deltackpt.store import MemoryStore, open_store
 from deltackpt.write import AnchorPolicy, write
 

@@ -46,7 +46,7 @@ ObjectCacheSize = Annotated[
 
 def read_through(url: str, folder: Path | None, size: str) -> Repository:
     """The repository at a URL, read through a cache of objects if a folder for it was given."""
-    from deltackpt import repository
+    from deltackpt.repository import repository
     from deltackpt.store import open_store
 
     store = open_store(url)

@@ -33,8 +33,8 @@ def tag(
     voice: Voice, repo: Repo, name: Name = None, step: Step = "latest", ref: Ref = "main", delete: Delete = False
 ) -> None:
     """Name a step, so that gc keeps it."""
-    from deltackpt.leases import pinned
     from deltackpt.repository import Repository
+    from deltackpt.repository.leases import pinned
 
     if delete and name is None:
         raise UsageError("usage", where="--delete", have="no tag", need="the name of one")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deltackpt import chain
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.format import state_digest as digest
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.state_digest import Sums
-from deltackpt.repository import Repository
+from deltackpt.repository import Repository, chain
 
 Held = Mapping[str, tuple[str, tuple[int, ...], Sums]]  # by name: dtype, shape, and the sums of its words
 

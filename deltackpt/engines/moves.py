@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.chain import Plan
 from deltackpt.checkpoint.diff import changes
 from deltackpt.codecs import Decoded
 from deltackpt.errors import ChainError, FormatError
@@ -16,6 +15,7 @@ from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.parts import Found, PatchReader
 from deltackpt.replay import Bytes, Known, Replay, decode_step
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Plan
 
 
 class Moves:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.chain import Plan
 from deltackpt.codecs import Decoded
 from deltackpt.engines.base import find_base, state_of
 from deltackpt.engines.module import Place, held, places
@@ -22,8 +21,9 @@ from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.names import Rename
-from deltackpt.leases import pinned
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Plan
+from deltackpt.repository.leases import pinned
 
 Words = npt.NDArray[Any]
 

@@ -15,7 +15,6 @@ from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import UNSTATED
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.format.state_digest import Sums, TensorDigest
-from deltackpt.holding import WriterLease
 from deltackpt.hooks.anchors import AnchorWriter, Read
 from deltackpt.hooks.delta import since
 from deltackpt.hooks.metrics import StepMetrics
@@ -25,7 +24,9 @@ from deltackpt.hooks.plan import Files, Global
 from deltackpt.hooks.team import Team, collect, describe, rank_failed, share
 from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.record import AnchorPolicy, compose, elements_of, since_anchor
-from deltackpt.repository import Ref, Repository, new_folder
+from deltackpt.repository import Ref, Repository
+from deltackpt.repository.repository import new_folder
+from deltackpt.repository.writer_lease import WriterLease
 
 
 @dataclass(frozen=True)

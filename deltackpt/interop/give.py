@@ -12,15 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deltackpt import chain
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.interop.protocol import Writer
-from deltackpt.leases import lease
 from deltackpt.materialize import apply, beside, build
 from deltackpt.replay import Replay
-from deltackpt.repository import Repository
+from deltackpt.repository import Repository, chain
+from deltackpt.repository.leases import lease
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 

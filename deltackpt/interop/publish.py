@@ -11,11 +11,11 @@ from deltackpt.draft import Draft, base_differs, put_parts
 from deltackpt.errors import ConflictError
 from deltackpt.format.digests import proves
 from deltackpt.format.manifest import Link
-from deltackpt.holding import publishing
 from deltackpt.interop.protocol import Touched
 from deltackpt.interop.working import Working
 from deltackpt.record import AnchorPolicy, record
 from deltackpt.repository import Repository
+from deltackpt.repository.writer_lease import publishing
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
 

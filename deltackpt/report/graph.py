@@ -7,8 +7,8 @@ from typing import Any
 
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import Link
-from deltackpt.reach import Node, branch
 from deltackpt.repository import Repository
+from deltackpt.repository.paths import Node, branch
 from deltackpt.survey import Survey
 
 

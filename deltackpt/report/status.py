@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deltackpt.cache import find_current
-from deltackpt.chain import descends
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.gc import plan_of
-from deltackpt.leases import Lease
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import descends
+from deltackpt.repository.leases import Lease
 from deltackpt.retention import Policy
 from deltackpt.survey import Survey
 

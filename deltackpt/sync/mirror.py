@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from deltackpt import chain
 from deltackpt.errors import ConflictError, NotFoundError
 from deltackpt.format.manifest import File, Link
-from deltackpt.leases import lease
-from deltackpt.repository import MARKER, MAX_SMALL, Ref, Repository, object_differs
+from deltackpt.repository import Ref, Repository, chain
+from deltackpt.repository.leases import lease
+from deltackpt.repository.repository import MARKER, MAX_SMALL, object_differs
 from deltackpt.survey import FOLDERS
 from deltackpt.sync import selection
 from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, Move, Record, elsewhere, windows

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from threading import Event
 
 from deltackpt.errors import DeltackptError, NotFoundError
-from deltackpt.repository import MAX_SMALL, Ref, Repository
+from deltackpt.repository import Ref, Repository
+from deltackpt.repository.repository import MAX_SMALL
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.mirror_plan import MirrorResult
 from deltackpt.sync.outage import Outage

@@ -10,8 +10,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deltackpt.leases import lease
 from deltackpt.repository import Repository
+from deltackpt.repository.leases import lease
 from deltackpt.sync.damage import Damage, Search
 from deltackpt.sync.selection import place
 from deltackpt.sync.transfer import Transfer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from deltackpt.chain import check_parent
 from deltackpt.errors import NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.leases import lease, read_leases
 from deltackpt.repository import Ref, Repository
+from deltackpt.repository.chain import check_parent
+from deltackpt.repository.leases import lease, read_leases
 from deltackpt.store.base import GONE
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress

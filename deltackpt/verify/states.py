@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from deltackpt.chain import Hop
 from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest as digest
@@ -18,6 +17,7 @@ from deltackpt.format.state_digest import TensorDigest
 from deltackpt.parts import PatchReader
 from deltackpt.replay import Anchor, Replay, describe
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Hop
 from deltackpt.verify.findings import Findings
 from deltackpt.verify.tensor import check_tensor, tensor_differs
 

@@ -12,8 +12,8 @@ import pytest
 from chains import World, next_state, small_state
 from states import make_checkpoint, tree
 
-from deltackpt.holding import holding
 from deltackpt.repository import Repository
+from deltackpt.repository.writer_lease import holding
 from deltackpt.store import MemoryStore
 from deltackpt.store.hub import PAUSE, open_bucket
 from deltackpt.store.remote import RemoteStore

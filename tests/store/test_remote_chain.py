@@ -12,9 +12,9 @@ from deltackpt.compact import plan_compact
 from deltackpt.errors import ConflictError, NotFoundError
 from deltackpt.fold import write_anchor
 from deltackpt.gc import GcPlan, collect, plan_gc
-from deltackpt.leases import lease, read_leases
 from deltackpt.report.status import status
 from deltackpt.repository import Repository
+from deltackpt.repository.leases import lease, read_leases
 from deltackpt.retention import Policy
 from deltackpt.store import MemoryStore
 from deltackpt.sync.mirror import Mirror

@@ -225,7 +225,7 @@ def test_a_batch_in_which_any_operation_failed(hub: FakeBucket, root: str) -> No
 def test_no_object_holds_a_secret(tmp_path: Path, hub: FakeBucket, root: str) -> None:
     from chains import World
 
-    from deltackpt.leases import lease
+    from deltackpt.repository.leases import lease
 
     world = World(tmp_path, f"hf://buckets/me/{root}")
     world.run(2)

@@ -16,8 +16,8 @@ from deltackpt.compact import plan_compact
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError, StoreError
 from deltackpt.fold import write_anchor
 from deltackpt.gc import collect, plan_gc
-from deltackpt.leases import read_leases
 from deltackpt.repository import Repository
+from deltackpt.repository.leases import read_leases
 from deltackpt.retention import Policy
 from deltackpt.store import Buffer, LocalStore, MemoryStore, Store, Written
 from deltackpt.survey import FOLDERS

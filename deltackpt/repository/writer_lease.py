@@ -14,9 +14,9 @@ from threading import Lock
 
 from deltackpt.errors import ConflictError
 from deltackpt.format.manifest import Link
-from deltackpt.leases import TTL, Lease, must_exist, wait_for_gc
-from deltackpt.renewal import Renewal, holder
-from deltackpt.repository import Repository
+from deltackpt.repository.heartbeat import Renewal, holder
+from deltackpt.repository.leases import TTL, Lease, must_exist, wait_for_gc
+from deltackpt.repository.repository import Repository
 
 
 class WriterLease:

@@ -18,8 +18,8 @@ from typing import Any
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError, StoreError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Fields, Link
-from deltackpt.renewal import MAX_RECORD, Renewal, holder
-from deltackpt.repository import Repository
+from deltackpt.repository.heartbeat import MAX_RECORD, Renewal, holder
+from deltackpt.repository.repository import Repository
 
 TTL = 600  # seconds
 ATTEMPTS = 5  # at a branch whose steps go as fast as they are found

@@ -15,14 +15,14 @@ from functools import lru_cache
 from threading import Lock, Thread, local
 from typing import TYPE_CHECKING, Any
 
-from deltackpt import chain
-from deltackpt.chain import Plan
-from deltackpt.edges import StoredEdges
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NotFoundError, UsageError
 from deltackpt.format import manifest
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import FORMAT, MAX_MANIFEST, REPOSITORY_ID, VERSION, File, Link, Manifest
+from deltackpt.repository import chain
+from deltackpt.repository.chain import Plan
+from deltackpt.repository.edges import StoredEdges
 from deltackpt.store import Buffer, Store, open_store
 from deltackpt.store.base import DAMAGED
 
