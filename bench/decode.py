@@ -20,11 +20,11 @@ from sync import COLUMNS, chain
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.format.dtypes import uint
-from deltackpt.materialize import apply
-from deltackpt.merge import Merged
-from deltackpt.parts import PatchReader
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
+from deltackpt.restore.materialize import apply
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.squashed import Merged
 
 
 def turn(repo: Repository, start: Path, work: Path, steps: int) -> dict[str, float]:

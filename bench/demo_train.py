@@ -174,8 +174,8 @@ def _rank(rank: int, work: Path, steps: int, seen: Any) -> None:
 def check(work: Path, steps: int) -> None:
     """Restore every step, and compare it with the full checkpoint that was saved beside."""
     from deltackpt.format.safetensors_header import head_size, parse_header
-    from deltackpt.materialize import apply
     from deltackpt.repository import Repository
+    from deltackpt.restore.materialize import apply
     from deltackpt.verify import verify_repository
 
     def tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -36,8 +36,8 @@ from floor import Floor, floor, tensors
 from synth import generate
 
 from deltackpt.format import state_digest as digest
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.write import AnchorPolicy, WriteResult, write
 
@@ -216,7 +216,7 @@ class Work:
 
 
 def apply_to_cache() -> Callable[..., Any]:
-    found: Callable[..., Any] = importlib.import_module("deltackpt.cache").apply_to_cache
+    found: Callable[..., Any] = importlib.import_module("deltackpt.cache.cache").apply_to_cache
     return found
 
 

@@ -38,9 +38,9 @@ from synth import generate
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.format.safetensors_header import Tensor, build_header
-from deltackpt.journal import Journal
 from deltackpt.repository import Repository
 from deltackpt.repository.writer_lease import holding
+from deltackpt.restore.journal import Journal
 from deltackpt.store import LocalStore, MemoryStore, memory
 from deltackpt.store.fsspec_store import open_fsspec
 from deltackpt.sync.follow import Follower

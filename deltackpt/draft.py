@@ -25,10 +25,10 @@ from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Manifest
 from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.format.state_digest import TensorDigest
-from deltackpt.kept import Kept
 from deltackpt.patch.part import Origin, PartWriter, collides
 from deltackpt.repository import Repository
 from deltackpt.repository.repository import new_folder
+from deltackpt.restore.in_memory import Kept
 from deltackpt.store import Buffer
 from deltackpt.uploads import Uploads
 from deltackpt.util.parallel import ordered_map

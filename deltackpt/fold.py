@@ -25,13 +25,13 @@ from deltackpt.errors import ChainError, ConflictError, DeltackptError
 from deltackpt.format.edge import Edge
 from deltackpt.format.layout import Shard
 from deltackpt.format.manifest import File, Link
-from deltackpt.materialize import check_tensor
-from deltackpt.parts import PatchReader
 from deltackpt.patch.part import Origin, PartWriter, collides
-from deltackpt.replay import Replay, describe
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.leases import lease
 from deltackpt.repository.repository import new_folder
+from deltackpt.restore.materialize import check_tensor
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.replay import Replay, describe
 from deltackpt.store import Buffer
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.progress import SILENT, Progress

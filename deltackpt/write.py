@@ -19,11 +19,11 @@ from deltackpt.draft import Draft, check_base, check_names, digest_all, put_part
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.headstart import head_start
-from deltackpt.kept import Kept
 from deltackpt.record import ANCHOR_RATIO, AnchorPolicy, record, since_anchor
-from deltackpt.replay import Replay
 from deltackpt.repository import Repository
 from deltackpt.repository.writer_lease import publishing
+from deltackpt.restore.in_memory import Kept
+from deltackpt.restore.replay import Replay
 from deltackpt.store import open_store
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress

@@ -14,8 +14,8 @@ from states import State, Value, changed, make_checkpoint, tree
 
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Link, Manifest
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore
 from deltackpt.write import AnchorPolicy, WriteResult, write
 

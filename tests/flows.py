@@ -8,16 +8,16 @@ from chains import NEVER, World, next_state
 from states import make_checkpoint, tree
 
 from deltackpt.cache import Cache, apply_to_cache, open_current
+from deltackpt.cache.slot import Standby
+from deltackpt.cache.standby import make_ready
 from deltackpt.compact import plan_compact
 from deltackpt.errors import ConflictError
 from deltackpt.fold import write_anchor
 from deltackpt.format.manifest import Link
 from deltackpt.gc import collect
-from deltackpt.materialize import apply
-from deltackpt.ready import make_ready
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.retention import Policy
-from deltackpt.slot import Standby
 from deltackpt.verify import verify_repository
 from deltackpt.write import write
 

@@ -21,9 +21,9 @@ from deltackpt.codecs.types import Source
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, nbytes, ordered, storage_shape, uint, unordered
 from deltackpt.format.safetensors_header import Tensor, build_header
-from deltackpt.parts import PatchReader
 from deltackpt.patch.part import Origin, PartReader, PartWriter, collides
-from deltackpt.replay import Replay
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.replay import Replay
 
 Value: TypeAlias = tuple[str, tuple[int, ...], bytes]
 State: TypeAlias = dict[str, Value]

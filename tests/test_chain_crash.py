@@ -25,7 +25,7 @@ from deltackpt.compact import plan_compact
 from deltackpt.errors import ConflictError
 from deltackpt.fold import write_anchor
 from deltackpt.gc import collect
-from deltackpt.materialize import apply
+from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
 from deltackpt.write import write

@@ -17,11 +17,11 @@ from deltackpt.fold import fold, write_anchor
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.gc import plan_gc
-from deltackpt.materialize import apply
 from deltackpt.report.log import log
 from deltackpt.report.status import status
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.paths import Node, cheapest
+from deltackpt.restore.materialize import apply
 from deltackpt.retention import Policy
 from deltackpt.write import AnchorPolicy
 

@@ -26,11 +26,11 @@ from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.fold import fold, write_anchor
 from deltackpt.format.manifest import Link
 from deltackpt.gc import collect
-from deltackpt.replay import Replay
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import between
 from deltackpt.repository.leases import lease
 from deltackpt.repository.writer_lease import holding
+from deltackpt.restore.replay import Replay
 from deltackpt.retention import Policy
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository

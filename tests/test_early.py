@@ -11,11 +11,12 @@ from chains import World, next_state, small_state
 from states import tree
 from test_merge import Counted
 
-from deltackpt import early, merge
 from deltackpt.cache import apply_to_cache, open_current
-from deltackpt.early import Early
 from deltackpt.errors import DeltackptError
 from deltackpt.repository import Repository
+from deltackpt.restore import decode_ahead as early
+from deltackpt.restore import squashed as merge
+from deltackpt.restore.decode_ahead import Early
 
 STEPS = 9
 

@@ -20,11 +20,11 @@ from deltackpt.fold import fold
 from deltackpt.format.canonical import dumps
 from deltackpt.format.manifest import Link
 from deltackpt.gc import GcPlan, collect, plan_gc, rebase
-from deltackpt.materialize import apply
 from deltackpt.report.log import log
 from deltackpt.report.status import status
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import COLLECTING, lease, read_leases
+from deltackpt.restore.materialize import apply
 from deltackpt.retention import Policy
 from deltackpt.store import LocalStore, MemoryStore, ObjectInfo
 from deltackpt.survey import Survey

@@ -14,7 +14,7 @@ from deltackpt.cache import apply_to_cache, open_current
 from deltackpt.codecs import Decoded
 from deltackpt.errors import NoSpaceError
 from deltackpt.format.manifest import Link
-from deltackpt.journal import Journal
+from deltackpt.restore.journal import Journal
 
 
 def record(at: int) -> Decoded:

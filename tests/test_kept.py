@@ -6,9 +6,9 @@ import pytest
 from chains import World, next_state, small_state
 from states import tree
 
-from deltackpt import kept
 from deltackpt.cache import apply_to_cache, open_current
-from deltackpt.parts import PatchReader
+from deltackpt.restore import in_memory as kept
+from deltackpt.restore.patch_reader import PatchReader
 
 
 @pytest.mark.parametrize("limit", [0, 200, kept.LIMIT])

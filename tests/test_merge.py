@@ -10,8 +10,8 @@ from chains import World, next_state, small_state
 from states import tree
 
 from deltackpt.cache import apply_to_cache, open_current
-from deltackpt.journal import Journal
 from deltackpt.repository import Repository
+from deltackpt.restore.journal import Journal
 from deltackpt.store import LocalStore
 
 

@@ -8,8 +8,8 @@ import pytest
 from chains import World
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.ready import make_ready
-from deltackpt.slot import Standby
+from deltackpt.cache.slot import Standby
+from deltackpt.cache.standby import make_ready
 from deltackpt.util import mapped_file as pages
 from deltackpt.util.mapped_file import HUGE, Pages, make_huge
 

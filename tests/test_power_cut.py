@@ -19,8 +19,8 @@ from flows import FLOWS, SCRIPT, check_after, expire_leases, prepare
 from power_cut import Cut
 from states import tree
 
-from deltackpt import cache
-from deltackpt.cache import apply_to_cache, find_current, open_current
+from deltackpt.cache import apply_to_cache, cache, open_current
+from deltackpt.cache.cache import find_current
 from deltackpt.errors import CheckpointError, FormatError, NotFoundError
 from deltackpt.store import dirfd as folders
 from deltackpt.util import disk

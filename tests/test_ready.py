@@ -13,17 +13,17 @@ import pytest
 from chains import World, next_state, small_state
 from states import tree
 
-from deltackpt import cache as cache_module
-from deltackpt import slot as slot_module
 from deltackpt.cache import Cache, apply_to_cache, open_current
+from deltackpt.cache import cache as cache_module
+from deltackpt.cache import slot as slot_module
+from deltackpt.cache.slot import Standby
+from deltackpt.cache.standby import make_ready
 from deltackpt.errors import ChainError
 from deltackpt.gc import collect
-from deltackpt.journal import Journal, Record
-from deltackpt.parts import PatchReader
-from deltackpt.ready import make_ready
 from deltackpt.report.status import status
+from deltackpt.restore.journal import Journal, Record
+from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.retention import Policy
-from deltackpt.slot import Standby
 from deltackpt.sync.follow import Follower
 from deltackpt.verify import verify_checkpoint
 

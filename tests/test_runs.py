@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from states import make_checkpoint, tree
 
 from deltackpt.errors import NotFoundError
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore
 from deltackpt.store import readahead as runs
 from deltackpt.store.readahead import Place, Runs

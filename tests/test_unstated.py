@@ -12,7 +12,7 @@ from deltackpt.cache import apply_to_cache
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.fold import fold, write_anchor
 from deltackpt.format import digests as digests_format
-from deltackpt.materialize import apply
+from deltackpt.restore.materialize import apply
 from deltackpt.verify import verify_checkpoint, verify_repository
 from deltackpt.write import write
 

@@ -24,10 +24,10 @@ from deltackpt.errors import (
     UsageError,
 )
 from deltackpt.format.dtypes import DTYPES
-from deltackpt.materialize import apply
 from deltackpt.patch.part import PartReader
 from deltackpt.repository import Repository
 from deltackpt.repository import repository as repository_module
+from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore, open_store
 from deltackpt.write import AnchorPolicy, write
 

@@ -18,10 +18,10 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.format.dtypes import DTYPES
-from deltackpt.materialize import apply
-from deltackpt.parts import PatchReader
-from deltackpt.replay import decode_step, replace_whole, write_step
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.replay import decode_step, replace_whole, write_step
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures"

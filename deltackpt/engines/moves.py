@@ -12,10 +12,10 @@ from deltackpt.checkpoint.diff import changes
 from deltackpt.codecs import Decoded
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DTYPES, uint
-from deltackpt.parts import Found, PatchReader
-from deltackpt.replay import Bytes, Known, Replay, decode_step
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
+from deltackpt.restore.patch_reader import Found, PatchReader
+from deltackpt.restore.replay import Bytes, Known, Replay, decode_step
 
 
 class Moves:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from deltackpt.cache import find_current
+from deltackpt.cache.cache import find_current
 from deltackpt.engines.host import bring, reading
 from deltackpt.engines.identify import identify
 from deltackpt.engines.memory import Copies, memories

@@ -14,7 +14,7 @@ from deltackpt.engines.proof import Proof, Read
 from deltackpt.errors import ChainError
 from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.safetensors_header import Tensor
-from deltackpt.journal import Journal
+from deltackpt.restore.journal import Journal
 
 Words = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ from deltackpt.engines.slots import shapes, slot_of
 from deltackpt.engines.update import Report, Update
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.format.manifest import Link
-from deltackpt.journal import Journal
+from deltackpt.restore.journal import Journal
 
 if TYPE_CHECKING:
     from deltackpt.engines.receiver import Receiver

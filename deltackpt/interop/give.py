@@ -16,10 +16,10 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.interop.protocol import Writer
-from deltackpt.materialize import apply, beside, build
-from deltackpt.replay import Replay
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.leases import lease
+from deltackpt.restore.materialize import apply, beside, build
+from deltackpt.restore.replay import Replay
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 

@@ -13,9 +13,9 @@ from deltackpt.codecs.plain import INDICES, VALUES
 from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Elements
 from deltackpt.format.dtypes import DTYPES, uint
-from deltackpt.parts import AnyPart, Found
 from deltackpt.patch.index import Contents
 from deltackpt.report.ulp import share_by_one
+from deltackpt.restore.patch_reader import AnyPart, Found
 
 _PLAIN = {"full": ("",), "nan": ("",), "index": (INDICES, VALUES)}  # suffixes of the plain tensors
 

@@ -13,17 +13,17 @@ from typing import Any
 from deltackpt.errors import NotFoundError
 from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.materialize import again_if_gone
-from deltackpt.parts import PatchReader, check_origin
 from deltackpt.patch.index import Contents
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.remote_part import RangedPart
-from deltackpt.replay import Replay
 from deltackpt.report.entries import TensorEntry, describe, one_ulp_of, sizes
 from deltackpt.report.ulp import mean
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.repository.leases import lease, pinned
+from deltackpt.restore.materialize import again_if_gone
+from deltackpt.restore.patch_reader import PatchReader, check_origin
+from deltackpt.restore.replay import Replay
 from deltackpt.store import open_store
 from deltackpt.util.disk import open_regular
 from deltackpt.util.parallel import ordered_map, threads_or_default

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deltackpt.cache import find_current
+from deltackpt.cache.cache import find_current
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.gc import plan_of
 from deltackpt.repository import Repository

@@ -16,12 +16,12 @@ from threading import Event
 from typing import Any
 
 from deltackpt.cache import apply_to_cache, open_current
+from deltackpt.cache.slot import Standby
+from deltackpt.cache.standby import make_ready
 from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError
 from deltackpt.format.manifest import Link
-from deltackpt.materialize import ApplyResult
-from deltackpt.ready import make_ready
 from deltackpt.repository import Repository
-from deltackpt.slot import Standby
+from deltackpt.restore.materialize import ApplyResult
 from deltackpt.sync.outage import Outage
 from deltackpt.sync.polling import Glance, pause_of
 from deltackpt.sync.prefetch import Ahead

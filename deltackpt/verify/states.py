@@ -14,10 +14,10 @@ from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.format.state_digest import TensorDigest
-from deltackpt.parts import PatchReader
-from deltackpt.replay import Anchor, Replay, describe
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.replay import Anchor, Replay, describe
 from deltackpt.verify.findings import Findings
 from deltackpt.verify.tensor import check_tensor, tensor_differs
 

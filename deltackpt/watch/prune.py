@@ -11,9 +11,9 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import State
 from deltackpt.errors import CheckpointError, FormatError
 from deltackpt.format.manifest import Link
-from deltackpt.materialize import check_tensor
-from deltackpt.replay import Replay
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import check_tensor
+from deltackpt.restore.replay import Replay
 from deltackpt.util.parallel import ordered_map
 from deltackpt.watch.sight import Sight, look
 

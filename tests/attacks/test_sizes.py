@@ -20,9 +20,9 @@ from deltackpt.format.layout import Layout, Shard, Side
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor, build_header, parse_header
 from deltackpt.format.state_digest import TensorDigest
-from deltackpt.materialize import apply
-from deltackpt.parts import mapped
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
+from deltackpt.restore.patch_reader import mapped
 from deltackpt.store import MemoryStore
 from deltackpt.verify import verify_repository
 

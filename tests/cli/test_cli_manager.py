@@ -8,8 +8,8 @@ from pathlib import Path
 
 from running import World, deltackpt, files
 
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.verify import verify_repository
 from deltackpt.write import AnchorPolicy, write
 

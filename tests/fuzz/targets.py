@@ -23,9 +23,9 @@ from deltackpt.codecs.packed.tile_index import Directory
 from deltackpt.codecs.table import Entry
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
-from deltackpt.parts import PatchReader
 from deltackpt.patch.part import Origin, PartReader
-from deltackpt.replay import decode_step, replace_whole, write_step
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.replay import decode_step, replace_whole, write_step
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 MOST = 1 << 20  # elements of a base that is made up

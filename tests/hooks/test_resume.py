@@ -94,7 +94,7 @@ def test_other_names_are_other_weights(run, tmp_path):
 
 def test_a_checkpoint_that_the_command_published_is_followed(run, tmp_path):
     """Layout and side files are the parent's; new tensors' files are not cut anew."""
-    from deltackpt.materialize import apply
+    from deltackpt.restore.materialize import apply
     from deltackpt.write import write
 
     ledger, saved = run

@@ -10,8 +10,8 @@ from hooks.training import Ledger, Net, published, train_step  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.hooks.optimizer import follow  # noqa: E402
 from deltackpt.hooks.transformers import DeltaCheckpointCallback  # noqa: E402
-from deltackpt.materialize import apply  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
+from deltackpt.restore.materialize import apply  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from deltackpt.format.manifest import Link
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.verify import verify_repository
 
 

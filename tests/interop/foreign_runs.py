@@ -13,8 +13,8 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
 from deltackpt.interop import ImportResult, bring, reader
 from deltackpt.interop.working import Working, by_name
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 
 SHAPES = {"a.weight": (67, 90), "b.weight": (3, 8, 16), "norm": (31,), "long": (70_000,), "same": (5,)}
 

@@ -14,8 +14,8 @@ from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ChainError, ConflictError
 from deltackpt.interop import bring, reader
 from deltackpt.interop import working as module
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.write import write
 
 LAYOUTS = {

@@ -10,12 +10,12 @@ from safetensors.numpy import save_file
 
 from deltackpt.errors import FormatError, NotFoundError
 from deltackpt.gc import collect
-from deltackpt.parts import PatchReader
 from deltackpt.report.comparison import compare, layer_of
 from deltackpt.report.inspection import inspect_part, inspect_step
 from deltackpt.report.log import log
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import read_leases
+from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.retention import Policy
 from deltackpt.write import AnchorPolicy, write
 

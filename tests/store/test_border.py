@@ -22,8 +22,8 @@ from chains import World
 from states import tree
 
 from deltackpt.errors import DeltackptError, NoSpaceError, StoreError
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.store import Store, open_store
 from deltackpt.store.driver import SpooledUpload
 from deltackpt.store.fsspec_store import open_fsspec

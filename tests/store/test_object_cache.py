@@ -20,8 +20,8 @@ from states import tree
 from deltackpt.cache import apply_to_cache
 from deltackpt.errors import FormatError, NotFoundError
 from deltackpt.gc import collect
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.retention import Policy
 from deltackpt.store import LocalStore, MemoryStore, Store
 from deltackpt.store.object_cache import Differs, ObjectCache, Unusable

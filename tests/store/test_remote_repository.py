@@ -12,8 +12,8 @@ from chains import World
 
 from deltackpt.cache import apply_to_cache, open_current
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, StoreError
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore, open_store
 from deltackpt.store.doctor import diagnose
 from deltackpt.store.remote import RemoteStore

@@ -15,8 +15,7 @@ from chains import NOW, World, next_state, small_state
 from faulty_store import Died, FaultyStore
 from states import tree
 
-from deltackpt import cache
-from deltackpt.cache import Cache, open_current
+from deltackpt.cache import Cache, cache, open_current
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError, StoreError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository

@@ -9,8 +9,8 @@ import pytest
 from states import State, changed, make_checkpoint, random_bytes, tree
 
 from deltackpt.errors import ConflictError, NotFoundError, StoreError, UsageError
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.watch import Watch
 from deltackpt.watch.sight import compile_pattern
 from deltackpt.write import AnchorPolicy

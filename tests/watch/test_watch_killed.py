@@ -13,8 +13,8 @@ from states import tree
 from watch_lives import weights
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.verify import verify_checkpoint, verify_repository
 
 ROOT = Path(__file__).parents[2]

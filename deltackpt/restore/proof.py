@@ -10,8 +10,8 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Link
-from deltackpt.materialize import check_tensor
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import check_tensor
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
 

@@ -19,13 +19,13 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import changes, count_changes
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.types import Room
-from deltackpt.early import Early
 from deltackpt.errors import ChainError, CheckpointError
-from deltackpt.parts import Found, PatchReader
 from deltackpt.patch.part import PartReader
-from deltackpt.replay import Known, write_step
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
+from deltackpt.restore.decode_ahead import Early
+from deltackpt.restore.patch_reader import Found, PatchReader
+from deltackpt.restore.replay import Known, write_step
 
 DENSE = 3  # with more changes than a third of the elements, all are written: positions would weigh more
 

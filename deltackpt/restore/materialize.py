@@ -23,10 +23,10 @@ from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import TensorDigest
-from deltackpt.replay import Replay
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
+from deltackpt.restore.replay import Replay
 from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, space_errors
 from deltackpt.util.mapped_file import make_huge, write_at
 from deltackpt.util.parallel import ordered_map, threads_or_default

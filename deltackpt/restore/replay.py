@@ -18,10 +18,10 @@ from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor
-from deltackpt.journal import Journal
-from deltackpt.parts import AnyPart, Found, PatchReader
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
+from deltackpt.restore.journal import Journal
+from deltackpt.restore.patch_reader import AnyPart, Found, PatchReader
 from deltackpt.store.readahead import Place, Runs
 
 Bytes = npt.NDArray[np.uint8]

@@ -12,8 +12,8 @@ from threading import Condition, Thread
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.format.dtypes import DTYPES, nbytes
-from deltackpt.parts import PatchReader
-from deltackpt.replay import Bytes, write_step
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.replay import Bytes, write_step
 
 HELD = 512 << 20  # bytes of tensors in memory; those beyond go through the patches when they are asked for
 

@@ -29,12 +29,12 @@ from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
-from deltackpt.journal import Journal, Record
-from deltackpt.materialize import check_tensor, save
-from deltackpt.parts import PatchReader
-from deltackpt.proof import holds
-from deltackpt.replay import Bytes, decode_step
 from deltackpt.repository import Repository
+from deltackpt.restore.journal import Journal, Record
+from deltackpt.restore.materialize import check_tensor, save
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.proof import holds
+from deltackpt.restore.replay import Bytes, decode_step
 from deltackpt.util.mapped_file import Pages
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress

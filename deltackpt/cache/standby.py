@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from deltackpt.cache import Cache, locked
+from deltackpt.cache.cache import Cache, locked
+from deltackpt.cache.slot import Move, Standby, of_these_shards, patch_slot
 from deltackpt.format.manifest import Link
-from deltackpt.journal import Journal
 from deltackpt.repository import Repository
-from deltackpt.slot import Move, Standby, of_these_shards, patch_slot
+from deltackpt.restore.journal import Journal
 from deltackpt.util.disk import space_errors
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress

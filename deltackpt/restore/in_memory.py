@@ -15,10 +15,10 @@ from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.types import Elements, Room
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import Link
-from deltackpt.merge import Changes
-from deltackpt.parts import Found, PatchReader
 from deltackpt.patch.part import PartReader
 from deltackpt.repository.chain import Hop
+from deltackpt.restore.patch_reader import Found, PatchReader
+from deltackpt.restore.squashed import Changes
 
 LIMIT = 128 << 20  # bytes of positions and values; what is beyond is decoded from the patch
 

@@ -32,20 +32,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from deltackpt.cache.slot import Move, Standby, patch_slot
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.manifest import Link
-from deltackpt.journal import Journal
-from deltackpt.kept import Kept
-from deltackpt.materialize import ApplyResult, again_if_gone, beside, build, build_order, result
-from deltackpt.merge import Merged
-from deltackpt.parts import PatchReader
-from deltackpt.proof import prove
-from deltackpt.replay import Replay
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
-from deltackpt.slot import Move, Standby, patch_slot
+from deltackpt.restore.in_memory import Kept
+from deltackpt.restore.journal import Journal
+from deltackpt.restore.materialize import ApplyResult, again_if_gone, beside, build, build_order, result
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.proof import prove
+from deltackpt.restore.replay import Replay
+from deltackpt.restore.squashed import Merged
 from deltackpt.util.disk import boot_id, fsync_dir, space_errors
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
