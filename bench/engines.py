@@ -27,7 +27,7 @@ from engines.vllm_real.tiny import checksums, engine, tiny  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from deltackpt.engines.update import read_reports  # noqa: E402
-from deltackpt.write import write  # noqa: E402
+from deltackpt.publish.write import write  # noqa: E402
 
 SIZE = {
     "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,

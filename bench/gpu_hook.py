@@ -42,7 +42,7 @@ from deltackpt.hooks.taking import Taker
 from deltackpt.hooks.team import Alone
 from deltackpt.hooks.words import on_host
 from deltackpt.patch.part import Origin, PartWriter
-from deltackpt.record import AnchorPolicy
+from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.store import LocalStore
 
 SIZES = {  # vocabulary, hidden, intermediate, key and value rows, layers

@@ -36,10 +36,10 @@ from floor import Floor, floor, tensors
 from synth import generate
 
 from deltackpt.format import state_digest as digest
+from deltackpt.publish.write import AnchorPolicy, WriteResult, write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.util.parallel import threads_or_default
-from deltackpt.write import AnchorPolicy, WriteResult, write
 
 HERE = Path(__file__).parent
 CHUNK = 1 << 20  # elements of the bare compare pass

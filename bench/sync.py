@@ -38,6 +38,7 @@ from synth import generate
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.format.safetensors_header import Tensor, build_header
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.repository.writer_lease import holding
 from deltackpt.restore.journal import Journal
@@ -45,7 +46,6 @@ from deltackpt.store import LocalStore, MemoryStore, memory
 from deltackpt.store.fsspec_store import open_fsspec
 from deltackpt.sync.follow import Follower
 from deltackpt.sync.rate import Rate
-from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 LINK = 100e6  # bytes a second

@@ -14,10 +14,10 @@ from states import State, Value, changed, make_checkpoint, tree
 
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Link, Manifest
+from deltackpt.publish.write import AnchorPolicy, WriteResult, write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore
-from deltackpt.write import AnchorPolicy, WriteResult, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 NOW = AnchorPolicy(now=True)

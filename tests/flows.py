@@ -10,16 +10,16 @@ from states import make_checkpoint, tree
 from deltackpt.cache import Cache, apply_to_cache, open_current
 from deltackpt.cache.slot import Standby
 from deltackpt.cache.standby import make_ready
-from deltackpt.compact import plan_compact
+from deltackpt.compact.fold import write_anchor
+from deltackpt.compact.plan import plan_compact
 from deltackpt.errors import ConflictError
-from deltackpt.fold import write_anchor
 from deltackpt.format.manifest import Link
-from deltackpt.gc import collect
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import collect
+from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.retention import Policy
 from deltackpt.verify import verify_repository
-from deltackpt.write import write
 
 FLOWS = ["publish", "keep open", "gc", "compact", "anchor", "apply", "cache", "new cache", "ready"]
 FLOWS += ["cache that is ready"]

@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import State, changed, file_bytes, make_checkpoint, mutate, random_bytes, random_state, tree
 
-from deltackpt import draft as draft_module
 from deltackpt.cache import apply_to_cache
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor, build_header
+from deltackpt.publish import step as draft_module
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.restore import materialize
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.materialize import apply
 from deltackpt.store import open_store
 from deltackpt.verify import verify_checkpoint
-from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 seeds = st.integers(0, 2**32 - 1)

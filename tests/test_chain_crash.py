@@ -21,14 +21,14 @@ from flows import FLOWS as SCRIPTS
 from flows import KEEP_TWO, SCRIPT, check_after, expire_leases, prepare
 from states import make_checkpoint
 
-from deltackpt.compact import plan_compact
+from deltackpt.compact.fold import write_anchor
+from deltackpt.compact.plan import plan_compact
 from deltackpt.errors import ConflictError
-from deltackpt.fold import write_anchor
-from deltackpt.gc import collect
+from deltackpt.gc.sweep import collect
+from deltackpt.publish.write import write
 from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
-from deltackpt.write import write
 
 URL = "memory://crash"
 

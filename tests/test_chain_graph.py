@@ -11,19 +11,19 @@ from chains import NEVER, NOW, World, bare_chain, next_state
 from states import tree
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.compact import plan_compact
+from deltackpt.compact.fold import fold, write_anchor
+from deltackpt.compact.plan import plan_compact
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
-from deltackpt.fold import fold, write_anchor
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.gc import plan_gc
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import plan_gc
+from deltackpt.publish.write import AnchorPolicy
 from deltackpt.report.log import log
 from deltackpt.report.status import status
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.paths import Node, cheapest
 from deltackpt.restore.materialize import apply
-from deltackpt.retention import Policy
-from deltackpt.write import AnchorPolicy
 
 
 def loaded(steps: int, **options: int) -> tuple[dict[str, Manifest], list[Link]]:

@@ -21,17 +21,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from states import tree
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.compact import plan_compact
+from deltackpt.compact.fold import fold, write_anchor
+from deltackpt.compact.plan import plan_compact
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
-from deltackpt.fold import fold, write_anchor
 from deltackpt.format.manifest import Link
-from deltackpt.gc import collect
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import collect
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import between
 from deltackpt.repository.leases import lease
 from deltackpt.repository.writer_lease import holding
 from deltackpt.restore.replay import Replay
-from deltackpt.retention import Policy
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from chains import World
 
-from deltackpt.gc import collect
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import collect
 from deltackpt.repository import Repository
-from deltackpt.retention import Policy
 from deltackpt.verify import verify_repository
 
 COMMON = """

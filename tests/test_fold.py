@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from chains import World, bare_chain
 
-from deltackpt import fold as module
-from deltackpt.compact import LEVELS, plan_compact
-from deltackpt.fold import fold, write_anchor
+from deltackpt.compact import fold as module
+from deltackpt.compact.fold import fold, write_anchor
+from deltackpt.compact.plan import LEVELS, plan_compact
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File
 from deltackpt.repository.leases import read_leases

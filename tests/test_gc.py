@@ -15,21 +15,21 @@ from chains import NOW, World, bare_chain, next_state
 from states import make_checkpoint, tree
 
 from deltackpt.cache import apply_to_cache
+from deltackpt.compact.fold import fold
 from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError, StoreError, UsageError
-from deltackpt.fold import fold
 from deltackpt.format.canonical import dumps
 from deltackpt.format.manifest import Link
-from deltackpt.gc import GcPlan, collect, plan_gc, rebase
+from deltackpt.gc.inventory import Survey
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import GcPlan, collect, plan_gc, rebase
+from deltackpt.publish.write import WriteResult, write
 from deltackpt.report.log import log
 from deltackpt.report.status import status
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import COLLECTING, lease, read_leases
 from deltackpt.restore.materialize import apply
-from deltackpt.retention import Policy
 from deltackpt.store import LocalStore, MemoryStore, ObjectInfo
-from deltackpt.survey import Survey
 from deltackpt.verify import verify_repository
-from deltackpt.write import WriteResult, write
 
 LAST = Policy(last=2, grace=0)
 

@@ -23,14 +23,14 @@ from states import make_checkpoint
 
 from deltackpt.errors import ConflictError
 from deltackpt.format.canonical import dumps
-from deltackpt.gc import collect
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import collect
+from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import COLLECTING, TTL, lease, read_leases
 from deltackpt.repository.writer_lease import WriterLease, holding, publishing
-from deltackpt.retention import Policy
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
-from deltackpt.write import write
 
 ONE = Policy(last=1, grace=0)
 

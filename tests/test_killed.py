@@ -13,9 +13,9 @@ import pytest
 from states import State, changed, make_checkpoint, random_bytes, tree
 
 from deltackpt.cache import apply_to_cache, open_current
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 TIMES = 6  # kills of each kind

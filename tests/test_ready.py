@@ -19,11 +19,11 @@ from deltackpt.cache import slot as slot_module
 from deltackpt.cache.slot import Standby
 from deltackpt.cache.standby import make_ready
 from deltackpt.errors import ChainError
-from deltackpt.gc import collect
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import collect
 from deltackpt.report.status import status
 from deltackpt.restore.journal import Journal, Record
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.retention import Policy
 from deltackpt.sync.follow import Follower
 from deltackpt.verify import verify_checkpoint
 

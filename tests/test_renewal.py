@@ -13,11 +13,11 @@ from chains import NOW, World
 from clock import Clock
 
 from deltackpt.errors import ConflictError, StoreError
-from deltackpt.gc import collect, plan_gc
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import collect, plan_gc
 from deltackpt.repository import Repository
 from deltackpt.repository.heartbeat import Renewal
 from deltackpt.repository.leases import COLLECTING
-from deltackpt.retention import Policy
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
 

@@ -11,11 +11,11 @@ from states import make_checkpoint
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NotFoundError, UsageError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Link, decode
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.repository import repository as repository_module
 from deltackpt.repository.repository import MARKER
 from deltackpt.store import open_store
-from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from states import make_checkpoint, tree
 
 from deltackpt.errors import NotFoundError
+from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore
 from deltackpt.store import readahead as runs
 from deltackpt.store.readahead import Place, Runs
 from deltackpt.util.parallel import ordered_map
-from deltackpt.write import write
 
 SIZES = [10, 3, 200, 1, 40, 40, 40, 7, 150, 1, 1, 1, 90, 5]  # a run is at most 64 bytes, and two are held
 

@@ -17,7 +17,7 @@ from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import Entry, encode
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.patch.part import PartWriter
-from deltackpt.write import AnchorPolicy, write
+from deltackpt.publish.write import AnchorPolicy, write
 
 SPEC = Path(__file__).parent.parent / "spec"
 NEVER = AnchorPolicy(ratio=float("inf"))

@@ -13,9 +13,9 @@ from states import tree
 from deltackpt.cache import Cache, apply_to_cache, open_current
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.format.dtypes import DTYPES
+from deltackpt.publish.write import AnchorPolicy
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.proof import holds
-from deltackpt.write import AnchorPolicy
 
 SHARD, SIDE = "model.safetensors", "config.json"
 Defect = Callable[[Path], None]

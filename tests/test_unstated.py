@@ -9,12 +9,12 @@ from states import make_checkpoint, tree
 from test_second_decoder import refused, second
 
 from deltackpt.cache import apply_to_cache
+from deltackpt.compact.fold import fold, write_anchor
 from deltackpt.errors import ChainError, FormatError
-from deltackpt.fold import fold, write_anchor
 from deltackpt.format import digests as digests_format
+from deltackpt.publish.write import write
 from deltackpt.restore.materialize import apply
 from deltackpt.verify import verify_checkpoint, verify_repository
-from deltackpt.write import write
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from chains import World
 
-from deltackpt.fold import fold
+from deltackpt.compact.fold import fold
 from deltackpt.repository import Repository
 from deltackpt.verify import verify_repository
 

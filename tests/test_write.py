@@ -11,8 +11,6 @@ import pytest
 from faulty_store import Died, FaultyStore
 from states import State, changed, make_checkpoint, mutate, random_bytes, random_state, tree
 
-from deltackpt import draft as draft_module
-from deltackpt import write as write_module
 from deltackpt.errors import (
     ChainError,
     CheckpointError,
@@ -25,11 +23,13 @@ from deltackpt.errors import (
 )
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.patch.part import PartReader
+from deltackpt.publish import step as draft_module
+from deltackpt.publish import write as write_module
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.repository import repository as repository_module
 from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore, open_store
-from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 SIDE = {"config.json": b'{"a": 1}\n', "tokenizer/vocab.txt": b"a\nb\n"}

@@ -62,7 +62,7 @@ def import_(
     earlier import are passed over. Anything inconsistent is refused; the steps before it are then published.
     """
     from deltackpt.interop import bring, reader
-    from deltackpt.record import AnchorPolicy
+    from deltackpt.publish.manifest import AnchorPolicy
 
     name, source = reader(format, src, **_given(marker=marker, trust_numbers=trust_numbers))
     with voice.progress() as progress:

@@ -83,7 +83,7 @@ def watch(
     In order, each once, whatever restarts; none that is still being written: its marker is there, or it did not change
     for a while, is complete by its index, and hashes to the same twice. One line a step; --json makes it an object.
     """
-    from deltackpt.record import AnchorPolicy
+    from deltackpt.publish.manifest import AnchorPolicy
     from deltackpt.watch import Watch
 
     following = Watch(

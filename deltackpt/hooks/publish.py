@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deltackpt.codecs import SCAN_LIMIT
-from deltackpt.draft import Draft
 from deltackpt.errors import ConflictError
 from deltackpt.format import state_digest as digest
 from deltackpt.format.digests import UNSTATED
@@ -23,7 +22,8 @@ from deltackpt.hooks.pending import Taken
 from deltackpt.hooks.plan import Files, Global
 from deltackpt.hooks.team import Team, collect, describe, rank_failed, share
 from deltackpt.patch.part import Origin, PartWriter
-from deltackpt.record import AnchorPolicy, compose, elements_of, since_anchor
+from deltackpt.publish.manifest import AnchorPolicy, compose, elements_of, since_anchor
+from deltackpt.publish.step import Draft
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.repository import new_folder
 from deltackpt.repository.writer_lease import WriterLease

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from deltackpt.compact.fold import write_anchor
 from deltackpt.errors import UsageError
-from deltackpt.fold import write_anchor
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.compare import compare

@@ -28,7 +28,7 @@ from deltackpt.hooks.state import added, all_sums, owned, state_of
 from deltackpt.hooks.taking import Taker
 from deltackpt.hooks.team import Alone, Processes, Team, everyone, share
 from deltackpt.hooks.worker import Worker
-from deltackpt.record import AnchorPolicy
+from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.repository import Repository
 from deltackpt.util.parallel import threads_or_default
 

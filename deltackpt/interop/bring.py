@@ -24,13 +24,13 @@ from deltackpt.interop.files import gap_error
 from deltackpt.interop.protocol import Reader, Step
 from deltackpt.interop.publish import check_working, publish_changes
 from deltackpt.interop.working import Working, by_name
-from deltackpt.record import AnchorPolicy
+from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.verify import verify_checkpoint
-from deltackpt.write import write
 
 FIELD = "imported"  # of a manifest's metadata
 

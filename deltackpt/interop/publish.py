@@ -7,13 +7,13 @@ from typing import Any
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import SCAN_LIMIT
-from deltackpt.draft import Draft, base_differs, put_parts
 from deltackpt.errors import ConflictError
 from deltackpt.format.digests import proves
 from deltackpt.format.manifest import Link
 from deltackpt.interop.protocol import Touched
 from deltackpt.interop.working import Working
-from deltackpt.record import AnchorPolicy, record
+from deltackpt.publish.manifest import AnchorPolicy, record
+from deltackpt.publish.step import Draft, base_differs, put_parts
 from deltackpt.repository import Repository
 from deltackpt.repository.writer_lease import publishing
 from deltackpt.util.parallel import ordered_map

@@ -9,12 +9,12 @@ from typing import Any
 
 from deltackpt.cache.cache import find_current
 from deltackpt.errors import ChainError, NotFoundError
-from deltackpt.gc import plan_of
+from deltackpt.gc.inventory import Survey
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import plan_of
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import descends
 from deltackpt.repository.leases import Lease
-from deltackpt.retention import Policy
-from deltackpt.survey import Survey
 
 _RECORDS = ("refs/", "tags/", "leases/")
 

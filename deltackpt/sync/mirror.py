@@ -13,10 +13,10 @@ from typing import Literal, TypeAlias
 
 from deltackpt.errors import ConflictError, NotFoundError
 from deltackpt.format.manifest import File, Link
+from deltackpt.gc.inventory import FOLDERS
 from deltackpt.repository import Ref, Repository, chain
 from deltackpt.repository.leases import lease
 from deltackpt.repository.repository import MARKER, MAX_SMALL, object_differs
-from deltackpt.survey import FOLDERS
 from deltackpt.sync import selection
 from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, Move, Record, elsewhere, windows
 from deltackpt.sync.selection import Selection

@@ -19,14 +19,14 @@ from deltackpt.errors import (
     UsageError,
 )
 from deltackpt.format.manifest import Link
-from deltackpt.record import AnchorPolicy
+from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.publish.write import WriteResult, write
 from deltackpt.repository import Repository
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.watch.branch import Branch, metadata, same_weights
 from deltackpt.watch.finished import Judge
 from deltackpt.watch.prune import clear_trash, prove, prove_patch, remove
 from deltackpt.watch.sight import PATTERN, Sight, compile_pattern, scan
-from deltackpt.write import WriteResult, write
 
 PATIENCE = 60.0  # seconds between attempts, at most, while the store does not answer
 

@@ -14,11 +14,11 @@ from running import MARKUP, World, command, deltackpt, environment, masked
 
 from deltackpt import __version__
 from deltackpt.codecs import CHOICES
+from deltackpt.publish.write import WriteResult
 from deltackpt.report.comparison import Comparison
 from deltackpt.report.inspection import Inspection
 from deltackpt.report.log import Log, LogStep
 from deltackpt.restore.materialize import ApplyResult
-from deltackpt.write import WriteResult
 
 LEFT_OUT = "note: left out stray.safetensors: not part of this checkpoint\n"
 CHANGED = [MARKUP, "model.embed.weight", "model.layers.0.weight"]

@@ -9,8 +9,8 @@ import torch
 from hooks.training import exact_copy
 from safetensors.torch import save_file
 
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
-from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 

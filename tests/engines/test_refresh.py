@@ -11,7 +11,7 @@ from deltackpt import engines  # noqa: E402
 from deltackpt.engines import transformers as live  # noqa: E402
 from deltackpt.engines.module import Place  # noqa: E402
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError, NotFoundError  # noqa: E402
-from deltackpt.write import AnchorPolicy  # noqa: E402
+from deltackpt.publish.write import AnchorPolicy  # noqa: E402
 
 
 def bits(model):

@@ -14,9 +14,9 @@ from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ChainError, ConflictError
 from deltackpt.interop import bring, reader
 from deltackpt.interop import working as module
+from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.write import write
 
 LAYOUTS = {
     "slime xor": slime,

@@ -6,8 +6,8 @@ from states import changed, make_checkpoint, random_bytes
 
 from deltackpt.errors import ChainError, ConflictError
 from deltackpt.interop import bring, give, reader, writer
+from deltackpt.publish.write import write
 from deltackpt.repository import Repository
-from deltackpt.write import write
 
 FORMATS = {
     "slime xor": ("slime", {"encoding": "xor"}),

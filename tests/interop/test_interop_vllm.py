@@ -11,8 +11,8 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError
 from deltackpt.interop import give, writer
 from deltackpt.interop.vllm import Call, calls, read
+from deltackpt.publish.write import write
 from deltackpt.repository import Repository
-from deltackpt.write import write
 
 WIDE = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 

@@ -12,6 +12,7 @@ import pytest
 from chains import World, next_state, small_state
 from states import make_checkpoint, tree
 
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.repository.writer_lease import holding
 from deltackpt.store import MemoryStore
@@ -23,7 +24,6 @@ from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.polling import Glance, pause_of
 from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
-from deltackpt.write import AnchorPolicy, write
 from tests.fake_bucket import FakeBucket
 from tests.faulty_proxy import FaultyProxy
 from tests.store.conftest import BUCKET, QUICK

@@ -12,9 +12,9 @@ import pytest
 from chains import NOW, World
 from faulty_store import Died, FaultyStore
 
-from deltackpt.compact import plan_compact
+from deltackpt.compact.fold import write_anchor
+from deltackpt.compact.plan import plan_compact
 from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
-from deltackpt.fold import write_anchor
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import read_leases
 from deltackpt.store import Buffer, LocalStore, MemoryStore, Store, Written

@@ -9,11 +9,11 @@ import pytest
 from states import State, changed, make_checkpoint, random_bytes, tree
 
 from deltackpt.errors import ConflictError, NotFoundError, StoreError, UsageError
+from deltackpt.publish.write import AnchorPolicy
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.watch import Watch
 from deltackpt.watch.sight import compile_pattern
-from deltackpt.write import AnchorPolicy
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 
@@ -231,7 +231,7 @@ def test_a_directory_that_changes_at_the_last_moment_is_not_removed(trainer):
 
 
 def test_a_step_published_by_hand_is_known_by_its_bytes(trainer):
-    from deltackpt.write import write
+    from deltackpt.publish.write import write
 
     write(trainer.save(1), trainer.repo, step=1)
     trainer.save(2)

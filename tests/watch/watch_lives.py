@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deltackpt.record import AnchorPolicy
+from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.repository import Repository
 from deltackpt.watch import Watch
 

@@ -22,7 +22,7 @@ from engines.steps import NEVER, Run, nudge  # noqa: E402
 from engines.vllm_real.tiny import PROMPTS, tiny  # noqa: E402
 from engines.vllm_real.training import Training  # noqa: E402
 
-from deltackpt.write import write  # noqa: E402
+from deltackpt.publish.write import write  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 ROUNDS, SEED = 10, 7

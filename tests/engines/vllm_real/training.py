@@ -11,7 +11,7 @@ from hooks.training import exact_copy
 from safetensors.torch import save_file
 
 from deltackpt.hooks import TrainerHook
-from deltackpt.write import AnchorPolicy
+from deltackpt.publish.write import AnchorPolicy
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 

@@ -15,11 +15,11 @@ from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import State, difference
 from deltackpt.codecs import SCAN_LIMIT
-from deltackpt.draft import Draft, check_base, check_names, digest_all, put_parts
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
-from deltackpt.headstart import head_start
-from deltackpt.record import ANCHOR_RATIO, AnchorPolicy, record, since_anchor
+from deltackpt.publish.diff_ahead import head_start
+from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, record, since_anchor
+from deltackpt.publish.step import Draft, check_base, check_names, digest_all, put_parts
 from deltackpt.repository import Repository
 from deltackpt.repository.writer_lease import publishing
 from deltackpt.restore.in_memory import Kept

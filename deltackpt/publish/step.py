@@ -26,11 +26,11 @@ from deltackpt.format.manifest import Counts, File, Manifest
 from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.format.state_digest import TensorDigest
 from deltackpt.patch.part import Origin, PartWriter, collides
+from deltackpt.publish.uploads import Uploads
 from deltackpt.repository import Repository
 from deltackpt.repository.repository import new_folder
 from deltackpt.restore.in_memory import Kept
 from deltackpt.store import Buffer
-from deltackpt.uploads import Uploads
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
 

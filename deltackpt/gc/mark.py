@@ -9,12 +9,12 @@ from contextlib import suppress
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link
+from deltackpt.gc.inventory import Survey
+from deltackpt.gc.retention import Policy, kept
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.chain import Hop
 from deltackpt.repository.leases import Lease
 from deltackpt.repository.paths import Node, branch, cheapest
-from deltackpt.retention import Policy, kept
-from deltackpt.survey import Survey
 
 
 class Reachable:

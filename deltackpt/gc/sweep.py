@@ -15,17 +15,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from deltackpt.compact.fold import write_anchor
 from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError
-from deltackpt.fold import write_anchor
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Link
-from deltackpt.reachable import Reachable
+from deltackpt.gc.inventory import FOLDERS, PAYLOADS, Survey, current_fingerprint
+from deltackpt.gc.mark import Reachable
+from deltackpt.gc.retention import Policy
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.heartbeat import Renewal, holder
 from deltackpt.repository.leases import COLLECTING, Lease, collecting, read_leases
-from deltackpt.retention import Policy
 from deltackpt.store.base import is_temporary
-from deltackpt.survey import FOLDERS, PAYLOADS, Survey, current_fingerprint
 from deltackpt.util.progress import SILENT, Progress
 
 FORMAT = "deltackpt-gc-plan"

@@ -11,16 +11,16 @@ from typing import Any, Protocol
 
 from deltackpt import __version__
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.draft import PIECE, Draft
 from deltackpt.errors import NotFoundError
 from deltackpt.format import digests as digests_format
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.layout import Layout, Shard, Side
 from deltackpt.format.manifest import Counts, File, Link, Manifest, decode
 from deltackpt.format.safetensors_header import Header
+from deltackpt.publish.step import PIECE, Draft
+from deltackpt.publish.uploads import done
 from deltackpt.repository import Repository
 from deltackpt.store import Buffer
-from deltackpt.uploads import done
 from deltackpt.util.progress import Progress
 
 ANCHOR_RATIO = 1.0  # patches since the last anchor, in anchors' bytes: restoring reads at most twice an anchor

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deltackpt.compact.fold import fold
 from deltackpt.errors import ConflictError, UsageError
-from deltackpt.fold import fold
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository, chain
 from deltackpt.util.progress import SILENT, Progress
