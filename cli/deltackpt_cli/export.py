@@ -65,13 +65,13 @@ def export(
     Every state is proven before it is written. A step that the layout cannot carry as a change goes whole, and why is
     said.
     """
-    from deltackpt.interop import give, writer
+    from deltackpt.interop import export_steps, writer
     from deltackpt.repository import Repository
 
     options = {"encoding": encoding, "checksum": checksum, "marker": marker}
     name, target = writer(format, out, **{key: value for key, value in options.items() if value is not None})
     with voice.progress() as progress:
-        done = give(
+        done = export_steps(
             Repository.open(repo),
             name,
             target,

@@ -73,7 +73,7 @@ def mirror(
     from deltackpt.repository import Repository
     from deltackpt.store import open_store
     from deltackpt.sync.mirror import Mirror, Start
-    from deltackpt.sync.polling import keep_mirrored
+    from deltackpt.sync.poller import keep_mirrored
     from deltackpt.sync.transfer import Transfer, default_spool
 
     others = [from_step is not None and "--from-step", latest_only and "--latest-only", watch and "--watch"]

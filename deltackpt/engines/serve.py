@@ -19,8 +19,8 @@ from deltackpt.engines.turn import Turn
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
+from deltackpt.sync.backoff import Outage
 from deltackpt.sync.follow import Follower
-from deltackpt.sync.outage import Outage
 
 
 class Serving:

@@ -22,8 +22,8 @@ from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import ApplyResult
-from deltackpt.sync.outage import Outage
-from deltackpt.sync.polling import Glance, pause_of
+from deltackpt.sync.backoff import Outage
+from deltackpt.sync.poller import Glance, pause_of
 from deltackpt.sync.prefetch import Ahead
 from deltackpt.util.progress import SILENT, Progress
 

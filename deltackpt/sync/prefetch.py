@@ -10,7 +10,7 @@ from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Ref, Repository
 from deltackpt.store.read_through import ReadThrough
-from deltackpt.sync.polling import Glance
+from deltackpt.sync.poller import Glance
 from deltackpt.util.parallel import ordered_map
 
 FETCHES = 4  # objects on their way at a time

@@ -12,7 +12,7 @@ from typing import Any
 
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import lease
-from deltackpt.sync.damage import Damage, Search
+from deltackpt.sync.scan import Damage, Search
 from deltackpt.sync.selection import place
 from deltackpt.sync.transfer import Transfer
 from deltackpt.verify.findings import Finding, exit_code

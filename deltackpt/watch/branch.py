@@ -12,7 +12,7 @@ from deltackpt.format.digests import proves
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.repository import Repository
 from deltackpt.util.parallel import ordered_map
-from deltackpt.watch.sight import Sight
+from deltackpt.watch.snapshot import Sight
 
 FIELD = "watch"  # of a manifest's metadata
 

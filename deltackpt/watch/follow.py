@@ -24,9 +24,9 @@ from deltackpt.publish.write import WriteResult, write
 from deltackpt.repository import Repository
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.watch.branch import Branch, metadata, same_weights
-from deltackpt.watch.finished import Judge
+from deltackpt.watch.completion import Judge
 from deltackpt.watch.prune import clear_trash, prove, prove_patch, remove
-from deltackpt.watch.sight import PATTERN, Sight, compile_pattern, scan
+from deltackpt.watch.snapshot import PATTERN, Sight, compile_pattern, scan
 
 PATIENCE = 60.0  # seconds between attempts, at most, while the store does not answer
 

@@ -15,7 +15,7 @@ from deltackpt.repository import Repository
 from deltackpt.restore.materialize import check_tensor
 from deltackpt.restore.replay import Replay
 from deltackpt.util.parallel import ordered_map
-from deltackpt.watch.sight import Sight, look
+from deltackpt.watch.snapshot import Sight, look
 
 _TRASH = ".pruned-"
 

@@ -11,7 +11,7 @@ from states import State, changed, make_checkpoint, random_bytes, tree
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
-from deltackpt.interop import ImportResult, bring, reader
+from deltackpt.interop import ImportResult, import_steps, reader
 from deltackpt.interop.working import Working, by_name
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
@@ -39,13 +39,13 @@ class World:
         self.src, self.repo = root / "src", root / "repo"
         self.base = make_checkpoint(root / "base", states[0], shards=2, side={"config.json": b"{}"})
 
-    def bring(self, name: str = "auto", base: Path | str | None = "base", **options) -> ImportResult:
+    def import_steps(self, name: str = "auto", base: Path | str | None = "base", **options) -> ImportResult:
         found, source = reader(name, self.src, **options)
-        return bring(found, source, self.repo, base=self.base if base == "base" else base, threads=1)
+        return import_steps(found, source, self.repo, base=self.base if base == "base" else base, threads=1)
 
     def refused(self, code: str, **options) -> DeltackptError:
         with pytest.raises(DeltackptError) as error:
-            self.bring(**options)
+            self.import_steps(**options)
         assert error.value.code == code, error.value
         return error.value
 

@@ -21,7 +21,7 @@ from deltackpt.store.remote import RemoteStore
 from deltackpt.store.s3 import S3Driver
 from deltackpt.sync.follow import Follower
 from deltackpt.sync.mirror import Mirror
-from deltackpt.sync.polling import Glance, pause_of
+from deltackpt.sync.poller import Glance, pause_of
 from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
 from tests.fake_bucket import FakeBucket

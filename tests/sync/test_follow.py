@@ -22,9 +22,9 @@ from deltackpt.repository import Repository
 from deltackpt.store import LocalStore, MemoryStore, Store
 from deltackpt.store.object_cache import ObjectCache
 from deltackpt.store.read_through import ReadThrough
+from deltackpt.sync.backoff import Outage
 from deltackpt.sync.follow import Follower, Switch, follow
 from deltackpt.sync.mirror import Mirror
-from deltackpt.sync.outage import Outage
 from deltackpt.sync.transfer import Transfer
 
 

@@ -23,7 +23,7 @@ from deltackpt.repository.leases import read_leases
 from deltackpt.store import Buffer, LocalStore, MemoryStore, Store, Written
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.mirror_plan import MirrorResult
-from deltackpt.sync.polling import keep_mirrored
+from deltackpt.sync.poller import keep_mirrored
 from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
 

@@ -13,7 +13,7 @@ from deltackpt.publish.write import AnchorPolicy
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.watch import Watch
-from deltackpt.watch.sight import compile_pattern
+from deltackpt.watch.snapshot import compile_pattern
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 
@@ -221,7 +221,7 @@ def test_a_directory_that_changes_at_the_last_moment_is_not_removed(trainer):
         trainer.save(step)
     watch = trainer.watch(prune_dense=1)
     from deltackpt.watch.prune import remove
-    from deltackpt.watch.sight import scan
+    from deltackpt.watch.snapshot import scan
 
     sight = scan(trainer.run_dir, compile_pattern("step_{step}"))[0]
     (trainer.run_dir / "step_1/config.json").write_text("{ }")

@@ -11,7 +11,7 @@ from deltackpt.checkpoint.files import INDEX_SUFFIX
 from deltackpt.errors import CheckpointError, FormatError
 from deltackpt.format import state_digest as digest
 from deltackpt.util.parallel import ordered_map
-from deltackpt.watch.sight import Sight, look
+from deltackpt.watch.snapshot import Sight, look
 
 _ONE_OF_MANY = re.compile(r".*-\d+-of-(\d+)\.safetensors")
 

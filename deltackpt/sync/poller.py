@@ -9,9 +9,9 @@ from threading import Event
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.repository import MAX_SMALL
+from deltackpt.sync.backoff import Outage
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.mirror_plan import MirrorResult
-from deltackpt.sync.outage import Outage
 
 RELIST = 60.0  # seconds after which a watcher of all branches lists them anew
 

@@ -40,7 +40,7 @@ class ExportResult:
         return asdict(self)
 
 
-def give(
+def export_steps(
     repo: Repository,
     name: str,
     writer: Writer,

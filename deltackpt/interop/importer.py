@@ -54,7 +54,7 @@ class ImportResult:
         return asdict(self)
 
 
-def bring(
+def import_steps(
     name: str,
     reader: Reader,
     repository: str | os.PathLike[str],
