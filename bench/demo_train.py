@@ -72,7 +72,7 @@ def compare_pass(hook: Any, model: Any) -> float:
     """Seconds to cast the weights, and to compare them with the snapshot, and nothing else."""
     from deltackpt.checkpoint.diff import Comparison
     from deltackpt.format.dtypes import uint
-    from deltackpt.hooks.words import on_host
+    from deltackpt.torch_views.words import on_host
     from deltackpt.util.parallel import ordered_map
 
     snapshot, chunk = hook._taker._snapshot, 1 << 19

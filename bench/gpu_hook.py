@@ -29,21 +29,24 @@ from deltackpt.codecs import Change as HostChange
 from deltackpt.codecs import encode as encode_on_host
 from deltackpt.format import state_digest as digest
 from deltackpt.format.manifest import File
-from deltackpt.hooks import TrainerHook, device, device_digest, device_take
-from deltackpt.hooks.device import Change
-from deltackpt.hooks.device_code import code
-from deltackpt.hooks.device_down import Aside, aside
-from deltackpt.hooks.device_find import groups
-from deltackpt.hooks.device_packed import Found, encode
-from deltackpt.hooks.extract import Piece, pieces_of
+from deltackpt.gpu import device
+from deltackpt.gpu import digest as device_digest
+from deltackpt.gpu import pipeline as device_take
+from deltackpt.gpu.device import Change
+from deltackpt.gpu.device_packed import Found, encode
+from deltackpt.gpu.diff import groups
+from deltackpt.gpu.encode import code
+from deltackpt.gpu.transfers import Aside, aside
+from deltackpt.hooks import TrainerHook
+from deltackpt.hooks.capture import Taker
 from deltackpt.hooks.parts import put_parts
-from deltackpt.hooks.snapshot import Snapshot
-from deltackpt.hooks.taking import Taker
-from deltackpt.hooks.team import Alone
-from deltackpt.hooks.words import on_host
+from deltackpt.hooks.process_group import Alone
 from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.store import LocalStore
+from deltackpt.torch_views.extract import Piece, pieces_of
+from deltackpt.torch_views.snapshot import Snapshot
+from deltackpt.torch_views.words import on_host
 
 SIZES = {  # vocabulary, hidden, intermediate, key and value rows, layers
     "8b": (128_256, 4096, 14_336, 1024, 32),

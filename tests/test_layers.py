@@ -31,7 +31,7 @@ ORDER = [
 ]
 PURE = ["errors", "bits", "digest", "format", "codecs", "chain"]  # no files, no network, no clock
 OUTSIDE = {"os", "io", "pathlib", "mmap", "tempfile", "shutil", "socket", "subprocess", "time", "fsspec", "requests"}
-EDGES = ["hooks", "engines"]  # where torch and the engines are
+EDGES = ["torch_views", "gpu", "hooks", "engines"]  # where torch and the engines are
 
 
 def name_of(path: Path) -> str:

@@ -15,8 +15,8 @@ from deltackpt.errors import CheckpointError
 from deltackpt.format import state_digest as digest
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.format.safetensors_header import Tensor
-from deltackpt.hooks.names import Rename, listed, published_names
-from deltackpt.hooks.words import dtype_of, from_host, on_host, shape_of, words
+from deltackpt.torch_views.names import Rename, listed, published_names
+from deltackpt.torch_views.words import dtype_of, from_host, on_host, shape_of, words
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from deltackpt import errors
 from deltackpt.engines.tracing import Load
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
-from deltackpt.hooks.names import listed
+from deltackpt.torch_views.names import listed
 
 
 class Engine(Protocol):

@@ -20,10 +20,10 @@ from deltackpt.format import state_digest as digest
 from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums
-from deltackpt.hooks.names import Rename
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
+from deltackpt.torch_views.names import Rename
 
 Words = npt.NDArray[Any]
 

@@ -10,11 +10,11 @@ import torch
 
 from deltackpt.errors import CheckpointError
 from deltackpt.format.dtypes import DTYPES, storage_shape
-from deltackpt.hooks.words import NAMES
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.materialize import check_tensor
 from deltackpt.restore.replay import Replay
+from deltackpt.torch_views.words import NAMES
 
 _TORCH = {safe: dtype for dtype, safe in NAMES.items()}
 

@@ -17,9 +17,9 @@ import xxhash
 
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.manifest import File
-from deltackpt.hooks.boxes import Box, runs
 from deltackpt.hooks.plan import Files, Global, NewShard
-from deltackpt.hooks.team import Team
+from deltackpt.hooks.process_group import Team
+from deltackpt.torch_views.boxes import Box, runs
 
 PIECE = 8 << 20
 

@@ -11,9 +11,9 @@ import xxhash
 from deltackpt.checkpoint.diff import Comparison
 from deltackpt.codecs import SCAN_LIMIT, wants_base
 from deltackpt.format.dtypes import uint
-from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.words import on_host
+from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.words import on_host
 
 CHUNK = 1 << 20  # bytes: both sides stay in the cache while they are compared and hashed
 

@@ -11,8 +11,8 @@ from deltackpt.codecs.packed.codec import WIDTHS
 from deltackpt.format import state_digest as digest
 from deltackpt.format.dtypes import storage_shape, uint
 from deltackpt.format.state_digest import Sums
-from deltackpt.hooks.delta import Delta
 from deltackpt.patch.part import collides
+from deltackpt.torch_views.delta import Delta
 
 
 def entry_of(

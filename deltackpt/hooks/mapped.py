@@ -18,9 +18,9 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.compare import compare
-from deltackpt.hooks.delta import Delta, merge, since
-from deltackpt.hooks.extract import Piece
 from deltackpt.repository import Repository
+from deltackpt.torch_views.delta import Delta, merge, since
+from deltackpt.torch_views.extract import Piece
 
 
 class MappedSnapshot:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from deltackpt.codecs import SCAN_LIMIT, Encoded, Entry
 from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
-from deltackpt.hooks.delta import Delta
 from deltackpt.hooks.encode import entry_of, sums_of
 from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.torch_views.delta import Delta
 from deltackpt.util.parallel import ordered_map
 
 BYTES = 32 << 20  # encoded, after which a part is stored and the next one begun

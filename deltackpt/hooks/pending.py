@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deltackpt.errors import StoreError
-from deltackpt.hooks.delta import Delta, merge
+from deltackpt.torch_views.delta import Delta, merge
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from deltackpt.errors import ChainError, CheckpointError, UsageError
 from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.layout import Layout
 from deltackpt.format.safetensors_header import Header, Tensor, build_header, parse_header
-from deltackpt.hooks.boxes import Box, cover_once
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.names import listed
+from deltackpt.torch_views.boxes import Box, cover_once
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.names import listed
 
 SHARD_BYTES = 5 << 30  # of an anchor's file, as Hugging Face's tools cut them
 LEAST = 256 << 20  # bytes below which no file is cut for the ranks' sake

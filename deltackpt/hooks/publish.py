@@ -15,18 +15,18 @@ from deltackpt.format.digests import UNSTATED
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.format.state_digest import Sums, TensorDigest
 from deltackpt.hooks.anchors import AnchorWriter, Read
-from deltackpt.hooks.delta import since
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.parts import put_parts
 from deltackpt.hooks.pending import Taken
 from deltackpt.hooks.plan import Files, Global
-from deltackpt.hooks.team import Team, collect, describe, rank_failed, share
+from deltackpt.hooks.process_group import Team, collect, describe, rank_failed, share
 from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.manifest import AnchorPolicy, compose, elements_of, since_anchor
 from deltackpt.publish.step import Draft
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.repository import new_folder
 from deltackpt.repository.writer_lease import WriterLease
+from deltackpt.torch_views.delta import since
 
 
 @dataclass(frozen=True)

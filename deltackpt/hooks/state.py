@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from deltackpt.errors import CheckpointError
 from deltackpt.format import state_digest as digest
 from deltackpt.format.state_digest import Sums
-from deltackpt.hooks.boxes import Box
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.names import listed
 from deltackpt.hooks.plan import Global
-from deltackpt.hooks.words import on_host
+from deltackpt.torch_views.boxes import Box
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.names import listed
+from deltackpt.torch_views.words import on_host
 from deltackpt.util.parallel import ordered_map
 
 RUN = 1 << 22  # elements that are cast and hashed at once
@@ -25,7 +25,7 @@ def owned(pieces: Sequence[Piece], plan: Mapping[str, Global], rank: int) -> lis
 def piece_sums(piece: Piece) -> Sums:
     """A piece's share of its tensor's sums, on the piece's device where that pays."""
     if piece.tensor.device.type != "cpu":
-        from deltackpt.hooks.device_digest import sums_of_piece
+        from deltackpt.gpu.digest import sums_of_piece
 
         found: Sums = sums_of_piece(piece)
         return found
@@ -42,7 +42,7 @@ def piece_sums(piece: Piece) -> Sums:
 def all_sums(pieces: Sequence[Piece], threads: int) -> dict[str, Sums]:
     """Every piece's share by name."""
     if pieces and all(piece.tensor.device.type != "cpu" for piece in pieces):
-        from deltackpt.hooks.device_digest import sums_of_pieces
+        from deltackpt.gpu.digest import sums_of_pieces
 
         return {p.name: s for p, s in zip(pieces, sums_of_pieces(pieces), strict=True)}
     work: Callable[[Piece], Sums] = piece_sums

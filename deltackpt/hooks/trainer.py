@@ -16,20 +16,20 @@ import torch
 
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
-from deltackpt.hooks.attach import Resume, attach
-from deltackpt.hooks.extract import Cast, Locate, Piece, Source, pieces_of
+from deltackpt.hooks.capture import Taker
 from deltackpt.hooks.metrics import StepMetrics
-from deltackpt.hooks.names import Rename
 from deltackpt.hooks.pending import Pending, Taken
 from deltackpt.hooks.plan import check_plan, files_of, held_by, plan_state, shard_size
+from deltackpt.hooks.process_group import Alone, Processes, Team, everyone, share
 from deltackpt.hooks.publish import Publisher
+from deltackpt.hooks.resume import Resume, attach
 from deltackpt.hooks.side import Side, side_files
 from deltackpt.hooks.state import added, all_sums, owned, state_of
-from deltackpt.hooks.taking import Taker
-from deltackpt.hooks.team import Alone, Processes, Team, everyone, share
 from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.repository import Repository
+from deltackpt.torch_views.extract import Cast, Locate, Piece, Source, pieces_of
+from deltackpt.torch_views.names import Rename
 from deltackpt.util.parallel import threads_or_default
 
 QUEUE = 2  # steps that may wait

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.pending import Pending, Taken
-from deltackpt.hooks.team import Team
+from deltackpt.hooks.process_group import Team
 
 
 class Worker:

@@ -15,8 +15,8 @@ from hooks.training import Ledger, Net, exact_copy, published, train_step
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from deltackpt.gpu import device as on_device
 from deltackpt.hooks import TrainerHook, anchors
-from deltackpt.hooks import device as on_device
 from deltackpt.repository import Repository
 
 SEEDED = 17

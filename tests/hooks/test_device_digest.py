@@ -7,10 +7,10 @@ torch = pytest.importorskip("torch")
 
 from deltackpt.format import state_digest as digest  # noqa: E402
 from deltackpt.format.dtypes import uint  # noqa: E402
-from deltackpt.hooks import device_digest  # noqa: E402
-from deltackpt.hooks.boxes import Box  # noqa: E402
-from deltackpt.hooks.extract import Piece  # noqa: E402
-from deltackpt.hooks.words import INTS, from_host, on_host  # noqa: E402
+from deltackpt.gpu import digest as device_digest  # noqa: E402
+from deltackpt.torch_views.boxes import Box  # noqa: E402
+from deltackpt.torch_views.extract import Piece  # noqa: E402
+from deltackpt.torch_views.words import INTS, from_host, on_host  # noqa: E402
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NAMES = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}

@@ -15,11 +15,14 @@ from deltackpt.codecs import Change as HostChange  # noqa: E402
 from deltackpt.codecs import encode as encode_on_host  # noqa: E402
 from deltackpt.format import state_digest as digest  # noqa: E402
 from deltackpt.format.dtypes import DTYPES, in_order, out_of_order, uint  # noqa: E402
-from deltackpt.hooks import device, device_digest, device_find, device_take  # noqa: E402
-from deltackpt.hooks.boxes import Box  # noqa: E402
-from deltackpt.hooks.extract import Piece  # noqa: E402
-from deltackpt.hooks.snapshot import Snapshot  # noqa: E402
-from deltackpt.hooks.words import NAMES, from_host, on_host  # noqa: E402
+from deltackpt.gpu import device  # noqa: E402
+from deltackpt.gpu import diff as device_find  # noqa: E402
+from deltackpt.gpu import digest as device_digest  # noqa: E402
+from deltackpt.gpu import pipeline as device_take  # noqa: E402
+from deltackpt.torch_views.boxes import Box  # noqa: E402
+from deltackpt.torch_views.extract import Piece  # noqa: E402
+from deltackpt.torch_views.snapshot import Snapshot  # noqa: E402
+from deltackpt.torch_views.words import NAMES, from_host, on_host  # noqa: E402
 
 pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the interpreter takes its time
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"

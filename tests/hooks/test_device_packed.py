@@ -11,8 +11,8 @@ from deltackpt.codecs import encode as encode_on_host  # noqa: E402
 from deltackpt.codecs.packed import codec as packed  # noqa: E402
 from deltackpt.codecs.table import detail_size  # noqa: E402
 from deltackpt.format.dtypes import DTYPES, in_order, out_of_order, uint  # noqa: E402
-from deltackpt.hooks.device_packed import Found, encode  # noqa: E402
-from deltackpt.hooks.words import from_host  # noqa: E402
+from deltackpt.gpu.device_packed import Found, encode  # noqa: E402
+from deltackpt.torch_views.words import from_host  # noqa: E402
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SHAPES = [(1,), (7,), (5000,), (300, 70), (64, 48), (33, 65), (4, 40, 50), (3, 1, 900), (257, 129), (2, 2, 2, 700)]

@@ -248,7 +248,7 @@ def test_a_step_during_an_anchor_is_merged(tmp_path):
 
 
 def test_an_interrupt_while_a_change_is_taken_takes_nothing(tmp_path, monkeypatch):
-    import deltackpt.hooks.taking as module
+    import deltackpt.hooks.capture as module
 
     run = Run(tmp_path)
     run.step(0)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from deltackpt.hooks.triton_values import CHUNK, STATS, gap_before, tile_of, values
+from deltackpt.gpu.triton.values import CHUNK, STATS, gap_before, tile_of, values
 
 _CHUNK, _STATS = tl.constexpr(CHUNK), tl.constexpr(STATS)
 

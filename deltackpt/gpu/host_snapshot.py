@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from deltackpt.hooks import device_take
-from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.device import Change, batches, deltas_of
-from deltackpt.hooks.device_find import in_batch_order
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.snapshot import Snapshot
-from deltackpt.hooks.words import INTS, on_host
+from deltackpt.gpu import pipeline as device_take
+from deltackpt.gpu.device import Change, batches, deltas_of
+from deltackpt.gpu.diff import in_batch_order
+from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.snapshot import Snapshot
+from deltackpt.torch_views.words import INTS, on_host
 
 RUN = 1 << 25  # elements in flight at once; two of them are
 

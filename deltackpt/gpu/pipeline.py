@@ -13,14 +13,14 @@ from deltackpt.codecs import DENSE, SMALL, wants_base
 from deltackpt.codecs.packed.codec import WIDTHS
 from deltackpt.format.dtypes import uint
 from deltackpt.format.state_digest import Sums
-from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.device_code import code
-from deltackpt.hooks.device_digest import fast, of_changes, to_whole
-from deltackpt.hooks.device_down import Aside, Copy, aside, current, settled
-from deltackpt.hooks.device_find import Group, apart, groups, settle
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.snapshot import Snapshot
-from deltackpt.hooks.words import on_host
+from deltackpt.gpu.diff import Group, apart, groups, settle
+from deltackpt.gpu.digest import fast, of_changes, to_whole
+from deltackpt.gpu.encode import code
+from deltackpt.gpu.transfers import Aside, Copy, aside, current, settled
+from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.snapshot import Snapshot
+from deltackpt.torch_views.words import on_host
 
 Job = Generator[None, None, Any]
 

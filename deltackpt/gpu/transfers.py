@@ -116,7 +116,7 @@ def send(device: torch.device, *arrays: npt.NDArray[np.int64], past: bool) -> Se
         flat[at : at + array.size] = array.reshape(-1)
         at += size
     if past:
-        from deltackpt.hooks.triton_fetch import fetch
+        from deltackpt.gpu.triton.fetch import fetch
 
         there = fetch(here, device)
     else:

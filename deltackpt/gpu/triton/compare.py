@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from deltackpt.hooks.triton_bits import ones, value
+from deltackpt.gpu.triton.bits import ones, value
 
 BLOCK = 1 << 13
 WORDS = BLOCK // 32

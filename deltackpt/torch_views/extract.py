@@ -10,9 +10,9 @@ import torch
 
 from deltackpt.errors import CheckpointError, UsageError
 from deltackpt.format.dtypes import DType, storage_shape
-from deltackpt.hooks.boxes import Box
-from deltackpt.hooks.names import Rename, listed, published_names
-from deltackpt.hooks.words import dtype_of, shape_of, words
+from deltackpt.torch_views.boxes import Box
+from deltackpt.torch_views.names import Rename, listed, published_names
+from deltackpt.torch_views.words import dtype_of, shape_of, words
 
 Source: TypeAlias = Any  # a torch.nn.Module, a state dict, or a function that gives one
 Cast: TypeAlias = "torch.dtype | Mapping[str, torch.dtype] | Callable[[str, torch.Tensor], torch.dtype | None] | None"

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from deltackpt.hooks.triton_arrange import LENGTHS
+from deltackpt.gpu.triton.arrange import LENGTHS
 
 ANCHORS = 32  # 31 of them are tried
 _LENGTHS = tl.constexpr(LENGTHS)

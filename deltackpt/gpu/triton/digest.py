@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from deltackpt.format.state_digest import BLOCK
-from deltackpt.hooks.device_down import owners, put, table
-from deltackpt.hooks.triton_bits import value
-from deltackpt.hooks.triton_compare import TYPES
+from deltackpt.gpu.transfers import owners, put, table
+from deltackpt.gpu.triton.bits import value
+from deltackpt.gpu.triton.compare import TYPES
 
 COLUMNS = 1024
 ROWS = 64

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from deltackpt.hooks.triton_bits import bit_length
+from deltackpt.gpu.triton.bits import bit_length
 
 CHUNK = 1024  # changes that a program takes at once
 STATS = 8  # of a tile: k, bits of the three runs of unary codes, exceptions, raw bits, changes, bytes

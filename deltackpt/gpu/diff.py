@@ -9,11 +9,11 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from deltackpt.hooks.device_digest import keys, power
-from deltackpt.hooks.device_down import Copy, owners, put, send, table
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.snapshot import Snapshot
-from deltackpt.hooks.words import INTS
+from deltackpt.gpu.digest import keys, power
+from deltackpt.gpu.transfers import Copy, owners, put, send, table
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.snapshot import Snapshot
+from deltackpt.torch_views.words import INTS
 
 AT_ONCE = 1 << 29  # elements of a batch
 STAGED = 7 << 24  # the same where words of 2 bytes are copied or cast first
@@ -191,7 +191,7 @@ class Staging:
 
 def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
     """Compare; what is returned waits for the number of changes, and gathers them."""
-    from deltackpt.hooks import triton_compare as kernels
+    from deltackpt.gpu.triton import compare as kernels
 
     batch = load.batch
     width = batch[0][0].dtype.width
@@ -262,7 +262,7 @@ def _joined(parts: Sequence[Group]) -> Group:
 
 def settle(group: Group, snapshot: Snapshot) -> None:
     """Move the snapshot, on the same device, on to what the group has found."""
-    from deltackpt.hooks import triton_compare as kernels
+    from deltackpt.gpu.triton import compare as kernels
 
     bases = np.array([snapshot.of(piece.name).data_ptr() for piece in group.pieces])
     kernels.settle(put(bases, group.owner.device), group.owner, group.offsets, group.positions, group.new)

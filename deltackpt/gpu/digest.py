@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from deltackpt.format.state_digest import BLOCK, ZERO, Sums, add
-from deltackpt.hooks.boxes import strides
-from deltackpt.hooks.device_down import current
-from deltackpt.hooks.extract import Piece
+from deltackpt.gpu.transfers import current
+from deltackpt.torch_views.boxes import strides
+from deltackpt.torch_views.extract import Piece
 
 RUN = 1 << 24  # elements at once, so that the 64-bit copies stay small
 CAST = 1 << 26  # elements that are cast at once, where a kernel reads them
@@ -87,7 +87,7 @@ def fast(device: Any) -> bool:
 
 
 def _launch(runs: list[tuple[torch.Tensor, int]]) -> torch.Tensor:
-    from deltackpt.hooks.triton_digest import digest_runs
+    from deltackpt.gpu.triton.digest import digest_runs
 
     device = runs[0][0].device
     with current(device):

@@ -14,16 +14,16 @@ from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.compare import compare
-from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.extract import Piece
 from deltackpt.hooks.mapped import MappedSnapshot
 from deltackpt.hooks.pending import Pending
+from deltackpt.hooks.process_group import Team
 from deltackpt.hooks.publish import Publisher
-from deltackpt.hooks.snapshot import Snapshot
 from deltackpt.hooks.state import all_sums
-from deltackpt.hooks.team import Team
-from deltackpt.hooks.words import from_host
 from deltackpt.repository import Repository
+from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.snapshot import Snapshot
+from deltackpt.torch_views.words import from_host
 from deltackpt.util.parallel import ordered_map
 
 ALWAYS = 1 << 62  # keep all old words of every tensor that changed
@@ -71,7 +71,7 @@ class Taker:
         if self._cache is None:
             self._snapshot = Snapshot(pieces, host=self._host)
             if there := [p.elements for p in pieces if p.tensor.device.type == "cuda" and self._on_device(p)]:
-                from deltackpt.hooks.device_down import reserve
+                from deltackpt.gpu.transfers import reserve
 
                 reserve(sum(there))
         elif link is not None:
@@ -123,13 +123,13 @@ class Taker:
             pass
 
     def _take_there(self, snapshot: Snapshot, pieces: Sequence[Piece], taken: list[Delta]) -> None:
-        from deltackpt.hooks import device
+        from deltackpt.gpu import device
 
         code = self._limit < ALWAYS
         if snapshot.of(pieces[0].name).device == pieces[0].tensor.device:
             device.take(pieces, snapshot, taken, limit=self._limit, code=code)
         else:
-            from deltackpt.hooks.device_stream import Stream
+            from deltackpt.gpu.host_snapshot import Stream
 
             Stream(snapshot, pieces[0].tensor.device, limit=self._limit, code=code).take(pieces, taken)
 

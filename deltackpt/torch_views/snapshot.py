@@ -12,9 +12,9 @@ import torch
 
 from deltackpt import kernels
 from deltackpt.format.dtypes import uint
-from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.words import INTS, from_host, on_host
+from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.words import INTS, from_host, on_host
 
 COPIED = 1 << 22  # elements that are copied at once
 THREADS = 4  # that write behind

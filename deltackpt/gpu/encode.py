@@ -11,9 +11,9 @@ import torch
 
 from deltackpt.codecs.packed.steps import MAX_EXCEPTION_K, Scale
 from deltackpt.codecs.tiles import Grid, choose_grid
-from deltackpt.hooks.device_down import Aside, Copy, owners, send, table
-from deltackpt.hooks.device_find import Group
-from deltackpt.hooks.device_packed import Coded
+from deltackpt.gpu.device_packed import Coded
+from deltackpt.gpu.diff import Group
+from deltackpt.gpu.transfers import Aside, Copy, owners, send, table
 
 
 def code(group: Group, which: Sequence[int], side: Aside | None = None) -> Generator[None, None, dict[int, Coded]]:
@@ -21,11 +21,11 @@ def code(group: Group, which: Sequence[int], side: Aside | None = None) -> Gener
 
     Those with a tile of which more than half changed are left out.
     """
-    from deltackpt.hooks.triton_arrange import arrange, count
-    from deltackpt.hooks.triton_crc import checksums
-    from deltackpt.hooks.triton_measure import measure
-    from deltackpt.hooks.triton_scale import scale
-    from deltackpt.hooks.triton_write import write
+    from deltackpt.gpu.triton.arrange import arrange, count
+    from deltackpt.gpu.triton.crc import checksums
+    from deltackpt.gpu.triton.measure import measure
+    from deltackpt.gpu.triton.scale import scale
+    from deltackpt.gpu.triton.write import write
 
     if not which:
         group.release()

@@ -25,7 +25,7 @@ from deltackpt.codecs.packed.steps import Scale, choose_scale
 from deltackpt.codecs.packed.tile_index import Directory
 from deltackpt.codecs.tiles import Grid, choose_grid
 from deltackpt.format.dtypes import DType
-from deltackpt.hooks.device_bits import Sections, fields, octets, pack, padded, spread, starts, unary_ends
+from deltackpt.gpu.device_bits import Sections, fields, octets, pack, padded, spread, starts, unary_ends
 
 Ints = npt.NDArray[np.int64]
 COPIES = 32  # of the histogram, so that few changes of a GPU meet at one counter

@@ -11,14 +11,14 @@ import torch
 
 from deltackpt.codecs import wants_base
 from deltackpt.format.dtypes import uint
-from deltackpt.hooks import device_take
-from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.device_digest import of_changes, to_whole
-from deltackpt.hooks.device_find import in_batch_order
-from deltackpt.hooks.device_packed import Found, encode, to_host
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.snapshot import Snapshot
-from deltackpt.hooks.words import on_host
+from deltackpt.gpu import pipeline as device_take
+from deltackpt.gpu.device_packed import Found, encode, to_host
+from deltackpt.gpu.diff import in_batch_order
+from deltackpt.gpu.digest import of_changes, to_whole
+from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.snapshot import Snapshot
+from deltackpt.torch_views.words import on_host
 
 RUN = 1 << 26  # elements that are compared at once: a mask of them is a byte each
 BATCH = 1 << 23  # changes that are coded together: few launches, and scratch of some hundred MB

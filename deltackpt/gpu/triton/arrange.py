@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from deltackpt.hooks.triton_bits import bit_length, ones
+from deltackpt.gpu.triton.bits import bit_length, ones
 
 LENGTHS = 33  # of a size in bits: 0 to 32
 _CHUNK = tl.constexpr(1024)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.format.dtypes import DType
-from deltackpt.hooks.boxes import Box
+from deltackpt.torch_views.boxes import Box
 
 Words = npt.NDArray[Any]
 
