@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 from deltackpt.cache.cache import find_current
-from deltackpt.engines.host import bring, reading
+from deltackpt.engines.engine import Engine, attempt, model_differs, raise_on_all
 from deltackpt.engines.identify import identify
 from deltackpt.engines.memory import Copies, memories
 from deltackpt.engines.proof import Proof, derived, prove, quantized, same
-from deltackpt.engines.ranks import Engine, attempt, model_differs, raise_on_all
 from deltackpt.engines.scatter import Scatter
+from deltackpt.engines.shared_cache import bring, reading
 from deltackpt.engines.slots import slot_of
 from deltackpt.engines.staging import Staged
 from deltackpt.engines.tracing import trace

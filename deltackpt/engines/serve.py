@@ -13,9 +13,9 @@ from threading import Event
 
 from deltackpt.cache import open_current
 from deltackpt.engines.clients import Client
+from deltackpt.engines.fleet import Book, Seat, Tell
 from deltackpt.engines.metrics import Metrics
-from deltackpt.engines.seats import Book, Seat, Tell
-from deltackpt.engines.turn import Turn
+from deltackpt.engines.update_round import Turn
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository

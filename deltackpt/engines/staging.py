@@ -6,9 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from deltackpt.engines.host import bring
-from deltackpt.engines.ranks import attempt
+from deltackpt.engines.engine import attempt
 from deltackpt.engines.scatter import Fallback, Scatter, prepare
+from deltackpt.engines.shared_cache import bring
 from deltackpt.engines.slots import shapes, slot_of
 from deltackpt.engines.update import Report, Update
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError

@@ -13,10 +13,10 @@ from hooks.training import raw  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from deltackpt.engines import sglang  # noqa: E402
 from deltackpt.engines.memory import memories  # noqa: E402
 from deltackpt.engines.receiver import Receiver  # noqa: E402
 from deltackpt.engines.regions import Region  # noqa: E402
+from deltackpt.engines.sglang import loader as sglang  # noqa: E402
 from deltackpt.engines.update import Update  # noqa: E402
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError, StoreError, UsageError  # noqa: E402
 

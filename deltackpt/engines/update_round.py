@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deltackpt.engines.seats import Book, Seat
+from deltackpt.engines.fleet import Book, Seat
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
 
