@@ -91,7 +91,7 @@ class Voice:
         if self._quiet or not sys.stderr.isatty():
             yield SILENT
             return
-        from deltackpt_cli.bar import Bar
+        from deltackpt_cli.progress import Bar
 
         bar = Bar()
         try:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deltackpt.errors import ChainError, DeltackptError, UsageError
-from deltackpt_cli import sizes, text
-from deltackpt_cli.child import run
+from deltackpt_cli import format as text
+from deltackpt_cli import sizes
 from deltackpt_cli.console import Voice
 from deltackpt_cli.mirror import again
 from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
+from deltackpt_cli.process import run
 from deltackpt_cli.signals import stopped_by_signals
 
 if TYPE_CHECKING:

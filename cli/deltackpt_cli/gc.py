@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deltackpt.errors import UsageError
-from deltackpt_cli import text
+from deltackpt_cli import format as text
 from deltackpt_cli.console import Voice
 from deltackpt_cli.options import Repo, Threads
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt_cli import text
+from deltackpt_cli import format as text
 from deltackpt_cli.console import Voice
 from deltackpt_cli.options import Ref, Repo
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt.errors import DeltackptError, UsageError
-from deltackpt_cli import sizes, text
+from deltackpt_cli import format as text
+from deltackpt_cli import sizes
 from deltackpt_cli.console import Voice
 from deltackpt_cli.repair import put_right
 from deltackpt_cli.signals import stopped_by_signals

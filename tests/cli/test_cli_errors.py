@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deltackpt_cli import text
+from deltackpt_cli import format as text
 from running import World, command, deltackpt, environment, files, interrupted, masked
 
 FIELDS = {"error", "exit_code", "where", "have", "need", "hint"}
