@@ -382,7 +382,7 @@ def apply_cold(work: Work) -> Iterator[Row]:
 CHILD = """
 import sys
 from pathlib import Path
-from deltackpt.write import AnchorPolicy, write
+from deltackpt.publish.write import AnchorPolicy, write
 if len(sys.argv) > 1:
     new, repo, base, threads = sys.argv[1:]
     write(new, repo, base=base or None, threads=int(threads), anchor=AnchorPolicy(ratio=float("inf")))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vectors import FIXTURES, code_of, second
+from support.vectors import FIXTURES, code_of, second
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.format import digests, edge, layout, manifest

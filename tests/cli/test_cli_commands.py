@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt_cli.options import Encoding
-from running import MARKUP, World, command, deltackpt, environment, masked
+from support.running import MARKUP, World, command, deltackpt, environment, masked
 
 from deltackpt import __version__
 from deltackpt.codecs import CHOICES

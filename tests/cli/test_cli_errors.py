@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from deltackpt_cli import format as text
-from running import World, command, deltackpt, environment, files, interrupted, masked
+from support.running import World, command, deltackpt, environment, files, interrupted, masked
 
 FIELDS = {"error", "exit_code", "where", "have", "need", "hint"}
 

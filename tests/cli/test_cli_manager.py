@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from running import World, deltackpt, files
+from support.running import World, deltackpt, files
 
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository

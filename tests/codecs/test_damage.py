@@ -10,7 +10,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from states import Memory, both_ways, changed, random_bytes
+from support.states import Memory, both_ways, changed, random_bytes
 
 from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import Entry, decode, encode, planes

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from states import (
+from support.states import (
     FLOATS,
     Memory,
     changed,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from states import part_of, random_bytes
+from support.states import part_of, random_bytes
 
 from deltackpt.codecs import subset
 from deltackpt.codecs.tiles import Grid

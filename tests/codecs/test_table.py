@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from states import Memory, changed, random_bytes
+from support.states import Memory, changed, random_bytes
 
 from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import CHOICES, Entry, encode

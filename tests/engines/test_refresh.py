@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines.steps import Run, nudge  # noqa: E402
-from hooks.training import Net, exact_copy, published, raw  # noqa: E402
+from support.engine_steps import Run, nudge  # noqa: E402
+from support.training import Net, exact_copy, published, raw  # noqa: E402
 
 from deltackpt import engines  # noqa: E402
 from deltackpt.engines import transformers as live  # noqa: E402

@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines.steps import Run, nudge  # noqa: E402
-from hooks.training import raw  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from support.engine_steps import Run, nudge  # noqa: E402
+from support.training import raw  # noqa: E402
 
 from deltackpt.engines.memory import memories  # noqa: E402
 from deltackpt.engines.receiver import Receiver  # noqa: E402

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from hooks.training import Ledger  # noqa: E402
-from states import random_bytes  # noqa: E402
+from support.states import random_bytes  # noqa: E402
+from support.training import Ledger  # noqa: E402
 
 from deltackpt.format.dtypes import DTYPES, uint  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hooks.training import Net  # noqa: E402
+from support.training import Net  # noqa: E402
 
 from deltackpt.errors import CheckpointError, UsageError  # noqa: E402
 from deltackpt.torch_views.extract import pieces_of  # noqa: E402

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hooks.training import Net  # noqa: E402
+from support.training import Net  # noqa: E402
 
 from deltackpt.errors import FormatError, UsageError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hooks.training import Ledger, Net, published, train_step  # noqa: E402
+from support.training import Ledger, Net, published, train_step  # noqa: E402
 
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.hooks.optimizer import follow  # noqa: E402

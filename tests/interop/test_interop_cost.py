@@ -4,10 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
-from foreign_layouts import prime_files, slime, trl
-from foreign_runs import World
 from safetensors import deserialize
-from states import changed, make_checkpoint, random_bytes
+from support.foreign_layouts import prime_files, slime, trl
+from support.foreign_runs import World
+from support.states import changed, make_checkpoint, random_bytes
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import SCAN_LIMIT

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foreign_layouts import BITS, WIDTH, prime_files, prime_ranks, prime_update, slime, slime_v1, trl
-from states import make_checkpoint, random_bytes
+from support.foreign_layouts import BITS, WIDTH, prime_files, prime_ranks, prime_update, slime, slime_v1, trl
+from support.states import make_checkpoint, random_bytes
 from test_interop_round_trips import FORMATS, published, there_and_back
 from test_interop_vllm import receive
 

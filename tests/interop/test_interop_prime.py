@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from foreign_layouts import prime_files, prime_ranks, prime_update
-from states import make_checkpoint, tree
+from support.foreign_layouts import prime_files, prime_ranks, prime_update
+from support.states import make_checkpoint, tree
 
 from deltackpt.errors import FormatError
 from deltackpt.interop import export_steps, reader, writer

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from states import changed, make_checkpoint, random_bytes
+from support.states import changed, make_checkpoint, random_bytes
 
 from deltackpt.errors import ChainError, ConflictError
 from deltackpt.interop import export_steps, import_steps, reader, writer

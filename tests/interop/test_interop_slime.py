@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import zstandard
-from foreign_layouts import receive_slime, safetensors, slime, slime_v1
-from states import make_checkpoint
+from support.foreign_layouts import receive_slime, safetensors, slime, slime_v1
+from support.states import make_checkpoint
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import FormatError

@@ -5,9 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-from foreign_layouts import safetensors, trl, trl_anchor, trl_checksum
-from foreign_runs import World, run_of
 from safetensors import safe_open
+from support.foreign_layouts import safetensors, trl, trl_anchor, trl_checksum
+from support.foreign_runs import World, run_of
 
 from deltackpt.interop import export_steps, writer
 from deltackpt.interop.protocol import UNVERIFIABLE

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from foreign_runs import World, run_of
-from states import Memory, State, make_checkpoint
+from support.foreign_runs import World, run_of
+from support.states import Memory, State, make_checkpoint
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import World
-from states import tree
+from support.chains import World
+from support.fake_bucket import FakeBucket
+from support.states import tree
 
 from deltackpt.errors import DeltackptError, NoSpaceError, StoreError
 from deltackpt.repository import Repository
@@ -31,7 +32,6 @@ from deltackpt.store.hf_s3 import VARIABLE, open_gateway
 from deltackpt.store.hub import open_bucket
 from deltackpt.store.retry import Patience
 from deltackpt.verify import verify_repository
-from tests.fake_bucket import FakeBucket
 from tests.store.conftest import QUICK
 
 pytestmark = [

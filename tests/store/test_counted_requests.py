@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import World, next_state, small_state
-from states import make_checkpoint, tree
+from support.chains import World, next_state, small_state
+from support.fake_bucket import FakeBucket
+from support.faulty_proxy import FaultyProxy
+from support.states import make_checkpoint, tree
 
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
@@ -24,8 +26,6 @@ from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.poller import Glance, pause_of
 from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
-from tests.fake_bucket import FakeBucket
-from tests.faulty_proxy import FaultyProxy
 from tests.store.conftest import BUCKET, QUICK
 
 pytestmark = pytest.mark.stores

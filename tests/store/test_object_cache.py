@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import World
-from states import tree
+from support.chains import World
+from support.states import tree
+from support.store_contract import StoreContract
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.errors import FormatError, NotFoundError
@@ -26,7 +27,6 @@ from deltackpt.restore.materialize import apply
 from deltackpt.store import LocalStore, MemoryStore, Store
 from deltackpt.store.object_cache import Differs, ObjectCache, Unusable
 from deltackpt.store.read_through import ReadThrough, through
-from tests.store_contract import StoreContract
 
 
 class TestReadThrough(StoreContract):
@@ -248,7 +248,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from tests.store.test_object_cache import Elsewhere
-from deltackpt.materialize import apply
+from deltackpt.restore.materialize import apply
 from deltackpt.repository import Repository
 from deltackpt.store.object_cache import ObjectCache
 from deltackpt.store.read_through import ReadThrough

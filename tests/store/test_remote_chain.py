@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from chains import World, next_state
+from support.chains import World, next_state
 
 from deltackpt.compact.fold import write_anchor
 from deltackpt.compact.plan import plan_compact

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import World
+from support.chains import World
+from support.fake_bucket import FakeBucket
+from support.faulty_proxy import Damage, FaultyProxy, Reset, Short, Stale, Status
 
 from deltackpt.cache import apply_to_cache, open_current
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, StoreError
@@ -20,8 +22,6 @@ from deltackpt.store.remote import RemoteStore
 from deltackpt.store.retry import Patience
 from deltackpt.store.s3 import S3Driver
 from deltackpt.verify import verify_repository
-from tests.fake_bucket import FakeBucket
-from tests.faulty_proxy import Damage, FaultyProxy, Reset, Short, Stale, Status
 from tests.store.conftest import BUCKET
 
 pytestmark = pytest.mark.stores

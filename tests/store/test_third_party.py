@@ -10,7 +10,8 @@ from pathlib import Path
 from threading import Lock
 
 import pytest
-from chains import World
+from support.chains import World
+from support.store_contract import StoreContract
 
 from deltackpt import store as stores
 from deltackpt.repository import Repository
@@ -18,7 +19,6 @@ from deltackpt.store import Buffer, Capabilities, ObjectInfo, Store, Written, ba
 from deltackpt.store.doctor import diagnose
 from deltackpt.sync.follow import Follower
 from deltackpt.verify import verify_repository
-from tests.store_contract import StoreContract
 
 TABLE = "CREATE TABLE IF NOT EXISTS objects (name TEXT PRIMARY KEY, body BLOB, modified REAL)"
 

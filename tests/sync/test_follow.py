@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import NOW, World, next_state, small_state
-from faulty_store import Died, FaultyStore
-from states import tree
+from support.chains import NOW, World, next_state, small_state
+from support.faulty_store import Died, FaultyStore
+from support.states import tree
 
 from deltackpt.cache import Cache, cache, open_current
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError, StoreError

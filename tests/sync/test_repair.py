@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import NOW, World
-from faulty_store import Died, FaultyStore
+from support.chains import NOW, World
+from support.faulty_store import Died, FaultyStore
 
 from deltackpt.compact.fold import write_anchor
 from deltackpt.compact.plan import plan_compact

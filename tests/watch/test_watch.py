@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from states import State, changed, make_checkpoint, random_bytes, tree
+from support.states import State, changed, make_checkpoint, random_bytes, tree
 
 from deltackpt.errors import ConflictError, NotFoundError, StoreError, UsageError
 from deltackpt.publish.write import AnchorPolicy
