@@ -27,7 +27,7 @@ import torch
 
 from deltackpt.codecs import Change as HostChange
 from deltackpt.codecs import encode as encode_on_host
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.format.manifest import File
 from deltackpt.gpu import device
 from deltackpt.gpu import digest as device_digest
@@ -156,7 +156,7 @@ def check(pieces: list[Piece], snapshot: Snapshot, limit: int) -> str:
     sums = device_digest.sums_of_pieces(some)
     for piece, total in zip(some, sums, strict=True):
         words, base = on_host(piece.words(), piece.dtype), on_host(snapshot.of(piece.name), piece.dtype)
-        if total != digest.of_run(words):
+        if total != state_digest.of_run(words):
             raise SystemExit(f"gpu_hook: another digest of {piece.name}")
         if piece.name not in made:
             continue

@@ -35,7 +35,7 @@ import xxhash
 from floor import Floor, floor, tensors
 from synth import generate
 
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.publish.write import AnchorPolicy, WriteResult, write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
@@ -434,7 +434,7 @@ def digests(work: Work) -> Iterator[Row]:
         return total / statistics.median(times[1:]) / 1e9
 
     read = speed(lambda w: w.view(np.uint64).max())
-    yield Row("state digest", speed(digest.of_run), "GB/s", f"one core; {total / 1e9:.2f} GB", 0.8, at_least=True)
+    yield Row("state digest", speed(state_digest.of_run), "GB/s", f"one core; {total / 1e9:.2f} GB", 0.8, at_least=True)
     hashed = speed(xxhash.xxh3_128_digest)
     yield Row(
         "xxh3 / a pass that only reads", hashed / read, "x", f"{hashed:.1f} and {read:.1f} GB/s, one core", 0.8, True
@@ -446,7 +446,7 @@ def digests(work: Work) -> Iterator[Row]:
         at = np.flatnonzero(old != new)
         changes.append((at, old[at], new[at]))
     count = sum(len(at) for at, _, _ in changes)
-    took = statistics.median(timed(lambda: [digest.of_change(*c) for c in changes]).cpu for _ in range(5))
+    took = statistics.median(timed(lambda: [state_digest.of_change(*c) for c in changes]).cpu for _ in range(5))
     yield Row(
         "state digest, update", took / count * 1e9, "ns", f"a change; {count:,} changes in {took:.3f} s, one core"
     )

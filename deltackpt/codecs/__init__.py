@@ -9,7 +9,7 @@ import numpy as np
 
 from deltackpt.codecs import plain, planes
 from deltackpt.codecs.packed import codec as packed
-from deltackpt.codecs.packed import tile_index as directory
+from deltackpt.codecs.packed import tile_index
 from deltackpt.codecs.packed.exponent_lists import FAR_ONLY, SCAN_LIMIT, choose_near
 from deltackpt.codecs.packed.steps import count_exponents
 from deltackpt.codecs.table import Entry, detail_size
@@ -126,7 +126,7 @@ def decode_into(entry: Entry, elements: Elements, source: Source, where: str) ->
 def check(entry: Entry, source: Source, where: str) -> None:
     """Checksums alone, for whoever has no old elements. Raises FormatError."""
     if entry.encoding == "packed":
-        directory.check(entry.detail, source.payload(), where)
+        tile_index.check(entry.detail, source.payload(), where)
     elif entry.encoding == "planes":
         planes.check(entry.detail, source.payload(), where)
     elif entry.encoding != "removed":

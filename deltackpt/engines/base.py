@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deltackpt.errors import ChainError, NotFoundError
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.state_digest import Sums
 from deltackpt.repository import Repository, chain
@@ -15,7 +15,7 @@ Held = Mapping[str, tuple[str, tuple[int, ...], Sums]]  # by name: dtype, shape,
 
 def state_of(held: Held) -> str:
     """The state digest of weights."""
-    return digest.state((name, dtype, shape, sums) for name, (dtype, shape, sums) in held.items())
+    return state_digest.state((name, dtype, shape, sums) for name, (dtype, shape, sums) in held.items())
 
 
 def find_base(repo: Repository, held: Held, ref: str = "main") -> Manifest:

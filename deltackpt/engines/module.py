@@ -12,7 +12,7 @@ import torch
 
 from deltackpt.engines.base import Held
 from deltackpt.errors import CheckpointError
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.torch_views.names import Rename, listed, published_names
@@ -88,5 +88,6 @@ def _alias(tensor: torch.Tensor) -> tuple[int, int, torch.Size, tuple[int, ...]]
 def held(found: Mapping[str, Place]) -> Held:
     """The digests of all weights, at the speed of memory."""
     return {
-        name: (*place.known, digest.of_run(place.read().view(uint(place.dtype.width)))) for name, place in found.items()
+        name: (*place.known, state_digest.of_run(place.read().view(uint(place.dtype.width))))
+        for name, place in found.items()
     }

@@ -16,7 +16,7 @@ from deltackpt.engines.base import find_base, state_of
 from deltackpt.engines.module import Place, held, places
 from deltackpt.engines.moves import Moves
 from deltackpt.errors import ChainError
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums
@@ -131,7 +131,7 @@ def _check(repo: Repository, plan: Plan, found: dict[str, Place], changes: Chang
     sums = dict(known.sums)
     for name, (new, old) in changes.items():
         assert new.positions is not None
-        sums[name] = digest.add(sums[name], digest.of_change(new.positions, old, new.values))
+        sums[name] = state_digest.add(sums[name], state_digest.of_change(new.positions, old, new.values))
     for name, want in digests.items():
         if sums[name] != want.sums:
             raise ChainError(

@@ -11,7 +11,7 @@ import torch
 
 from deltackpt.codecs import wants_base
 from deltackpt.format.dtypes import uint
-from deltackpt.gpu import pipeline as device_take
+from deltackpt.gpu import pipeline
 from deltackpt.gpu.device_packed import Found, encode, to_host
 from deltackpt.gpu.diff import in_batch_order
 from deltackpt.gpu.digest import of_changes, to_whole
@@ -59,10 +59,10 @@ def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, lim
 
     ``limit``: elements below which old words go along for the host to code. ``code``: `packed` on the device.
     """
-    quick = [piece for piece in pieces if device_take.fits(piece)]
+    quick = [piece for piece in pieces if pipeline.fits(piece)]
     if quick:
-        device_take.take(quick, snapshot, taken, limit=limit, coded=code)
-        pieces = [piece for piece in pieces if not device_take.fits(piece)]
+        pipeline.take(quick, snapshot, taken, limit=limit, coded=code)
+        pieces = [piece for piece in pieces if not pipeline.fits(piece)]
     for batch in batches(pieces, lambda piece: find(piece, snapshot.of(piece.name))):
         taken += deltas_of(batch, lambda piece: on_host(snapshot.of(piece.name), piece.dtype), limit=limit, code=code)
         for change in batch:
@@ -86,7 +86,7 @@ def batches(pieces: Sequence[Piece], look: Callable[[Piece], Change | None]) -> 
 
 def deltas_of(batch: Sequence[Change], base: Callable[[Piece], np.ndarray], *, limit: int, code: bool) -> list[Delta]:
     """Changes on a device, all of one dtype, -> deltas in host memory, coded if they are large and sparse."""
-    large = [c for c in batch if code and device_take.sparse(c.piece, c.count, limit)]
+    large = [c for c in batch if code and pipeline.sparse(c.piece, c.count, limit)]
     found = [Found(c.piece.storage, c.positions, c.old, c.new) for c in large]
     tiles = encode(found, large[0].piece.dtype) if large else []
     coded = {c.piece.name: made for c, made in zip(large, tiles, strict=True)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from deltackpt.gpu import pipeline as device_take
+from deltackpt.gpu import pipeline
 from deltackpt.gpu.device import Change, batches, deltas_of
 from deltackpt.gpu.diff import in_batch_order
 from deltackpt.torch_views.delta import Delta
@@ -38,10 +38,10 @@ class Stream:
 
     def take(self, pieces: Sequence[Piece], taken: list[Delta]) -> None:
         """The changes of all pieces; ``taken`` has each before the snapshot is written."""
-        quick = [piece for piece in pieces if device_take.fits(piece)]
+        quick = [piece for piece in pieces if pipeline.fits(piece)]
         if quick:
-            device_take.take(quick, self._snapshot, taken, limit=self._limit, coded=self._code)
-            pieces = [piece for piece in pieces if not device_take.fits(piece)]
+            pipeline.take(quick, self._snapshot, taken, limit=self._limit, coded=self._code)
+            pieces = [piece for piece in pieces if not pipeline.fits(piece)]
         if not pieces:
             return
         self._bytes = [torch.empty(RUN * 8 // 4, dtype=torch.uint8, device=self._device) for _ in range(2)]

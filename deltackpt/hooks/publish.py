@@ -10,7 +10,7 @@ from typing import Any
 
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.format.state_digest import Sums, TensorDigest
@@ -197,11 +197,11 @@ class Publisher:
         sums: dict[str, Sums] = {}
         for s in shares:
             for name, value in s.sums.items():
-                sums[name] = digest.add(sums.get(name, digest.ZERO), value)
+                sums[name] = state_digest.add(sums.get(name, state_digest.ZERO), value)
         if patched:
             assert base is not None
             for name in sums:
-                total = digest.add(base.digests[name].sums, sums[name])
+                total = state_digest.add(base.digests[name].sums, sums[name])
                 draft.digests[name] = TensorDigest(total, xxh3.get(name, UNSTATED))
             for name, known in base.digests.items():
                 new = draft.digests.get(name, known)
@@ -211,7 +211,7 @@ class Publisher:
             draft.changed, draft.changed_elements = len(changed), sum(sum(s.changed.values()) for s in shares)
         else:
             draft.digests = {
-                name: TensorDigest(sums.get(name, digest.ZERO), xxh3.get(name, UNSTATED)) for name in self.plan
+                name: TensorDigest(sums.get(name, state_digest.ZERO), xxh3.get(name, UNSTATED)) for name in self.plan
             }
         anchor = tuple(anchors[shard.name] for shard in self.files.shards) if begin.whole else None
         manifest = compose(

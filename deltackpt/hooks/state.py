@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from deltackpt.errors import CheckpointError
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.plan import Global
 from deltackpt.torch_views.boxes import Box
@@ -31,11 +31,13 @@ def piece_sums(piece: Piece) -> Sums:
         return found
     box = piece.box
     if not box.contiguous:
-        return digest.of_box(on_host(piece.words(), piece.dtype).reshape(box.shape), box.offset, box.whole)
+        return state_digest.of_box(on_host(piece.words(), piece.dtype).reshape(box.shape), box.offset, box.whole)
     start = box.start if box.proper else 0
-    total = digest.ZERO
+    total = state_digest.ZERO
     for at in range(0, piece.elements, RUN):
-        total = digest.add(total, digest.of_run(on_host(piece.words(at, at + RUN), piece.dtype), start + at))
+        total = state_digest.add(
+            total, state_digest.of_run(on_host(piece.words(at, at + RUN), piece.dtype), start + at)
+        )
     return total
 
 
@@ -72,10 +74,10 @@ def added(held: Sequence[Boxes]) -> dict[str, Sums]:
         )
     total: dict[str, Sums] = {}
     for (name, _), sums in known.items():
-        total[name] = digest.add(total.get(name, digest.ZERO), sums)
+        total[name] = state_digest.add(total.get(name, state_digest.ZERO), sums)
     return total
 
 
 def state_of(plan: Mapping[str, Global], sums: Mapping[str, Sums]) -> str:
     """The state digest, hex."""
-    return digest.state((name, t.dtype, t.shape, sums.get(name, digest.ZERO)) for name, t in plan.items())
+    return state_digest.state((name, t.dtype, t.shape, sums.get(name, state_digest.ZERO)) for name, t in plan.items())

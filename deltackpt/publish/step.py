@@ -18,7 +18,7 @@ from deltackpt.checkpoint.diff import Difference, State, difference
 from deltackpt.codecs import Entry, encode
 from deltackpt.codecs.table import REMOVED
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED, proves
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout
@@ -113,10 +113,10 @@ def check_names(new: Checkpoint) -> None:
 def digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, TensorDigest]:
     def one(name: str) -> tuple[str, TensorDigest, int]:
         data, dtype = new.bytes_of(name), DTYPES[new.tensors[name].dtype]
-        sums, xxh3 = digest.ZERO, xxhash.xxh3_128()
+        sums, xxh3 = state_digest.ZERO, xxhash.xxh3_128()
         for at in range(0, len(data), PIECE):
             piece = data[at : at + PIECE]
-            sums = digest.add(sums, digest.of_run(piece.view(uint(dtype.width)), at // dtype.width))
+            sums = state_digest.add(sums, state_digest.of_run(piece.view(uint(dtype.width)), at // dtype.width))
             xxh3.update(piece.data)
             new.release(name, at, at + len(piece))
         return name, TensorDigest(sums, xxh3.digest()), len(data)
@@ -231,9 +231,9 @@ def _encode(
         assert before is not None
         return None, None, TensorDigest(before.sums, found.new_xxh3)
     if change.base is None or before is None:
-        sums = digest.of_run(change.target)
+        sums = state_digest.of_run(change.target)
     else:
-        sums = digest.add(before.sums, digest.of_change(change.positions, change.old, change.new))
+        sums = state_digest.add(before.sums, state_digest.of_change(change.positions, change.old, change.new))
     shape = tuple(new.tensors[found.name].shape)
     chosen, encoded = encode(change, shape, encoding, scan_limit=scan_limit)
     entry = Entry(found.name, chosen, change.dtype, shape, shape, (0,) * len(shape), encoded.detail)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.format.digests import proves
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import File
@@ -218,7 +218,7 @@ def check_tensor(name: str, data: npt.NDArray[np.uint8], digests: Mapping[str, T
         raise ChainError(
             "tensor-differs",
             where=name[:200],
-            have=f"xxh3 {digest.xxh3(data).hex()}",
+            have=f"xxh3 {state_digest.xxh3(data).hex()}",
             need=f"the step's {digests[name]}",
             hint="A base or an anchor was changed after it was published. `deltackpt verify` finds out which.",
         )

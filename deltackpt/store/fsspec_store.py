@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.errors import UsageError
-from deltackpt.store import translate as foreign
+from deltackpt.store import translate
 from deltackpt.store.base import Capabilities, check_name
 from deltackpt.store.driver import Driver, Fetched, Head, Plain, SpooledUpload, Upload
 from deltackpt.store.remote import RemoteStore
@@ -46,7 +46,7 @@ def open_fsspec(url: str, patience: Patience = DEFAULT, **options: Any) -> Remot
     except ImportError:
         raise extra_missing(scheme) from None
     except Exception as error:
-        fault = foreign.read(error, time.time())
+        fault = translate.read(error, time.time())
         refused = fault.said if fault else type(error).__name__
     else:
         refused = ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from deltackpt.errors import DeltackptError, NoSpaceError, StoreError
-from deltackpt.store import translate as foreign
+from deltackpt.store import translate
 from deltackpt.store.translate import Fault, Kind
 
 T = TypeVar("T")
@@ -67,13 +67,13 @@ class Patience:
             except (DeltackptError, Answer):
                 raise
             except Exception as error:
-                fault = foreign.read(error, time.time())
+                fault = translate.read(error, time.time())
                 if fault is None:
                     raise
             if fault.kind in ANSWERS:
                 raise Answer(fault.kind) from None
             wait = pause * random.uniform(0.5, 1) if fault.wait is None else fault.wait
-            if fault.kind not in foreign.TRANSIENT or clock() - began + wait > self.total:
+            if fault.kind not in translate.TRANSIENT or clock() - began + wait > self.total:
                 raise failed(where, fault) from None  # the foreign text may hold secrets: no chain
             if not told and clock() - began >= TOLD_AFTER:
                 told = True

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.edge import Edge
@@ -132,7 +132,7 @@ def _check_run(checks: Checks, run: Run, state: State, anew: set[str]) -> None:
                     where = f"step {steps[i].step}, {name[:200]}"
                     raise ChainError("tensor-shape", where=where, have=describe(known), need=need)
                 if i and fresh[i] and want and data is not None and _may_differ(name, i, patches, digests):
-                    have = digest.of_tensor(data, DTYPES[want.dtype])
+                    have = state_digest.of_tensor(data, DTYPES[want.dtype])
                     stated = digests[i][name]
                     if have.sums != stated.sums or stated.xxh3 not in (have.xxh3, UNSTATED):
                         tensor_differs(

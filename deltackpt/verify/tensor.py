@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from deltackpt.checkpoint.diff import State, Tensor
 from deltackpt.errors import ChainError
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.format.digests import proves
 from deltackpt.format.state_digest import TensorDigest
 from deltackpt.restore.replay import describe
@@ -19,7 +19,7 @@ def check_tensor(state: State, want: Tensor, name: str, digests: Mapping[str, Te
         raise ChainError("tensor-shape", where=f"{where}, {name[:200]}", have=shown, need=describe(need))
     data = state.bytes_of(name)
     same = proves(data, want.dtype, digests[name])
-    found = "" if same else digest.xxh3(data).hex()
+    found = "" if same else state_digest.xxh3(data).hex()
     state.release(name)
     if not same:
         tensor_differs(f"{where}, {name[:200]}", f"xxh3 {found}", f"the step's {digests[name]}")

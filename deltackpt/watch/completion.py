@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.files import INDEX_SUFFIX
 from deltackpt.errors import CheckpointError, FormatError
-from deltackpt.format import state_digest as digest
+from deltackpt.format import state_digest
 from deltackpt.util.parallel import ordered_map
 from deltackpt.watch.snapshot import Sight, look
 
@@ -105,7 +105,7 @@ def hash_weights(checkpoint: Checkpoint, threads: int) -> Hashes:
     """The xxh3-128 of every tensor."""
 
     def one(name: str) -> tuple[str, bytes]:
-        found = digest.xxh3(checkpoint.bytes_of(name))
+        found = state_digest.xxh3(checkpoint.bytes_of(name))
         checkpoint.release(name)
         return name, found
 

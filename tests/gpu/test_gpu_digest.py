@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deltackpt.format import state_digest as digest  # noqa: E402
+from deltackpt.format import state_digest  # noqa: E402
 from deltackpt.format.dtypes import uint  # noqa: E402
 from deltackpt.gpu import digest as device_digest  # noqa: E402
 from deltackpt.torch_views.boxes import Box  # noqa: E402
@@ -26,7 +26,7 @@ def random_words(width, count, seed=0):
 def test_runs(device, width, count, first, monkeypatch):
     monkeypatch.setattr(device_digest, "RUN", 7001)
     words = random_words(width, count)
-    assert device_digest.of_run(from_host(words, device), first) == digest.of_run(words, first)
+    assert device_digest.of_run(from_host(words, device), first) == state_digest.of_run(words, first)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -35,7 +35,7 @@ def test_changes(device, width):
     old, new = random_words(width, 3000), random_words(width, 3000, 1)
     at = np.sort(np.random.default_rng(2).choice(10**6, 3000, replace=False))
     found = device_digest.of_change(torch.tensor(at, device=device), from_host(old, device), from_host(new, device))
-    assert found == digest.of_change(at, old, new)
+    assert found == state_digest.of_change(at, old, new)
     assert device_digest.of_change(torch.tensor(at[:0]), from_host(old[:0], "cpu"), from_host(old[:0], "cpu")) == (0, 0)
 
 
@@ -57,7 +57,7 @@ def test_boxes(box, monkeypatch):
     words = random_words(2, box.size).reshape(box.shape)
     tensor = from_host(words.reshape(-1), "cpu").view(torch.bfloat16).reshape(box.shape)
     piece = Piece("w", DTYPES["BF16"], box, tensor)
-    assert device_digest.sums_of_piece(piece) == digest.of_box(words, box.offset, box.whole)
+    assert device_digest.sums_of_piece(piece) == state_digest.of_box(words, box.offset, box.whole)
     local = torch.arange(box.size)
     whole = np.arange(int(np.prod(box.whole))).reshape(box.whole)
     inside = whole[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))].reshape(-1)
@@ -87,4 +87,4 @@ def test_changes_of_several_tensors(device, width):
         [len(a) for a in at],
         60_000,
     )
-    assert found == [digest.of_change(*three) for three in zip(at, old, new, strict=True)]
+    assert found == [state_digest.of_change(*three) for three in zip(at, old, new, strict=True)]

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from deltackpt.codecs import Change as HostChange  # noqa: E402
 from deltackpt.codecs import encode as encode_on_host  # noqa: E402
-from deltackpt.format import state_digest as digest  # noqa: E402
+from deltackpt.format import state_digest  # noqa: E402
 from deltackpt.format.dtypes import DTYPES, in_order, out_of_order, uint  # noqa: E402
 from deltackpt.gpu import device  # noqa: E402
 from deltackpt.gpu import diff as device_find  # noqa: E402
@@ -72,7 +72,7 @@ def check(pieces, olds, news, snapshot, limit=0):
         assert np.array_equal(delta.positions, at)
         assert delta.old.tobytes() == old[at].tobytes()
         assert delta.new.tobytes() == new[at].tobytes()
-        assert delta.sums == digest.of_change(piece.box.to_whole(at), old[at], new[at])
+        assert delta.sums == state_digest.of_change(piece.box.to_whole(at), old[at], new[at])
         assert delta.base is None or delta.base.tobytes() == old.tobytes()
         if delta.coded is None:
             continue
@@ -154,7 +154,7 @@ def test_boxes(box):
     snapshot = Snapshot([piece_of("w", old, box.shape, box=box)])
     piece = piece_of("w", new, box.shape, box=box)
     assert check([piece], {"w": old}, {"w": new}, snapshot) == 1
-    assert device_digest.sums_of_pieces([piece]) == [digest.of_box(new.reshape(box.shape), box.offset, box.whole)]
+    assert device_digest.sums_of_pieces([piece]) == [state_digest.of_box(new.reshape(box.shape), box.offset, box.whole)]
 
 
 def test_words_off_their_alignment():
@@ -163,7 +163,7 @@ def test_words_off_their_alignment():
     piece = Piece("w", pieces[1].dtype, Box.all_of((20_000,)), pieces[1].tensor[1:])
     snapshot = Snapshot([Piece("w", piece.dtype, piece.box, pieces[0].tensor[1:])])
     assert check([piece], {"w": old[1:]}, {"w": new[1:]}, snapshot) == 1
-    assert device_digest.of_run(piece.words(), 3) == digest.of_run(new[1:], 3)
+    assert device_digest.of_run(piece.words(), 3) == state_digest.of_run(new[1:], 3)
 
 
 def test_an_interrupted_take_can_be_taken_back(monkeypatch):
@@ -192,7 +192,7 @@ def test_digests(width):
     runs = [(5000, 0), (4096, 4096), (20_001, 8192), (300_000, 0), (1, 0)]
     words = [rng.integers(0, 256, count * width, np.uint8).view(uint(width)) for count, _ in runs]
     there = [(from_host(w, WHERE), first) for w, (_, first) in zip(words, runs, strict=True)]
-    want = [digest.of_run(w, first) for w, (_, first) in zip(words, runs, strict=True)]
+    want = [state_digest.of_run(w, first) for w, (_, first) in zip(words, runs, strict=True)]
     assert device_digest._sums(device_digest._launch(there)) == want
     for first in (1, 12_345):
-        assert device_digest.of_run(there[2][0], first) == digest.of_run(words[2], first)
+        assert device_digest.of_run(there[2][0], first) == state_digest.of_run(words[2], first)

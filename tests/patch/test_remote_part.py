@@ -18,7 +18,7 @@ from deltackpt.codecs import Entry, encode, subset
 from deltackpt.errors import DeltackptError, FormatError, UsageError
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor, build_header
-from deltackpt.patch import remote_part as ranged
+from deltackpt.patch import remote_part
 from deltackpt.patch.part import PAYLOAD, TABLE, PartReader, PartWriter
 from deltackpt.patch.remote_part import FIRST, RangedPart
 from deltackpt.report.inspection import inspect_part, inspect_step
@@ -65,7 +65,7 @@ def test_opening_reads_header_and_table(states):
 @pytest.mark.parametrize("first", [8, 100, 1 << 20])
 def test_any_first_request_will_do(states, first, monkeypatch):
     old, new, part = states
-    monkeypatch.setattr(ranged, "FIRST", first)
+    monkeypatch.setattr(remote_part, "FIRST", first)
     store = stored(part)
     opened = RangedPart.open(store, "part", len(part))
     reader = PartReader(memoryview(part), "part")
@@ -141,7 +141,7 @@ def test_memory_is_a_window_of_tiles(states, monkeypatch):
     entry = next(e for e in opened.entries if e.name == "a")
     whole = opened.decode(entry, words(old, "a"))
     for window in (1, 4000):
-        monkeypatch.setattr(ranged, "WINDOW", window)
+        monkeypatch.setattr(remote_part, "WINDOW", window)
         store.taken()
         found = opened.decode(entry, words(old, "a"))
         assert max(length for _, _, length in store.reads) <= max(window, subset.lengths(entry).max())

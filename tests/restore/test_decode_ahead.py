@@ -14,7 +14,7 @@ from test_squashed import Counted
 from deltackpt.cache import apply_to_cache, open_current
 from deltackpt.errors import DeltackptError
 from deltackpt.repository import Repository
-from deltackpt.restore import decode_ahead as early
+from deltackpt.restore import decode_ahead
 from deltackpt.restore import squashed as merge
 from deltackpt.restore.decode_ahead import Early
 
@@ -56,7 +56,7 @@ def test_nothing_is_decoded_again(world: World, tmp_path: Path, monkeypatch: pyt
 def test_what_there_is_no_room_for_is_decoded_when_it_is_asked_for(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
-    monkeypatch.setattr(early, "HELD", held)
+    monkeypatch.setattr(decode_ahead, "HELD", held)
     held_at_once: list[int] = []
     advance = Early._advance
 
@@ -156,7 +156,7 @@ def test_a_machine_without_room_for_it_does_without(
             thread.join(5)
         assert is_at(world, tmp_path / "cache", 1)
     else:
-        write_step, calls = early.write_step, list[int]()
+        write_step, calls = decode_ahead.write_step, list[int]()
 
         def full(*what: object) -> bool:
             calls.append(1)
@@ -164,7 +164,7 @@ def test_a_machine_without_room_for_it_does_without(
                 raise MemoryError
             return bool(write_step(*what))
 
-        monkeypatch.setattr(early, "write_step", full)
+        monkeypatch.setattr(decode_ahead, "write_step", full)
     assert not unfinished()
     apply_to_cache(world.repo, tmp_path / "cache", threads=2)
     assert is_at(world, tmp_path / "cache", STEPS - 1)

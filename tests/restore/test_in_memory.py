@@ -7,14 +7,14 @@ from support.chains import World, next_state, small_state
 from support.states import tree
 
 from deltackpt.cache import apply_to_cache, open_current
-from deltackpt.restore import in_memory as kept
+from deltackpt.restore import in_memory
 from deltackpt.restore.patch_reader import PatchReader
 
 
-@pytest.mark.parametrize("limit", [0, 200, kept.LIMIT])
+@pytest.mark.parametrize("limit", [0, 200, in_memory.LIMIT])
 def test_a_cache_follows_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """With room for all changes no patch is opened; with room for some, or none, the rest is decoded."""
-    monkeypatch.setattr(kept, "LIMIT", limit)
+    monkeypatch.setattr(in_memory, "LIMIT", limit)
     opened = []
     open_all = PatchReader.open_all.__func__
     monkeypatch.setattr(
@@ -56,7 +56,7 @@ def test_a_cache_that_moved_meanwhile(tmp_path: Path, monkeypatch: pytest.Monkey
     for seed in (1, 2):
         state = next_state(state, seed)
         world.publish(state, cache=cache)
-    wrong = kept.Kept(world.repo.find(0))  # as if it had been taken from another step
+    wrong = in_memory.Kept(world.repo.find(0))  # as if it had been taken from another step
     wrong.end = world.repo.find(2)
     state = next_state(state, 4)
     done = world.publish(state)
@@ -76,7 +76,7 @@ def test_wrong_changes_are_found(tmp_path: Path) -> None:
     start = world.repo.find()
     state = next_state(state, 4)
     done = world.publish(state)
-    nothing = kept.Kept(start)  # says that nothing changes
+    nothing = in_memory.Kept(start)  # says that nothing changes
     nothing.end = world.repo.find()
     apply_to_cache(world.repo, cache, kept=nothing)
     assert tree(open_current(cache)[0]) == world.trees[done.id]

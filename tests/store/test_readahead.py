@@ -18,8 +18,7 @@ from deltackpt.errors import NotFoundError
 from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.store import MemoryStore
-from deltackpt.store import readahead as runs
+from deltackpt.store import MemoryStore, readahead
 from deltackpt.store.readahead import Place, Runs
 from deltackpt.util.parallel import ordered_map
 
@@ -28,9 +27,9 @@ SIZES = [10, 3, 200, 1, 40, 40, 40, 7, 150, 1, 1, 1, 90, 5]  # a run is at most 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "RUN", 64)
-    monkeypatch.setattr(runs, "HELD", 128)
-    monkeypatch.setattr(runs, "GAP", 4)
+    monkeypatch.setattr(readahead, "RUN", 64)
+    monkeypatch.setattr(readahead, "HELD", 128)
+    monkeypatch.setattr(readahead, "GAP", 4)
 
 
 def shards(sizes: Sequence[int], files: int = 2) -> tuple[MemoryStore, dict[str, Place], dict[str, bytes]]:

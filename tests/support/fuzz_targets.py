@@ -17,7 +17,7 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import plain, planes
 from deltackpt.codecs.bits import starts
 from deltackpt.codecs.packed import codec as packed
-from deltackpt.codecs.packed import native as fast
+from deltackpt.codecs.packed import native
 from deltackpt.codecs.packed.tile_index import Directory
 from deltackpt.codecs.table import Entry
 from deltackpt.errors import DeltackptError
@@ -156,7 +156,7 @@ def unchecked() -> Iterator[None]:
 
     with (
         mock.patch.object(packed, "check", tiles),
-        mock.patch.object(fast, "check", tiles),
+        mock.patch.object(native, "check", tiles),
         mock.patch.object(planes, "check"),
         mock.patch.object(plain, "check", lambda detail, data, where: data),
     ):

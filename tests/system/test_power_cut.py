@@ -22,7 +22,7 @@ from support.states import tree
 from deltackpt.cache import apply_to_cache, cache, open_current
 from deltackpt.cache.cache import find_current
 from deltackpt.errors import CheckpointError, FormatError, NotFoundError
-from deltackpt.store import dirfd as folders
+from deltackpt.store import dirfd
 from deltackpt.util import disk
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads open files by /proc")
@@ -196,7 +196,7 @@ def _change(root: Path, long: bytes) -> None:
 @pytest.mark.parametrize("needed", ["sync", "seal"])
 def test_a_store_that_does_not_sync_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: str) -> None:
     made, links = prepare(tmp_path, "publish")
-    monkeypatch.setattr(folders, needed, lambda file: None)
+    monkeypatch.setattr(dirfd, needed, lambda file: None)
     _cut_at_the_end(tmp_path, "publish")
     monkeypatch.undo()
     expire_leases(tmp_path / "images" / "torn" / "repo")

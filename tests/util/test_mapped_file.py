@@ -10,12 +10,12 @@ from support.chains import World
 from deltackpt.cache import apply_to_cache
 from deltackpt.cache.slot import Standby
 from deltackpt.cache.standby import make_ready
-from deltackpt.util import mapped_file as pages
+from deltackpt.util import mapped_file
 from deltackpt.util.mapped_file import HUGE, Pages, make_huge
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_LIBC", SimpleNamespace(madvise=lambda *args: -1))
+    monkeypatch.setattr(mapped_file, "_LIBC", SimpleNamespace(madvise=lambda *args: -1))
 
 
 @pytest.mark.parametrize("kind", ["asked", "refused"])

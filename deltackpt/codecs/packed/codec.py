@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from deltackpt import kernels
 from deltackpt.codecs.bits import Ints, octets, starts, write_fields, write_planes, write_unary
-from deltackpt.codecs.packed import gaps
-from deltackpt.codecs.packed import native as fast
+from deltackpt.codecs.packed import gaps, native
 from deltackpt.codecs.packed.exponent_lists import Near, Population
 from deltackpt.codecs.packed.sections import TileReader
 from deltackpt.codecs.packed.steps import (
@@ -59,7 +58,7 @@ def encode(
 ) -> tuple[Directory, list[bytes]]:
     """Changed elements, sorted by flat position, of a tensor whose old elements are ``base`` -> directory and tiles."""
     if kernels.LIB is not None:
-        return fast.encode(positions, old, new, base, dtype, grid, near)
+        return native.encode(positions, old, new, base, dtype, grid, near)
     exponent = exponent_of(old, dtype)
     key, rank = grid.split(positions)
     spans = np.full((grid.tiles, 1), grid.span)
@@ -170,7 +169,7 @@ def decode(
     """
     grid, near = directory.grid, directory.near
     if kernels.LIB is not None:
-        return fast.decode(directory, payload, base, dtype, where, room)
+        return native.decode(directory, payload, base, dtype, where, room)
     population = Population(near, exponent_of(base, dtype), grid) if near.classes else None
     spans = population.spans(grid) if population else np.full((grid.tiles, 1), grid.span)
     check_counts(directory, spans, where)
@@ -187,7 +186,7 @@ def decode(
 def decode_into(directory: Directory, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
     """The same, written to ``elements``, which hold the old ones. After a FormatError they are worth nothing."""
     if kernels.LIB is not None and elements.flags.c_contiguous and elements.flags.writeable:
-        fast.decode_into(directory, payload, elements, dtype, where)
+        native.decode_into(directory, payload, elements, dtype, where)
         return
     positions, values = decode(directory, payload, elements, dtype, where)
     kernels.scatter(elements, positions, values)
