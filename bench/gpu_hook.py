@@ -32,15 +32,15 @@ from deltackpt.format.manifest import File
 from deltackpt.gpu import device
 from deltackpt.gpu import digest as device_digest
 from deltackpt.gpu import pipeline as device_take
-from deltackpt.gpu.device import Change
+from deltackpt.gpu.device import DeviceChange
 from deltackpt.gpu.device_packed import Found, encode
 from deltackpt.gpu.diff import groups
 from deltackpt.gpu.encode import code
 from deltackpt.gpu.transfers import Aside, aside
 from deltackpt.hooks import TrainerHook
-from deltackpt.hooks.capture import Taker
+from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.parts import put_parts
-from deltackpt.hooks.process_group import Alone
+from deltackpt.hooks.process_group import SingleProcess
 from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.store import LocalStore
@@ -122,7 +122,7 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def found(pieces: list[Piece], snapshot: Snapshot) -> Iterator[tuple[list[Change], Any]]:
+def found(pieces: list[Piece], snapshot: Snapshot) -> Iterator[tuple[list[DeviceChange], Any]]:
     """What changed, a batch at a time, and the group that kernels made of it, if there are kernels."""
     if all(device_take.fits(piece) for piece in pieces):
         for group in groups(pieces, snapshot):
@@ -132,7 +132,7 @@ def found(pieces: list[Piece], snapshot: Snapshot) -> Iterator[tuple[list[Change
         yield batch, None
 
 
-def coded(batch: list[Change], group: Any, limit: int, side: Aside | None) -> Any:
+def coded(batch: list[DeviceChange], group: Any, limit: int, side: Aside | None) -> Any:
     """A job for `in_turn`: the tiles of all that is large enough, as {name: Coded}."""
     if group is not None:
         which = [i for i, piece in enumerate(group.pieces) if device_take.sparse(piece, group.counts[i], limit)]
@@ -176,7 +176,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
     size = sum(piece.nbytes for piece in pieces)
     result: dict[str, float] = {"model bytes": float(size)}
     limit = 1 << (16 if args.size == "small" else 20)  # small shapes are to be coded too
-    taker = Taker(None, "main", "device", Alone(), pieces, None, scan_limit=limit, encoding="auto", threads=4, device=True)  # type: ignore[arg-type] # noqa: E501 # fmt: skip
+    taker = Capture(None, "main", "device", SingleProcess(), pieces, None, scan_limit=limit, encoding="auto", threads=4, device=True)  # type: ignore[arg-type] # noqa: E501 # fmt: skip
     taker.take(pieces)
     snapshot = taker._snapshot
     assert snapshot is not None
@@ -244,7 +244,7 @@ def pinned(
     state: dict[str, torch.Tensor], pieces: list[Piece], clock: Clock, density: float, size: int
 ) -> dict[str, float]:
     """The snapshot in pinned host memory, against the time that its bytes take over the bus."""
-    taker = Taker(None, "main", "host", Alone(), pieces, None, scan_limit=1 << 20, encoding="auto", threads=4)  # type: ignore[arg-type] # fmt: skip
+    taker = Capture(None, "main", "host", SingleProcess(), pieces, None, scan_limit=1 << 20, encoding="auto", threads=4)  # type: ignore[arg-type] # fmt: skip
     taker.take(pieces)
     snapshot = taker._snapshot
     assert snapshot is not None

@@ -40,7 +40,7 @@ from deltackpt.cache import apply_to_cache
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
-from deltackpt.repository.writer_lease import holding
+from deltackpt.repository.writer_lease import writer_lease
 from deltackpt.restore.journal import Journal
 from deltackpt.store import LocalStore, MemoryStore, memory
 from deltackpt.store.fsspec_store import open_fsspec
@@ -167,7 +167,7 @@ def _publish_and_follow(work: Path, folders: list[Path], turns: int, stack: Exit
     for place, url in urls.items():
         write(folders[0], url)
         repos[place] = Repository.open(url)
-        stack.enter_context(holding(repos[place]))
+        stack.enter_context(writer_lease(repos[place]))
         followers[place] = Follower(Repository.open(url), work / place)
         followers[place].catch_up()
     fs = client()

@@ -10,7 +10,7 @@ import typer
 
 from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Step, Threads, read_through
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Build a new slot; do not p
 
 
 def apply(
-    voice: Voice,
+    voice: Output,
     repo: Repo,
     out: Out,
     step: Step = "latest",

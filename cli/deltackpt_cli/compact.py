@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt_cli import format as text
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo, Threads
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Dry = Annotated[bool, typer.Option("--dry-run", help="Show the plan; write nothi
 
 
 def compact(
-    voice: Voice,
+    voice: Output,
     repo: Repo,
     start: From = None,
     end: To = "latest",

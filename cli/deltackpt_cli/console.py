@@ -25,7 +25,7 @@ class Result(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-class Voice:
+class Output:
     """How one call of a command speaks."""
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
@@ -103,7 +103,7 @@ class Voice:
 class _Notes(logging.Handler):
     """Warnings of the library as notes of the command."""
 
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: Output) -> None:
         super().__init__(logging.WARNING)
         self._voice = voice
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.export import Checksum, Encoding, Out, lines
 from deltackpt_cli.import_ import Base, Format, Source, Trust
 from deltackpt_cli.options import Threads
@@ -19,7 +19,7 @@ Target = Annotated[
 
 
 def convert(
-    voice: Voice,
+    voice: Output,
     format: Format,
     src: Source,
     to: Target,

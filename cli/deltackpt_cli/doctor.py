@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt_cli import format as text
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 
 if TYPE_CHECKING:
     from deltackpt.store.doctor import Diagnosis
@@ -20,7 +20,7 @@ Url = Annotated[
 ]
 
 
-def doctor(voice: Voice, url: Url) -> None:
+def doctor(voice: Output, url: Url) -> None:
     """Try a store out: what it guarantees, and what not.
 
     Writes a few small objects into a folder of its own, and removes them. The exit code is 8 if the store does

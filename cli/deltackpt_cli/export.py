@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt_cli import format as text
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo, Threads
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ Marker = Annotated[
 
 
 def export(
-    voice: Voice,
+    voice: Output,
     repo: Repo,
     format: Format,
     out: Out,

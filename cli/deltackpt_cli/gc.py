@@ -13,7 +13,7 @@ import typer
 
 from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Repo, Threads
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Outcome:
 
 
 def gc(
-    voice: Voice,
+    voice: Output,
     repo: Repo,
     keep_last: Last = None,
     keep_every: Every = None,

@@ -9,7 +9,7 @@ import typer
 
 from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo
 
 Name = Annotated[
@@ -30,7 +30,7 @@ class Tags:
 
 
 def tag(
-    voice: Voice, repo: Repo, name: Name = None, step: Step = "latest", ref: Ref = "main", delete: Delete = False
+    voice: Output, repo: Repo, name: Name = None, step: Step = "latest", ref: Ref = "main", delete: Delete = False
 ) -> None:
     """Name a step, so that gc keeps it."""
     from deltackpt.repository import Repository

@@ -11,7 +11,7 @@ import typer
 
 from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Encoding, Ref, Repo, Threads
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 
 
 def watch(
-    voice: Voice,
+    voice: Output,
     directory: Directory,
     repo: Repo,
     pattern: Pattern = "step_{step}",

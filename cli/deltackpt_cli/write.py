@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt_cli import format as text
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Encoding, Ref, Repo, Threads
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ ScanLimit = Annotated[
 
 
 def write(
-    voice: Voice,
+    voice: Output,
     checkpoint: Directory,
     repo: Repo,
     step: Number = None,

@@ -32,20 +32,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from deltackpt.cache.slot import Move, Standby, patch_slot
+from deltackpt.cache.slot import MappedSlot, SlotMove, patch_slot
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
-from deltackpt.restore.in_memory import Kept
+from deltackpt.restore.in_memory import InMemoryPatch
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.materialize import ApplyResult, again_if_gone, beside, build, build_order, result
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.proof import prove
 from deltackpt.restore.replay import Replay
-from deltackpt.restore.squashed import Merged
+from deltackpt.restore.squashed import SquashedPatch
 from deltackpt.util.disk import boot_id, fsync_dir, space_errors
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
@@ -190,8 +190,8 @@ def apply_to_cache(
     ref: str = "main",
     threads: int | None = None,
     fresh: bool = False,
-    kept: Kept | None = None,
-    standby: Standby | None = None,
+    kept: InMemoryPatch | None = None,
+    standby: MappedSlot | None = None,
     progress: Progress = SILENT,
 ) -> ApplyResult:
     """Bring a managed cache to a step, creating it if there is none.
@@ -199,7 +199,7 @@ def apply_to_cache(
     From an ancestor step only the patches in between are read and only changed elements written. From elsewhere, such
     as a branch that was rewound, the other slot is brought along where it is an ancestor, or the step is built from an
     anchor; the result says why. With ``fresh`` a new directory is built. What is ``kept`` of a patch that leads there
-    is not decoded again, what `ready.make_ready` left in ``standby`` not mapped again. Raises ConflictError
+    is not decoded again, what `standby.prepare_standby` left in ``standby`` not mapped again. Raises ConflictError
     ``not-a-cache`` for a directory that holds anything else, ``cache-locked`` while another process moves it,
     StoreError ``not-writable``, and what `materialize.apply` raises; the current step then stays.
     """
@@ -255,8 +255,8 @@ class _Mover:
         plan: Plan,
         current: Link | None,
         threads: int,
-        kept: Kept | None,
-        standby: Standby | None,
+        kept: InMemoryPatch | None,
+        standby: MappedSlot | None,
         progress: Progress,
     ) -> None:
         self.repo, self.held, self.plan, self.current = repo, held, plan, current
@@ -338,8 +338,8 @@ class _Mover:
             with begun or Journal.create(held.next, self.current, self.target, via) as following:
                 if not moving:
                     os.rename(other, held.patching)
-                between = at if any(isinstance(step, Merged) for step in steps) else None
-                move = Move(self.repo, self.plan.target, journal, steps, following, between)
+                between = at if any(isinstance(step, SquashedPatch) for step in steps) else None
+                move = SlotMove(self.repo, self.plan.target, journal, steps, following, between)
                 written = patch_slot(move, held.patching, self.threads, self.progress, self.standby)
         os.rename(held.patching, held.slot(self.target))
         held.switch(self.target)
@@ -355,7 +355,7 @@ class _Mover:
             yield [kept.as_patch(hops[0], None)]
             return
         if len(hops) > 1:
-            with Merged.through(self.repo, hops, self.held.slot(current), self.threads) as merged:
+            with SquashedPatch.through(self.repo, hops, self.held.slot(current), self.threads) as merged:
                 yield [merged]
             return
         with PatchReader.open_all(self.repo, hops) as patches:

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Thread
 
-from deltackpt.codecs.types import Room
+from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.errors import ChainError
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.repository import Repository
-from deltackpt.restore.journal import Journal, Record
+from deltackpt.restore.journal import Journal, JournalRecord
 from deltackpt.restore.materialize import check_tensor, save
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.proof import holds
@@ -40,7 +40,7 @@ from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
 
 
-class Standby:
+class MappedSlot:
     """The shards of a slot that stay mapped in this process from when it was brought along until it is moved on.
 
     They are known by what they are on the disk, since another process may have moved the slot meanwhile.
@@ -71,7 +71,7 @@ class Standby:
 
 
 @dataclass(frozen=True)
-class Move:
+class SlotMove:
     """A slot goes, by ``journal``, to the step that ``patches`` apply to, and by these to ``target``.
 
     Without a journal it is there. ``following`` records what the patches decode to. ``between`` is the step in between,
@@ -85,13 +85,19 @@ class Move:
     following: Journal | None = None
     between: Manifest | None = None
 
-    def records(self, number: int) -> list[Record]:
+    def records(self, number: int) -> list[JournalRecord]:
         """What is known of a tensor before anything is decoded."""
         return [record for journal in (self.journal, self.following) if journal for record in journal.of(number)]
 
 
 def patch_slot(
-    move: Move, folder: Path, threads: int, progress: Progress, standby: Standby | None = None, *, keep: bool = False
+    move: SlotMove,
+    folder: Path,
+    threads: int,
+    progress: Progress,
+    standby: MappedSlot | None = None,
+    *,
+    keep: bool = False,
 ) -> int:
     """Patch the slot's files in place. -> bytes written. Raises ChainError ``tensor-differs`` for a slot that is
     damaged.
@@ -115,7 +121,7 @@ def patch_slot(
         here.come(span, write=keep or many)
         data = here.bytes_of(span)
         if not hasattr(rooms, "own"):
-            rooms.own = Room()
+            rooms.own = DecodeBuffer()
         written = _replay(move, tensor, number[tensor.name], data)
         if between is not None and not (move.following and move.following.of(number[tensor.name])):
             check_tensor(tensor.name, data, between, layout)
@@ -141,13 +147,13 @@ def of_these_shards(folder: Path, layout: Layout) -> bool:
     return True
 
 
-def _changes(move: Move, tensor: Tensor, number: int) -> int:
+def _changes(move: SlotMove, tensor: Tensor, number: int) -> int:
     """About how many elements of a tensor will be written."""
     known = sum(len(record.values) for record in move.records(number))
     return known + sum(part.entries[i].changes for p in move.patches for part, i in p.entries_of(tensor.name))
 
 
-def _replay(move: Move, tensor: Tensor, number: int, data: Bytes) -> int:
+def _replay(move: SlotMove, tensor: Tensor, number: int, data: Bytes) -> int:
     words = data.view(uint(DTYPES[tensor.dtype].width))
     records = move.journal.of(number) if move.journal else []
     for record in records:
@@ -155,7 +161,7 @@ def _replay(move: Move, tensor: Tensor, number: int, data: Bytes) -> int:
     return sum(record.values.nbytes for record in records)
 
 
-def _advance(move: Move, tensor: Tensor, number: int, data: Bytes, room: Room) -> int:
+def _advance(move: SlotMove, tensor: Tensor, number: int, data: Bytes, room: DecodeBuffer) -> int:
     words = data.view(uint(DTYPES[tensor.dtype].width))
     written, done = 0, -1
     if move.following is None:
@@ -182,7 +188,7 @@ def _span(shard: Shard, tensor: Tensor) -> tuple[int, int]:
     return shard.header.data_start + tensor.start, shard.header.data_start + tensor.end
 
 
-def _map(folder: Path, shard: Shard, standby: Standby | None, *, keep: bool) -> Pages:
+def _map(folder: Path, shard: Shard, standby: MappedSlot | None, *, keep: bool) -> Pages:
     path, need = folder / shard.path, f"the slot's own shard of {shard.size:,} bytes"
     for at in (folder, *(folder / up for up in PurePosixPath(shard.path).parents)):
         if at.is_symlink():  # what is behind it is not ours to change
@@ -205,7 +211,7 @@ def _map(folder: Path, shard: Shard, standby: Standby | None, *, keep: bool) -> 
     return found
 
 
-def _side_files(move: Move, folder: Path) -> int:
+def _side_files(move: SlotMove, folder: Path) -> int:
     """Replace the side files that differ from the target's, never writing into one. What belongs to no step goes."""
     layout = move.repo.layout(move.target)
     _clear(folder, {s.path for s in layout.shards} | {s.path for s in layout.side})

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from deltackpt.cache.cache import Cache, locked
-from deltackpt.cache.slot import Move, Standby, of_these_shards, patch_slot
+from deltackpt.cache.slot import MappedSlot, SlotMove, of_these_shards, patch_slot
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal
@@ -23,10 +23,10 @@ from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 
 
-def make_ready(
+def prepare_standby(
     repo: Repository,
     cache: str | os.PathLike[str],
-    standby: Standby,
+    standby: MappedSlot,
     *,
     threads: int | None = None,
     progress: Progress = SILENT,
@@ -50,7 +50,7 @@ def make_ready(
             held.next.unlink(missing_ok=True)  # of no move, or it would stand for records of this one
             os.rename(slot, held.patching)
             slot = held.patching
-        move = Move(repo, target, Journal.read(held.journal))
+        move = SlotMove(repo, target, Journal.read(held.journal))
         try:
             patch_slot(move, slot, threads_or_default(threads), progress, standby, keep=True)
         except BaseException:

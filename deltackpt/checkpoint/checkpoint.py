@@ -33,7 +33,7 @@ class Stamp(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shard:
+class CheckpointShard:
     """One safetensors file: ``name`` is a POSIX path in the checkpoint, ``size`` counts bytes."""
 
     name: str
@@ -66,7 +66,11 @@ class Checkpoint:
     """
 
     def __init__(
-        self, root: Path, shards: tuple[Shard, ...], side: tuple[str, ...], left_out: tuple[tuple[str, str], ...]
+        self,
+        root: Path,
+        shards: tuple[CheckpointShard, ...],
+        side: tuple[str, ...],
+        left_out: tuple[tuple[str, str], ...],
     ) -> None:
         self.root = root
         self.shards = shards
@@ -165,7 +169,7 @@ def _map_file(path: Path, stamp: Stamp) -> mmap.mmap:
         os.close(fd)  # the mapping keeps the file
 
 
-def _read_shard(root: Path, name: str) -> Shard:
+def _read_shard(root: Path, name: str) -> CheckpointShard:
     path = root / name
     if path.is_dir():
         raise _not_safetensors(path, "a directory", "Move it out of the checkpoint.")
@@ -193,10 +197,10 @@ def _read_shard(root: Path, name: str) -> Shard:
             if guess is None:
                 raise
             raise _not_safetensors(path, guess.what, guess.hint) from error
-    return Shard(name, header, info.st_size, _stamp(info))
+    return CheckpointShard(name, header, info.st_size, _stamp(info))
 
 
-def _locate(root: Path, shards: tuple[Shard, ...]) -> dict[str, Located]:
+def _locate(root: Path, shards: tuple[CheckpointShard, ...]) -> dict[str, Located]:
     found: dict[str, Located] = {}
     for shard in shards:
         base = shard.header.data_start

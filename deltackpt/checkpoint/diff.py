@@ -20,7 +20,7 @@ BEHIND = 16 << 20  # bytes after which the pages that were read are given back
 CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are compared and hashed
 
 
-class Tensor(Protocol):
+class StoredTensor(Protocol):
     @property
     def dtype(self) -> str: ...
     @property
@@ -31,7 +31,7 @@ class State(Protocol):
     """Anything that has tensors: a checkpoint directory, or a step rebuilt from a repository."""
 
     @property
-    def tensors(self) -> Mapping[str, Tensor]: ...
+    def tensors(self) -> Mapping[str, StoredTensor]: ...
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """All bytes of a tensor, in order."""

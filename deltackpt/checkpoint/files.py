@@ -24,7 +24,7 @@ _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True)
-class Files:
+class CheckpointFiles:
     """All paths are relative POSIX paths, sorted; ``weight_map`` (tensor to shard) is None where there is no index."""
 
     shards: tuple[str, ...]
@@ -33,7 +33,7 @@ class Files:
     left_out: tuple[tuple[str, str], ...]
 
 
-def find_files(root: Path) -> Files:
+def find_files(root: Path) -> CheckpointFiles:
     """Choose the files of the checkpoint in ``root``; reads the index, opens no shard.
 
     An index wins, then the usual single names, then the only safetensors file. Raises CheckpointError
@@ -58,7 +58,7 @@ def find_files(root: Path) -> Files:
             left_out.append((name, reason))
         else:
             side.append(name)
-    return Files(shards, weight_map, tuple(sorted(side)), tuple(sorted(left_out)))
+    return CheckpointFiles(shards, weight_map, tuple(sorted(side)), tuple(sorted(left_out)))
 
 
 def is_plain(name: str) -> bool:

@@ -14,7 +14,7 @@ from deltackpt.codecs.packed.exponent_lists import FAR_ONLY, SCAN_LIMIT, choose_
 from deltackpt.codecs.packed.steps import count_exponents
 from deltackpt.codecs.table import Entry, detail_size
 from deltackpt.codecs.tiles import choose_grid
-from deltackpt.codecs.types import Change, Decoded, Elements, Encoded, Room, Source
+from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Source
 from deltackpt.errors import UsageError
 from deltackpt.format.dtypes import DType
 
@@ -100,7 +100,9 @@ def _packed(change: Change, scan_limit: int) -> Encoded | None:
     return Encoded(detail, tiles)
 
 
-def decode(entry: Entry, base: Elements | None, source: Source, where: str, room: Room | None = None) -> Decoded:
+def decode(
+    entry: Entry, base: Elements | None, source: Source, where: str, room: DecodeBuffer | None = None
+) -> Decoded:
     """The new elements of an entry's tensor or box, given its flat old elements; in ``room`` if that can take them.
 
     Raises FormatError.

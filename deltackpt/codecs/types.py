@@ -39,7 +39,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainTensor:
     """A tensor that any safetensors reader can use: the codec's ``suffix`` after the tensor's name, dtype and shape."""
 
     suffix: str
@@ -54,7 +54,7 @@ class Encoded:
 
     detail: Any
     payload: Sequence[Buffer] = ()
-    plain: Sequence[Plain] = field(default=())
+    plain: Sequence[PlainTensor] = field(default=())
 
     @property
     def size(self) -> int:
@@ -65,7 +65,7 @@ class Encoded:
 class Decoded:
     """New elements at flat ``positions`` in any order, each once; ``positions`` None: all elements, in order.
 
-    Positions are int64, or uint32 where there was a `Room` for them.
+    Positions are int64, or uint32 where there was a `DecodeBuffer` for them.
     """
 
     positions: npt.NDArray[Any] | None
@@ -79,7 +79,7 @@ class Decoded:
             scatter(elements, self.positions, self.values)
 
 
-class Room:
+class DecodeBuffer:
     """Memory that one decoding after the other may use, where fresh arrays would cost a page fault every 4 KiB.
 
     What was decoded into it is valid until it is used again. For one thread.

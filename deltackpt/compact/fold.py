@@ -18,7 +18,7 @@ import numpy.typing as npt
 from deltackpt import __version__
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.checkpoint.diff import State, Tensor, difference
+from deltackpt.checkpoint.diff import State, StoredTensor, difference
 from deltackpt.codecs import Encoded, Entry, encode
 from deltackpt.codecs.table import REMOVED
 from deltackpt.errors import ChainError, ConflictError, DeltackptError
@@ -45,7 +45,7 @@ Bytes = npt.NDArray[np.uint8]
 class _One:
     """A state of at most one tensor, in memory."""
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, StoredTensor]
     data: Bytes | None
 
     def bytes_of(self, name: str) -> Bytes:

@@ -17,7 +17,7 @@ Tell = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass
-class Seat:
+class EngineState:
     """One engine. ``at``: the step that it was seen through to; ``version`` what it said when it was wedged; ``paused``
     by us, and not resumed.
     """
@@ -43,7 +43,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenStep:
     """An engine that came to a step. ``pause``: seconds in which it stood still; ``total``: with what went before;
     ``lag``: since the step was published, by the clocks of the writer and of this host."""
 
@@ -61,13 +61,13 @@ class Taken:
         return asdict(self)
 
 
-class Book:
+class EventLog:
     """``tell`` hears of events: `taken`, `failed`, `wedged`."""
 
     def __init__(self, tell: Tell, metrics: Metrics) -> None:
         self._tell, self._metrics = tell, metrics
 
-    def taken(self, seat: Seat, link: Link, pause: float, total: float, lag: float) -> None:
+    def taken(self, seat: EngineState, link: Link, pause: float, total: float, lag: float) -> None:
         ready = seat.ready or Ready()
         seat.at, seat.failed = link, ""
         self._metrics.set("deltackpt_wedged", 0, seat.name)
@@ -77,10 +77,10 @@ class Book:
         self._metrics.add("deltackpt_pause_seconds_total", pause, seat.name)
         self._metrics.add("deltackpt_updates_total", 1, seat.name)
         spent = round(pause, 4), round(total, 4), round(lag, 3)
-        taken = Taken(seat.name, link.step, link.id, ready.mode, ready.reason, ready.elements, *spent)
+        taken = TakenStep(seat.name, link.step, link.id, ready.mode, ready.reason, ready.elements, *spent)
         self._tell("taken", taken.to_dict())
 
-    def failed(self, seat: Seat, error: DeltackptError) -> None:
+    def failed(self, seat: EngineState, error: DeltackptError) -> None:
         """It is at its old step; nobody has seen it through to another."""
         if error.code == "engine-wedged":
             self.wedged(seat, error)
@@ -92,7 +92,7 @@ class Book:
             self._tell("failed", {"engine": seat.name, "step": step, **error.to_dict()})
         seat.at = None
 
-    def wedged(self, seat: Seat, error: DeltackptError) -> None:
+    def wedged(self, seat: EngineState, error: DeltackptError) -> None:
         if not seat.wedged:
             self._tell("wedged", {"engine": seat.name, **error.to_dict()})
         seat.wedged, seat.at = True, None
@@ -100,12 +100,12 @@ class Book:
         with suppress(DeltackptError):
             seat.version = seat.client.version()
 
-    def restarted(self, seat: Seat) -> None:
+    def restarted(self, seat: EngineState) -> None:
         """It says another version than when it was wedged."""
         seat.wedged = seat.paused = False
         self._metrics.set("deltackpt_wedged", 0, seat.name)
 
-    def lag(self, seat: Seat, link: Link, seconds: float) -> None:
+    def lag(self, seat: EngineState, link: Link, seconds: float) -> None:
         """How far an engine is behind the newest step in the cache, which was published so many seconds ago."""
         steps = 0 if seat.at == link else link.step - (seat.at.step if seat.at else 0)
         self._metrics.set("deltackpt_lag_steps", steps, seat.name)

@@ -13,7 +13,7 @@ import torch
 
 from deltackpt.codecs import Decoded
 from deltackpt.engines.base import find_base, state_of
-from deltackpt.engines.module import Place, held, places
+from deltackpt.engines.module import WeightPlace, held, places
 from deltackpt.engines.moves import Moves
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
@@ -112,7 +112,7 @@ def refresh(
 Changes = dict[str, tuple[Decoded, Words]]  # by name: new elements, and the old words in their places
 
 
-def _prepare(moves: Moves, found: dict[str, Place]) -> Changes:
+def _prepare(moves: Moves, found: dict[str, WeightPlace]) -> Changes:
     changes: Changes = {}
     for name in moves.names:
         if name not in found:
@@ -125,7 +125,9 @@ def _prepare(moves: Moves, found: dict[str, Place]) -> Changes:
     return changes
 
 
-def _check(repo: Repository, plan: Plan, found: dict[str, Place], changes: Changes, known: _Known) -> dict[str, Sums]:
+def _check(
+    repo: Repository, plan: Plan, found: dict[str, WeightPlace], changes: Changes, known: _Known
+) -> dict[str, Sums]:
     """The sums of every tensor after the change, which have to be the target's. Nothing was written yet."""
     digests = repo.digests(plan.target)
     sums = dict(known.sums)
@@ -163,7 +165,7 @@ def _same(a: tuple[Decoded, Words] | None, b: tuple[Decoded, Words] | None) -> b
     return np.array_equal(p, q) and np.array_equal(a[0].values, b[0].values)
 
 
-def _write(found: dict[str, Place], changes: Changes) -> None:
+def _write(found: dict[str, WeightPlace], changes: Changes) -> None:
     done: list[str] = []
     try:
         for name, (new, _) in changes.items():

@@ -6,15 +6,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deltackpt.engines.fleet import Book, Seat
+from deltackpt.engines.fleet import EngineState, EventLog
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
 
 
-class Turn:
+class UpdateRound:
     """``check``: hold all weights against the step before an engine is resumed."""
 
-    def __init__(self, seats: Sequence[Seat], book: Book, *, check: bool) -> None:
+    def __init__(self, seats: Sequence[EngineState], book: EventLog, *, check: bool) -> None:
         self._seats, self._book, self._check = seats, book, check
 
     def run(self, link: Link, state: str, path: Path, published: float) -> None:
@@ -48,7 +48,7 @@ class Turn:
 
     def _change(self) -> bool:
         """Everybody writes, or everybody is at the old step."""
-        written: list[Seat] = []
+        written: list[EngineState] = []
         seat = self._seats[0]
         try:
             for seat in self._loud():
@@ -71,10 +71,10 @@ class Turn:
             return False
         return True
 
-    def _loud(self) -> list[Seat]:
+    def _loud(self) -> list[EngineState]:
         return [seat for seat in self._seats if seat.ready is not None and not seat.ready.quiet]
 
-    def _take_back(self, written: Sequence[Seat], at: Seat) -> None:
+    def _take_back(self, written: Sequence[EngineState], at: EngineState) -> None:
         for seat in written:
             try:
                 seat.client.undo()
@@ -83,7 +83,7 @@ class Turn:
                 if seat is not at:  # what it met first is told
                     self._book.failed(seat, error)
 
-    def _look_at(self, seat: Seat) -> None:
+    def _look_at(self, seat: EngineState) -> None:
         """One that failed may be at neither step."""
         try:
             seat.client.check()
@@ -91,7 +91,7 @@ class Turn:
             if error.code == "engine-wedged":
                 self._book.wedged(seat, error)
 
-    def _finish(self) -> list[Seat]:
+    def _finish(self) -> list[EngineState]:
         """It is final now. An engine that does not hear of it any more is brought along when it is back."""
         done = []
         for seat in self._seats:

@@ -23,7 +23,7 @@ from deltackpt.gc.inventory import FOLDERS, PAYLOADS, Survey, current_fingerprin
 from deltackpt.gc.mark import Reachable
 from deltackpt.gc.retention import Policy
 from deltackpt.repository import Repository, chain
-from deltackpt.repository.heartbeat import Renewal, holder
+from deltackpt.repository.heartbeat import Heartbeat, holder
 from deltackpt.repository.leases import COLLECTING, Lease, collecting, read_leases
 from deltackpt.store.base import is_temporary
 from deltackpt.util.progress import SILENT, Progress
@@ -120,7 +120,7 @@ class GcPlan:
             self.check(repo)
             return self._execute(repo, lock, progress)
 
-    def _execute(self, repo: Repository, lock: Renewal, progress: Progress) -> GcResult:
+    def _execute(self, repo: Repository, lock: Heartbeat, progress: Progress) -> GcResult:
         removed: Counter[str] = Counter()
         done = 0
         progress.start("gc", self.frees)
@@ -169,13 +169,13 @@ def _hurt(repo: Repository, lease: Lease, doomed: set[str]) -> bool:
 
 
 @contextmanager
-def _alone(repo: Repository, ttl: float) -> Iterator[Renewal]:
+def _alone(repo: Repository, ttl: float) -> Iterator[Heartbeat]:
     """Hold `gc.json`: no other gc removes steps, and readers that come wait."""
     found = collecting(repo)
     if found is not None and repo.store.now() < found[2]:
         raise _running(repo, found[1])
     try:
-        renewal = Renewal(
+        renewal = Heartbeat(
             repo.store,
             COLLECTING,
             lambda _, expires: dumps({"holder": holder(), "expires": expires}),

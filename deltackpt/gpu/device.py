@@ -25,7 +25,7 @@ BATCH = 1 << 23  # changes that are coded together: few launches, and scratch of
 
 
 @dataclass(frozen=True)
-class Change:
+class DeviceChange:
     """What changed of a piece, on its device. ``positions`` are int32 where that is enough."""
 
     piece: Piece
@@ -38,7 +38,7 @@ class Change:
         return int(self.positions.numel())
 
 
-def find(piece: Piece, kept: torch.Tensor) -> Change | None:
+def find(piece: Piece, kept: torch.Tensor) -> DeviceChange | None:
     """Compare a piece with its old words, on the device that both are on."""
     narrow = torch.int32 if piece.elements < 1 << 31 else torch.int64
     parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -50,8 +50,8 @@ def find(piece: Piece, kept: torch.Tensor) -> Change | None:
     if not parts:
         return None
     if len(parts) == 1:
-        return Change(piece, *parts[0])
-    return Change(piece, *(torch.cat(column) for column in zip(*parts, strict=True)))
+        return DeviceChange(piece, *parts[0])
+    return DeviceChange(piece, *(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, limit: int, code: bool) -> None:
@@ -69,9 +69,9 @@ def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, lim
             snapshot.of(change.piece.name)[change.positions.long()] = change.new
 
 
-def batches(pieces: Sequence[Piece], look: Callable[[Piece], Change | None]) -> Iterator[list[Change]]:
+def batches(pieces: Sequence[Piece], look: Callable[[Piece], DeviceChange | None]) -> Iterator[list[DeviceChange]]:
     """What changed, some BATCH changes at a time; each batch of one dtype, and pieces of one shape side by side."""
-    batch: list[Change] = []
+    batch: list[DeviceChange] = []
     held = 0
     for piece in in_batch_order(pieces):
         if batch and (held >= BATCH or batch[0].piece.dtype != piece.dtype):
@@ -84,7 +84,9 @@ def batches(pieces: Sequence[Piece], look: Callable[[Piece], Change | None]) -> 
         yield batch
 
 
-def deltas_of(batch: Sequence[Change], base: Callable[[Piece], np.ndarray], *, limit: int, code: bool) -> list[Delta]:
+def deltas_of(
+    batch: Sequence[DeviceChange], base: Callable[[Piece], np.ndarray], *, limit: int, code: bool
+) -> list[Delta]:
     """Changes on a device, all of one dtype, -> deltas in host memory, coded if they are large and sparse."""
     large = [c for c in batch if code and pipeline.sparse(c.piece, c.count, limit)]
     found = [Found(c.piece.storage, c.positions, c.old, c.new) for c in large]

@@ -22,7 +22,7 @@ from deltackpt.codecs import Encoded
 from deltackpt.codecs.packed import gaps
 from deltackpt.codecs.packed.exponent_lists import FAR_ONLY
 from deltackpt.codecs.packed.steps import Scale, choose_scale
-from deltackpt.codecs.packed.tile_index import Directory
+from deltackpt.codecs.packed.tile_index import TileIndex
 from deltackpt.codecs.tiles import Grid, choose_grid
 from deltackpt.format.dtypes import DType
 from deltackpt.gpu.device_bits import Sections, fields, octets, pack, padded, spread, starts, unary_ends
@@ -59,7 +59,7 @@ class Coded:
         if checksums is None:
             at = np.concatenate(([0], np.cumsum(self.lengths))).tolist()
             checksums = np.array([zlib.crc32(self.payload[a:b]) for a, b in pairwise(at)], np.uint32)
-        directory = Directory(
+        directory = TileIndex(
             self.grid, FAR_ONLY, self.scale, self.exception_k, self.counts[:, None], self.unary, self.lengths, checksums
         )
         return "packed", Encoded(directory, [self.payload])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from deltackpt.gpu import pipeline
-from deltackpt.gpu.device import Change, batches, deltas_of
+from deltackpt.gpu.device import DeviceChange, batches, deltas_of
 from deltackpt.gpu.diff import in_batch_order
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
@@ -55,7 +55,7 @@ class Stream:
         finally:
             self._down.synchronize()
 
-    def _find(self, piece: Piece) -> Change | None:
+    def _find(self, piece: Piece) -> DeviceChange | None:
         """`device.find` on the next runs, which are this piece's; while one is compared, the one after it comes up."""
         narrow = torch.int32 if piece.elements < 1 << 31 else torch.int64
         parts = []
@@ -72,7 +72,7 @@ class Stream:
                 parts.append(((index + start).to(narrow), old[index], new[index]))
                 self._dirty.append((piece, start, stop))
             self._free[which].record()
-        return Change(piece, *(torch.cat(column) for column in zip(*parts, strict=True))) if parts else None
+        return DeviceChange(piece, *(torch.cat(column) for column in zip(*parts, strict=True))) if parts else None
 
     def _cut(self, piece: Piece) -> list[tuple[int, int]]:
         most = RUN * 2 // piece.dtype.width
@@ -86,7 +86,7 @@ class Stream:
             self._loaded[which].record(self._up)
         return into
 
-    def _settle(self, batch: list[Change], taken: list[Delta]) -> None:
+    def _settle(self, batch: list[DeviceChange], taken: list[Delta]) -> None:
         taken += deltas_of(
             batch,
             lambda piece: on_host(self._snapshot.of(piece.name), piece.dtype),

@@ -16,7 +16,7 @@ EXPECTED = 0.25  # bytes for each element of a model: two steps of which 1 % cha
 _ALIGN = 64
 
 
-class Room:
+class PinnedBuffer:
     """Pinned host memory for what comes down, cut from chunks.
 
     A chunk goes back to torch when nobody holds a piece of it any more, and torch keeps it pinned for the next one:
@@ -53,7 +53,7 @@ class Aside:
     """A stream for copies that the kernels after them need not wait for, and room for what they bring."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream, self.room = torch.cuda.Stream(device), Room()
+        self.stream, self.room = torch.cuda.Stream(device), PinnedBuffer()
 
 
 def aside(device: torch.device) -> Aside | None:

@@ -16,7 +16,7 @@ from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.compare import compare
 from deltackpt.hooks.mapped import MappedSnapshot
 from deltackpt.hooks.pending import Pending
-from deltackpt.hooks.process_group import Team
+from deltackpt.hooks.process_group import ProcessGroup
 from deltackpt.hooks.publish import Publisher
 from deltackpt.hooks.state import all_sums
 from deltackpt.repository import Repository
@@ -29,7 +29,7 @@ from deltackpt.util.parallel import ordered_map
 ALWAYS = 1 << 62  # keep all old words of every tensor that changed
 
 
-class Taker:
+class Capture:
     """Holds the snapshot. Without a step to compare with, the first `take` makes it, and finds no change."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Taker:
         repo: Repository,
         ref: str,
         where: str | os.PathLike[str],
-        team: Team,
+        team: ProcessGroup,
         pieces: Sequence[Piece],
         link: Link | None,
         *,

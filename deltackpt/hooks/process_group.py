@@ -13,7 +13,7 @@ from deltackpt.errors import DeltackptError, StoreError
 T = TypeVar("T")
 
 
-class Team(Protocol):
+class ProcessGroup(Protocol):
     """``rank`` 0 leads. Every call is made by all members, in the same order, from one thread."""
 
     rank: int
@@ -32,7 +32,7 @@ class Team(Protocol):
         """Into host memory, contiguous."""
 
 
-class Alone:
+class SingleProcess:
     """A team of one."""
 
     rank, size = 0, 1
@@ -93,7 +93,7 @@ class Processes:
             ) from error
 
 
-def share(team: Team, work: Callable[[], T]) -> T:
+def share(team: ProcessGroup, work: Callable[[], T]) -> T:
     """The leader does the work, and all get its result, or its error."""
     outcome: tuple[Any, ...] = ()
     failure: Exception | None = None
@@ -111,7 +111,7 @@ def share(team: Team, work: Callable[[], T]) -> T:
     return result
 
 
-def collect(team: Team, value: T, error: Exception | None) -> list[T]:
+def collect(team: ProcessGroup, value: T, error: Exception | None) -> list[T]:
     """Every rank's value at the leader, an empty list at the others; raises everywhere if one of them failed."""
     found = team.gather((value, None if error is None else describe(error)))
     bad = [(rank, text) for rank, (_, text) in enumerate(found) if text is not None] if found is not None else []
@@ -123,7 +123,7 @@ def collect(team: Team, value: T, error: Exception | None) -> list[T]:
     return [item for item, _ in found] if found is not None else []
 
 
-def everyone(team: Team, value: T) -> list[T]:
+def everyone(team: ProcessGroup, value: T) -> list[T]:
     """Every rank's value, at every rank."""
     found: list[T] = team.broadcast(team.gather(value))
     return found

@@ -12,7 +12,7 @@ from deltackpt.repository import Ref, Repository
 Resume = Literal["continue", "rewind", "anchor"]
 
 
-def attach(repo: Repository, ref: str, state: str, resume: Resume) -> tuple[Base | None, Ref | None, bool]:
+def resume_from(repo: Repository, ref: str, state: str, resume: Resume) -> tuple[Base | None, Ref | None, bool]:
     """-> the step that the next one follows, the ref as it is now, and whether an anchor has to come first.
 
     ``state`` is the digest of the trainer's weights. If it is the ref's step, training goes on there. If it is an

@@ -15,7 +15,7 @@ from typing import Any
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.format.manifest import Link
-from deltackpt.interop.protocol import Writer
+from deltackpt.interop.protocol import LayoutWriter
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.leases import lease
 from deltackpt.restore.materialize import apply, beside, build
@@ -43,7 +43,7 @@ class ExportResult:
 def export_steps(
     repo: Repository,
     name: str,
-    writer: Writer,
+    writer: LayoutWriter,
     out: str | os.PathLike[str],
     *,
     start: str | int | None = None,

@@ -21,7 +21,7 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ConflictError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.interop.files import gap_error
-from deltackpt.interop.protocol import Reader, Step
+from deltackpt.interop.protocol import LayoutReader, Step
 from deltackpt.interop.publish import check_working, publish_changes
 from deltackpt.interop.working import Working, by_name
 from deltackpt.publish.manifest import AnchorPolicy
@@ -56,7 +56,7 @@ class ImportResult:
 
 def import_steps(
     name: str,
-    reader: Reader,
+    reader: LayoutReader,
     repository: str | os.PathLike[str],
     *,
     base: str | os.PathLike[str] | None = None,
@@ -98,7 +98,7 @@ class _Import:
     def __init__(
         self,
         name: str,
-        reader: Reader,
+        reader: LayoutReader,
         repository: str | os.PathLike[str],
         work: Path,
         anchor: AnchorPolicy,

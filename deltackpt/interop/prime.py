@@ -34,7 +34,7 @@ def detect(root: Path, marker: str | None = None) -> bool:
     )
 
 
-class Reader:
+class PrimeReader:
     """``marker``: the file that says that a step is whole; any that is known if None."""
 
     def __init__(self, root: Path, *, marker: str | None = None) -> None:
@@ -66,7 +66,7 @@ class Reader:
         raise AssertionError("every step is whole")
 
 
-class Writer:
+class PrimeWriter:
     """Dense steps, as today's evaluators and workers take them; old ones are not removed."""
 
     consecutive = False

@@ -24,7 +24,7 @@ FILE_BYTES = 1 << 30  # compressed bytes after which another file is begun
 Row = tuple[str, str, tuple[int, ...], Bytes]
 
 
-class Writer:
+class SlimeWriter:
     """``encoding``: xor, overwrite or xor_sparse; ``checksum``: xxh3-128, blake3 or adler32."""
 
     consecutive = True

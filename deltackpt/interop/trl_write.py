@@ -22,7 +22,7 @@ DTYPE = "BF16"  # all that its values can be
 FORMAT, VERSION = "sparse_weight_patch", "1"
 
 
-class Writer:
+class TrlWriter:
     """``encoding``: gap_delta (its default) or raw."""
 
     consecutive = True

@@ -73,7 +73,7 @@ def _span(header: Header, tensor: Tensor) -> Span:
     return header.data_start + tensor.start, header.data_start + tensor.end
 
 
-class Contents:
+class PartIndex:
     """The entries of a part, and the place in the file of every byte that belongs to one.
 
     Whoever holds it may trust it: every tensor of the file belongs to the table, every entry has its bytes, and nothing

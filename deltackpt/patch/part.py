@@ -8,10 +8,10 @@ from itertools import accumulate
 
 from deltackpt.codecs import Decoded, Encoded, Entry, check, decode, decode_into
 from deltackpt.codecs.table import write_table
-from deltackpt.codecs.types import Buffer, Elements, Room
+from deltackpt.codecs.types import Buffer, DecodeBuffer, Elements
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
-from deltackpt.patch.index import PAYLOAD, TABLE, VERSION, Contents, Origin, Span, collides, table_of
+from deltackpt.patch.index import PAYLOAD, TABLE, VERSION, Origin, PartIndex, Span, collides, table_of
 
 __all__ = ["PAYLOAD", "TABLE", "VERSION", "Origin", "PartReader", "PartWriter", "collides"]
 
@@ -52,7 +52,7 @@ class PartWriter:
                 yield from (p.data for p in encoded.plain)
 
 
-class PartReader(Contents):
+class PartReader(PartIndex):
     """A part in memory or mapped: its header and table are checked when it is made, tensors when they are decoded."""
 
     def __init__(self, data: memoryview, where: str) -> None:
@@ -71,7 +71,7 @@ class PartReader(Contents):
         """Raise FormatError unless the bytes of an entry have the checksums that the table gives."""
         check(entry, _Source(self, entry), f"{self.where}, {entry.name!r}")
 
-    def decode(self, entry: Entry, base: Elements | None, room: Room | None = None) -> Decoded:
+    def decode(self, entry: Entry, base: Elements | None, room: DecodeBuffer | None = None) -> Decoded:
         """New elements of an entry, in ``room`` if that can take them. ``base``: flat old elements of its tensor or
         box; None where the entry is `full`.
         """

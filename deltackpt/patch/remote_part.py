@@ -13,11 +13,11 @@ import numpy as np
 from deltackpt.codecs import Decoded, Entry, decode, subset
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.plain import suffixes
-from deltackpt.codecs.types import Elements, Room
+from deltackpt.codecs.types import DecodeBuffer, Elements
 from deltackpt.errors import UsageError
 from deltackpt.format.dtypes import storage_shape
 from deltackpt.format.safetensors_header import head_size, parse_header
-from deltackpt.patch.index import Contents, Span, table_of
+from deltackpt.patch.index import PartIndex, Span, table_of
 from deltackpt.store import Store
 
 FIRST = 16 << 10  # bytes of the first request: the header of most parts, and the table of small ones
@@ -25,7 +25,7 @@ GAP = 64 << 10  # bytes between two ranges that are read rather than asked aroun
 WINDOW = 16 << 20  # bytes of tiles held at a time, unless one tile is larger
 
 
-class RangedPart(Contents):
+class RangedPart(PartIndex):
     """A part in a store. Opening it reads header and table; decoding reads what is decoded.
 
     Memory is that of the table and of what is decoded, and WINDOW bytes or one tile. Raises what
@@ -55,7 +55,7 @@ class RangedPart(Contents):
         """
         return cls(store, name, store.stat(name).size if size is None else size, gap)
 
-    def decode(self, entry: Entry, base: Elements | None, room: Room | None = None) -> Decoded:
+    def decode(self, entry: Entry, base: Elements | None, room: DecodeBuffer | None = None) -> Decoded:
         """New elements of an entry; ``room`` is not used. ``base``: flat old elements of its tensor or box; None where
         it is `full`.
         """

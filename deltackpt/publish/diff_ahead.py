@@ -35,7 +35,7 @@ class HeadStart:
 
 
 @contextmanager
-def head_start(old: State, new: State, threads: int) -> Iterator[HeadStart]:
+def diff_ahead(old: State, new: State, threads: int) -> Iterator[HeadStart]:
     pool = ThreadPoolExecutor(threads, thread_name_prefix="deltackpt-compare")
     try:
         yield HeadStart(old, new, pool)

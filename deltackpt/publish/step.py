@@ -29,7 +29,7 @@ from deltackpt.patch.part import Origin, PartWriter, collides
 from deltackpt.publish.uploads import Uploads
 from deltackpt.repository import Repository
 from deltackpt.repository.repository import new_folder
-from deltackpt.restore.in_memory import Kept
+from deltackpt.restore.in_memory import InMemoryPatch
 from deltackpt.store import Buffer
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
@@ -170,7 +170,7 @@ def put_parts(
     base: str | os.PathLike[str] | None,
     progress: Progress,
     compare: Callable[[str, State, State], Difference] = difference,
-    kept: Kept | None = None,
+    kept: InMemoryPatch | None = None,
 ) -> None:
     """Compare, prove, encode every tensor, streaming, and begin to store the parts; fills the draft's digests.
 

@@ -17,12 +17,12 @@ from deltackpt.checkpoint.diff import State, difference
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
-from deltackpt.publish.diff_ahead import head_start
+from deltackpt.publish.diff_ahead import diff_ahead
 from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, record, since_anchor
 from deltackpt.publish.step import Draft, check_base, check_names, digest_all, put_parts
 from deltackpt.repository import Repository
 from deltackpt.repository.writer_lease import publishing
-from deltackpt.restore.in_memory import Kept
+from deltackpt.restore.in_memory import InMemoryPatch
 from deltackpt.restore.replay import Replay
 from deltackpt.store import open_store
 from deltackpt.util.parallel import threads_or_default
@@ -75,7 +75,7 @@ def write(
     progress: Progress = SILENT,
 ) -> WriteResult:
     """Publish ``checkpoint`` as the next step of ``repository``, which is made if there is none; one that is open, and
-    kept open from step to step, saves connecting anew; inside `holding` it also saves a lease a step.
+    kept open from step to step, saves connecting anew; inside `writer_lease` it also saves a lease a step.
 
     The old values are the repository's own, rebuilt from anchor and chain; ``base``, the parent step's directory, or
     ``cache``, a managed cache that is brought along, saves that work and is proven tensor by tensor in the pass that
@@ -94,7 +94,7 @@ def write(
         given = None
         if base is not None and not store.capabilities.local:  # until it has said what it holds
             given = stack.enter_context(Checkpoint.open(base))
-            compare = stack.enter_context(head_start(given, new, count)).compare
+            compare = stack.enter_context(diff_ahead(given, new, count)).compare
         repo = repository if isinstance(repository, Repository) else Repository.at_or_create(store)
         head = repo.head(ref) if resume_from is None else repo.ref(ref)
         before = head.link if head else None
@@ -107,7 +107,7 @@ def write(
         if before is not None and given is not None:
             pool = stack.enter_context(ThreadPoolExecutor(1))
             since = pool.submit(since_anchor, repo, before, anchor).result
-        kept: Kept | None = None
+        kept: InMemoryPatch | None = None
         try:
             if parent is None:
                 progress.start("digest", sum(s.size for s in new.shards))
@@ -125,7 +125,7 @@ def write(
                     names = repo.layout(plan.target).tensors  # in the order in which they are compared
                     old = stack.enter_context(Replay.open(repo, plan, order=names))
                 if cache is not None:
-                    kept = Kept(before or parent.link)
+                    kept = InMemoryPatch(before or parent.link)
                 progress.start("write", sum(s.size for s in new.shards))
                 put_parts(draft, parent, old, new, encoding, count, scan_limit, base, progress, compare, kept)
             manifest = record(draft, new, before, parent, anchor, dict(metadata or {}), progress, since)

@@ -13,7 +13,7 @@ from deltackpt.codecs.plain import INDICES, VALUES
 from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Elements
 from deltackpt.format.dtypes import DTYPES, uint
-from deltackpt.patch.index import Contents
+from deltackpt.patch.index import PartIndex
 from deltackpt.report.ulp import share_by_one
 from deltackpt.restore.patch_reader import AnyPart, Found
 
@@ -42,7 +42,7 @@ class TensorEntry:
     one_ulp: float | None
 
 
-def sizes(part: Contents) -> list[int]:
+def sizes(part: PartIndex) -> list[int]:
     """Bytes that every entry adds to its part; in the table, a name is stored as what differs from the one before."""
     plain = {t.name: t.end - t.start for t in part.header.tensors}
     found: list[int] = []

@@ -13,7 +13,7 @@ from typing import Any
 from deltackpt.errors import NotFoundError
 from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.patch.index import Contents
+from deltackpt.patch.index import PartIndex
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.remote_part import RangedPart
 from deltackpt.report.entries import TensorEntry, describe, one_ulp_of, sizes
@@ -148,13 +148,13 @@ def inspect_part(target: str | os.PathLike[str]) -> Inspection:
     return _part(str(path), part, size)
 
 
-def _part(target: str, part: Contents, size: int) -> Inspection:
+def _part(target: str, part: PartIndex, size: int) -> Inspection:
     rows = _rows(part)
     elements = sum(row.elements for row in rows)
     return _inspection(target, "part", step=part.origin.step, parent=None, files=[size], rows=rows, elements=elements)
 
 
-def _rows(part: Contents) -> list[TensorEntry]:
+def _rows(part: PartIndex) -> list[TensorEntry]:
     return [describe(entry, size) for entry, size in zip(part.entries, sizes(part), strict=True)]
 
 

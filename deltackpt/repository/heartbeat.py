@@ -22,7 +22,7 @@ def holder() -> str:
     return f"{socket.gethostname()} pid {os.getpid()}"[:200]
 
 
-class Renewal:
+class Heartbeat:
     """``name`` holds ``record(now, expires)``, and is written again at a third of ``ttl`` seconds until `close`.
 
     Takes over an object whose bytes are ``old``, or creates it. ``now`` is the store's time if it was just asked for.

@@ -18,7 +18,7 @@ from typing import Any
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError, StoreError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Fields, Link
-from deltackpt.repository.heartbeat import MAX_RECORD, Renewal, holder
+from deltackpt.repository.heartbeat import MAX_RECORD, Heartbeat, holder
 from deltackpt.repository.repository import Repository
 
 TTL = 600  # seconds
@@ -99,7 +99,7 @@ def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl:
     try:
         now = repo.store.now()  # a store without a clock of its own is written to for the time
         held = Lease(name, link, have, holder(), int(now), 0)
-        renewal = Renewal(repo.store, name, lambda _, expires: replace(held, expires=expires).encode(), ttl, now=now)
+        renewal = Heartbeat(repo.store, name, lambda _, expires: replace(held, expires=expires).encode(), ttl, now=now)
     except (StoreError, NoSpaceError):
         if link is not None:
             must_exist(repo, link)

@@ -61,7 +61,7 @@ class Repository:
 
     ``pins``: whether readers take a lease on what they read. One that follows a store where requests are counted does
     without: what it reads is new, and should it be collected nevertheless, it looks for another way.
-    ``writer``: the lease under which steps are published, where it is kept from one to the next (`holding`).
+    ``writer``: the lease under which steps are published, where it is kept from one to the next (`writer_lease`).
     """
 
     def __init__(self, store: Store, identity: str) -> None:

@@ -14,7 +14,7 @@ from threading import Lock
 
 from deltackpt.errors import ConflictError
 from deltackpt.format.manifest import Link
-from deltackpt.repository.heartbeat import Renewal, holder
+from deltackpt.repository.heartbeat import Heartbeat, holder
 from deltackpt.repository.leases import TTL, Lease, must_exist, wait_for_gc
 from deltackpt.repository.repository import Repository
 
@@ -27,7 +27,7 @@ class WriterLease:
 
     def __init__(self, repo: Repository, *, ttl: float = TTL) -> None:
         self._repo, self._ttl = repo, ttl
-        self._renewal: Renewal | None = None
+        self._renewal: Heartbeat | None = None
         self._name = ""
         # The step that is followed, and the ``since`` of a step in progress: one object, since a renewal may look at
         # any time.
@@ -80,7 +80,7 @@ class WriterLease:
         self.close()
         self._state = parent, None
         self._name = f"leases/{secrets.token_hex(12)}.json"
-        self._renewal = Renewal(self._repo.store, self._name, self._record, self._ttl)
+        self._renewal = Heartbeat(self._repo.store, self._name, self._record, self._ttl)
         try:
             wait_for_gc(self._repo)
             if parent is not None:
@@ -97,7 +97,7 @@ class WriterLease:
 
 
 @contextmanager
-def holding(repo: Repository, *, ttl: float = TTL) -> Iterator[WriterLease]:
+def writer_lease(repo: Repository, *, ttl: float = TTL) -> Iterator[WriterLease]:
     """Let all that is published through ``repo`` while the block runs go under one lease of ``ttl`` seconds; removed on
     exit and on any exception. A killed process leaves it to lapse."""
     before = repo.writer
@@ -111,8 +111,8 @@ def holding(repo: Repository, *, ttl: float = TTL) -> Iterator[WriterLease]:
 
 @contextmanager
 def publishing(repo: Repository, parent: Link | None) -> Iterator[WriterLease]:
-    """The lease under which a step that follows ``parent`` is published: the one that `holding` keeps, or one for this
-    step alone. Raises what `WriterLease.step` raises."""
+    """The lease under which a step that follows ``parent`` is published: the one that `writer_lease` keeps, or one for
+    this step alone. Raises what `WriterLease.step` raises."""
     held: WriterLease | None = repo.writer
     if held is not None and held._busy.acquire(blocking=False):
         try:

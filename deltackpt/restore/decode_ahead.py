@@ -18,7 +18,7 @@ from deltackpt.restore.replay import Bytes, write_step
 HELD = 512 << 20  # bytes of tensors in memory; those beyond go through the patches when they are asked for
 
 
-class Early:
+class DecodeAhead:
     """``base`` is the state that the patches apply to. Each thread has tensors of its own, and takes patch by patch."""
 
     def __init__(self, base: State, threads: int) -> None:
@@ -32,7 +32,9 @@ class Early:
 
     @classmethod
     @contextmanager
-    def of(cls, base: State, patches: Iterable[PatchReader], threads: int) -> Iterator[tuple[Early, list[PatchReader]]]:
+    def of(
+        cls, base: State, patches: Iterable[PatchReader], threads: int
+    ) -> Iterator[tuple[DecodeAhead, list[PatchReader]]]:
         """All patches, in this order, and what they make of the tensors that there was room for."""
         early = cls(base, threads)
         try:

@@ -10,9 +10,9 @@ from typing import cast
 import numpy as np
 
 from deltackpt.checkpoint.diff import Difference
-from deltackpt.checkpoint.diff import Tensor as TensorLike
+from deltackpt.checkpoint.diff import StoredTensor as TensorLike
 from deltackpt.codecs import Decoded, Entry
-from deltackpt.codecs.types import Elements, Room
+from deltackpt.codecs.types import DecodeBuffer, Elements
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import Link
 from deltackpt.patch.part import PartReader
@@ -23,7 +23,7 @@ from deltackpt.restore.squashed import Changes
 LIMIT = 128 << 20  # bytes of positions and values; what is beyond is decoded from the patch
 
 
-class Kept:
+class InMemoryPatch:
     """The changed elements of tensors on the way from ``start`` to ``end``, which is known once it is published."""
 
     def __init__(self, start: Link) -> None:
@@ -89,5 +89,5 @@ class _Tensor:
     entries: tuple[Entry, ...]
     decoded: Decoded
 
-    def decode(self, entry: Entry, words: Elements, room: Room | None = None) -> Decoded:
+    def decode(self, entry: Entry, words: Elements, room: DecodeBuffer | None = None) -> Decoded:
         return self.decoded

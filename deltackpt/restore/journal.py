@@ -30,7 +30,7 @@ _HEAD = struct.Struct("<IIBBxxQQ")  # tensor, patch, width, bytes of a position 
 
 
 @dataclass(frozen=True)
-class Record:
+class JournalRecord:
     """``patch`` counts the patches of the move from 0. ``positions`` is None for a tensor replaced whole."""
 
     tensor: int
@@ -49,7 +49,7 @@ class Journal:
     """One file: a line of JSON that says from where to where, then records in any order of tensors."""
 
     def __init__(
-        self, path: Path, start: Link, end: Link, via: str, records: dict[int, list[Record]], size: int
+        self, path: Path, start: Link, end: Link, via: str, records: dict[int, list[JournalRecord]], size: int
     ) -> None:
         self.path = path
         self.start = start
@@ -88,7 +88,7 @@ class Journal:
                 data = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        records: dict[int, list[Record]] = {}
+        records: dict[int, list[JournalRecord]] = {}
         at = len(line)
         while (found := _read_record(data, at)) is not None:
             record, at = found
@@ -105,11 +105,11 @@ class Journal:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def of(self, tensor: int) -> list[Record]:
+    def of(self, tensor: int) -> list[JournalRecord]:
         """The records of a tensor in the order of its patches."""
         return self._records.get(tensor, [])
 
-    def append(self, tensor: int, patch: int, decoded: Decoded) -> Record:
+    def append(self, tensor: int, patch: int, decoded: Decoded) -> JournalRecord:
         """Put a record into the file; only then may the caller act on it."""
         values, positions = decoded.values, decoded.positions
         wide = 0
@@ -134,7 +134,7 @@ class Journal:
                 while piece:
                     piece = piece[os.write(self._fd, piece) :]
             self._torn = False
-        return Record(tensor, patch, decoded.positions, values)
+        return JournalRecord(tensor, patch, decoded.positions, values)
 
     def __enter__(self) -> Journal:
         return self
@@ -148,7 +148,7 @@ class Journal:
             self._fd = None
 
 
-def _read_record(data: memoryview, at: int) -> tuple[Record, int] | None:
+def _read_record(data: memoryview, at: int) -> tuple[JournalRecord, int] | None:
     if len(data) < at + _HEAD.size:
         return None
     tensor, patch, width, wide, count, check = _HEAD.unpack_from(data, at)
@@ -160,4 +160,4 @@ def _read_record(data: memoryview, at: int) -> tuple[Record, int] | None:
         return None
     positions = np.frombuffer(data, f"<u{wide}", count, at) if wide else None
     values = np.frombuffer(data, uint(width), count, at + wide * count)
-    return Record(tensor, patch, positions, values), end
+    return JournalRecord(tensor, patch, positions, values), end

@@ -17,7 +17,7 @@ from deltackpt.codecs import Entry
 from deltackpt.codecs.boxes import MAX_BOXES, overlap
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.manifest import File, Manifest
-from deltackpt.patch.index import Contents
+from deltackpt.patch.index import PartIndex
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.remote_part import RangedPart
 from deltackpt.repository import Repository
@@ -153,7 +153,7 @@ def _overlap(boxes: Sequence[Entry]) -> bool:
     return overlap(first, first + np.array([e.shape for e in boxes], np.int64))
 
 
-def check_origin(part: Contents, hop: Hop) -> None:
+def check_origin(part: PartIndex, hop: Hop) -> None:
     """A part belongs to the patch or fold whose record names it."""
     origin = part.origin
     have = (origin.repository, origin.step, origin.parent, origin.base)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import Decoded, Entry
-from deltackpt.codecs.types import Room
+from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.layout import Layout
@@ -22,7 +22,7 @@ from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import AnyPart, Found, PatchReader
-from deltackpt.store.readahead import Place, Runs
+from deltackpt.store.readahead import ObjectRange, ReadAhead
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -44,7 +44,7 @@ class Anchor:
         self.tensors: Mapping[str, Tensor] = layout.tensors
         self._store = repo.store
         self._at = {
-            t.name: Place(file.name, shard.header.data_start + t.start, t.end - t.start)
+            t.name: ObjectRange(file.name, shard.header.data_start + t.start, t.end - t.start)
             for file, shard in zip(files, layout.shards, strict=True)
             for t in shard.header.tensors
         }
@@ -54,7 +54,7 @@ class Anchor:
                 with path.open("rb") as f:
                     self._maps[file.name] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         ahead = [(name, at) for name in order if (at := self._at.get(name)) and at.length and at.file not in self._maps]
-        self._runs = Runs(repo.store, ahead) if ahead else None
+        self._runs = ReadAhead(repo.store, ahead) if ahead else None
 
     def bytes_of(self, name: str) -> Bytes:
         at = self._at[name]
@@ -199,7 +199,9 @@ def write_step(current: Bytes, known: Known, found: Sequence[Found]) -> bool:
     return True
 
 
-def decode_step(current: Bytes, known: Known, found: Sequence[Found], room: Room | None = None) -> Decoded | None:
+def decode_step(
+    current: Bytes, known: Known, found: Sequence[Found], room: DecodeBuffer | None = None
+) -> Decoded | None:
     """The new elements that one step's entries give a tensor, as flat positions in the whole tensor.
 
     They may be in ``room``, if there is one.

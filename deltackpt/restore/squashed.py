@@ -18,28 +18,28 @@ import numpy.typing as npt
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import changes, count_changes
 from deltackpt.codecs import Decoded, Entry
-from deltackpt.codecs.types import Room
+from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.errors import ChainError, CheckpointError
 from deltackpt.patch.part import PartReader
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
-from deltackpt.restore.decode_ahead import Early
+from deltackpt.restore.decode_ahead import DecodeAhead
 from deltackpt.restore.patch_reader import Found, PatchReader
 from deltackpt.restore.replay import Known, write_step
 
 DENSE = 3  # with more changes than a third of the elements, all are written: positions would weigh more
 
 
-class Merged(PatchReader):
+class SquashedPatch(PatchReader):
     """Stands for ``patches``, in this order, where `PatchReader.entries_of` is all that is asked for."""
 
-    def __init__(self, patches: Sequence[PatchReader], early: Early | None = None) -> None:
+    def __init__(self, patches: Sequence[PatchReader], early: DecodeAhead | None = None) -> None:
         super().__init__(patches[-1].hop, ())
         self._patches, self._early = patches, early
 
     @classmethod
     @contextmanager
-    def through(cls, repo: Repository, hops: Sequence[Hop], folder: Path, threads: int) -> Iterator[Merged]:
+    def through(cls, repo: Repository, hops: Sequence[Hop], folder: Path, threads: int) -> Iterator[SquashedPatch]:
         """Of several hops; all parts are fetched and hashed on entry.
 
         What ``folder`` holds, which should be the state that they apply to, goes through them meanwhile.
@@ -51,7 +51,7 @@ class Merged(PatchReader):
             except CheckpointError:  # another way may be open: this is nobody's only one
                 yield cls(list(patches))
                 return
-            early, every = stack.enter_context(Early.of(base, patches, threads))
+            early, every = stack.enter_context(DecodeAhead.of(base, patches, threads))
             yield cls(every, early)
 
     def entries_of(self, name: str) -> list[Found]:
@@ -86,9 +86,9 @@ class _Tensor:
     where: str
     entries: tuple[Entry, ...]
     found: Sequence[list[Found]]
-    early: Early | None
+    early: DecodeAhead | None
 
-    def decode(self, entry: Entry, words: npt.NDArray[Any], room: Room | None = None) -> Decoded:
+    def decode(self, entry: Entry, words: npt.NDArray[Any], room: DecodeBuffer | None = None) -> Decoded:
         """The elements that differ after the last patch; ``words`` is not written to."""
         new = self.early.take(entry.name) if self.early is not None else None
         new = self._through(entry, words) if new is None else new.view(words.dtype)

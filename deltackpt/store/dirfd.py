@@ -75,7 +75,7 @@ def lock_file(root: Path) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFile:
     """A temporary, open for writing in ``file``, in the open folder where ``leaf`` is to be."""
 
     folder: int

@@ -138,7 +138,7 @@ class LocalStore:
     # Writing
 
     @contextmanager
-    def _staged(self, name: str) -> Iterator[dirfd.Staged]:
+    def _staged(self, name: str) -> Iterator[dirfd.StagedFile]:
         """An open temporary beside ``name``; on any exception it is removed again, and its folder if that is empty."""
         with ExitStack() as stack:
             with self._translated(name):
@@ -151,7 +151,7 @@ class LocalStore:
                 self._prune(name.rpartition("/")[0])
                 raise
 
-    def _stage(self, name: str, stack: ExitStack) -> dirfd.Staged:
+    def _stage(self, name: str, stack: ExitStack) -> dirfd.StagedFile:
         folder, _, leaf = name.rpartition("/")
         temporary = f".tmp-{secrets.token_hex(8)}"
         for _ in range(_ATTEMPTS):  # a delete elsewhere may prune the folder before the temporary is in it
@@ -164,11 +164,11 @@ class LocalStore:
                 file = os.open(temporary, dirfd.CREATE, 0o666, dir_fd=at)
                 inner.callback(os.close, file)
                 stack.enter_context(inner.pop_all())
-                return dirfd.Staged(at, leaf, temporary, file)
+                return dirfd.StagedFile(at, leaf, temporary, file)
             self._durable.clear()
         raise StoreError("store-io", where=self._where(name), have="a folder that keeps vanishing", need="a folder")
 
-    def _link(self, name: str, staged: dirfd.Staged) -> None:
+    def _link(self, name: str, staged: dirfd.StagedFile) -> None:
         """Give the temporary its name, in one step and only if the name is free."""
         try:
             os.link(staged.temporary, staged.leaf, src_dir_fd=staged.folder, dst_dir_fd=staged.folder)
@@ -195,7 +195,7 @@ class LocalStore:
             staged.rename()
             self._settle(name, staged)
 
-    def _settle(self, name: str, staged: dirfd.Staged) -> None:
+    def _settle(self, name: str, staged: dirfd.StagedFile) -> None:
         """Make the new entry durable, and those of the folders it is in."""
         dirfd.sync(staged.folder)
         folder = name.rpartition("/")[0]

@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Place:
+class ObjectRange:
     """Where a tensor is: the object, its first byte, and its bytes."""
 
     file: str
@@ -48,13 +48,13 @@ class _Run:
         return self.end - self.start
 
 
-class Runs:
+class ReadAhead:
     """``places``, by name, in the order in which they will be asked for; none is empty.
 
     What is asked for in another order, or again, has to be read by itself: nobody waits for what nobody fetches.
     """
 
-    def __init__(self, store: Store, places: Sequence[tuple[str, Place]]) -> None:
+    def __init__(self, store: Store, places: Sequence[tuple[str, ObjectRange]]) -> None:
         self._store, self._places = store, dict(places)
         self._waiting = _grouped(places)
         self._run = {name: run for run in self._waiting for name in run.left}
@@ -102,7 +102,7 @@ class Runs:
                 self._held += run.size
 
 
-def _grouped(places: Sequence[tuple[str, Place]]) -> deque[_Run]:
+def _grouped(places: Sequence[tuple[str, ObjectRange]]) -> deque[_Run]:
     runs: deque[_Run] = deque()
     for name, place in places:
         run = runs[-1] if runs else None

@@ -20,7 +20,7 @@ DOUBTFUL = frozenset(
 
 
 @dataclass
-class Outage:
+class Backoff:
     """How long to wait after each failure in a row, in seconds: ``first``, doubled up to ``most``.
 
     Errors that pass are waited out without end, doubtful ones ``doubts`` times in a row.

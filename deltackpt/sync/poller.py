@@ -9,7 +9,7 @@ from threading import Event
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.repository import MAX_SMALL
-from deltackpt.sync.backoff import Outage
+from deltackpt.sync.backoff import Backoff
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.mirror_plan import MirrorResult
 
@@ -21,7 +21,7 @@ def pause_of(repo: Repository, poll: float) -> float:
     return max(poll, repo.store.capabilities.pause)
 
 
-class Glance:
+class RefPoller:
     """Looks at one branch's object; remembers what it looked like."""
 
     def __init__(self, repo: Repository, ref: str) -> None:
@@ -53,14 +53,14 @@ def keep_mirrored(
 
     Errors that pass are waited out, and told to ``failed`` with the seconds until the next attempt; others are raised.
     """
-    outage, pause = Outage(), pause_of(source, poll)
-    glances: dict[str, Glance] = {}
+    outage, pause = Backoff(), pause_of(source, poll)
+    glances: dict[str, RefPoller] = {}
     listed = float("-inf")
     while not stop.is_set():
         try:
             if time.monotonic() - listed >= RELIST:
                 for ref in source.refs():
-                    glances.setdefault(ref.name, Glance(source, ref.name))
+                    glances.setdefault(ref.name, RefPoller(source, ref.name))
                 listed = time.monotonic()
             seen = [glance for glance in glances.values() if glance.look() is not None]
             if seen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deltackpt.checkpoint.diff import State, Tensor
+from deltackpt.checkpoint.diff import State, StoredTensor
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
 from deltackpt.format.digests import proves
@@ -12,7 +12,7 @@ from deltackpt.format.state_digest import TensorDigest
 from deltackpt.restore.replay import describe
 
 
-def check_tensor(state: State, want: Tensor, name: str, digests: Mapping[str, TensorDigest], where: str) -> None:
+def check_tensor(state: State, want: StoredTensor, name: str, digests: Mapping[str, TensorDigest], where: str) -> None:
     have, need = state.tensors.get(name), (want.dtype, want.shape)
     if have is None or (have.dtype, have.shape) != need:
         shown = describe((have.dtype, have.shape) if have else None)

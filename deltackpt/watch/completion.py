@@ -11,7 +11,7 @@ from deltackpt.checkpoint.files import INDEX_SUFFIX
 from deltackpt.errors import CheckpointError, FormatError
 from deltackpt.format import state_digest
 from deltackpt.util.parallel import ordered_map
-from deltackpt.watch.snapshot import Sight, look
+from deltackpt.watch.snapshot import DirectorySnapshot, look
 
 _ONE_OF_MANY = re.compile(r".*-\d+-of-(\d+)\.safetensors")
 
@@ -34,13 +34,13 @@ _TWICE = Wait("its weights are to be hashed once more", soon=True)
 class _Memory:
     """How a directory looked, since when, and what its weights were then."""
 
-    sight: Sight
+    sight: DirectorySnapshot
     since: float
     hashes: Hashes | None = None
     hashed: float = 0.0
 
 
-class Judge:
+class CompletionDetector:
     """Says of a directory why it is not finished, or None. Remembers what it saw, so it is asked again and again.
 
     ``marker`` is the name of a file that the trainer writes last, None where it writes none; ``settle`` the seconds
@@ -53,7 +53,7 @@ class Judge:
         self._threads = threads
         self._memory: dict[int, _Memory] = {}
 
-    def unfinished(self, sight: Sight) -> Wait | None:
+    def unfinished(self, sight: DirectorySnapshot) -> Wait | None:
         known, now = self._memory.get(sight.step), time.monotonic()
         if known is None or known.sight != sight:
             known = self._memory[sight.step] = _Memory(sight, now)
@@ -81,7 +81,7 @@ class Judge:
         """Only ``steps`` are still there."""
         self._memory = {step: known for step, known in self._memory.items() if step in steps}
 
-    def _marked(self, sight: Sight) -> bool | None:
+    def _marked(self, sight: DirectorySnapshot) -> bool | None:
         """Does a marker vouch? One older than the weights is left from an earlier save of the same step. None: there
         should be one, and is not.
         """
@@ -112,7 +112,7 @@ def hash_weights(checkpoint: Checkpoint, threads: int) -> Hashes:
     return dict(ordered_map(one, checkpoint.tensors, threads))
 
 
-def _open_end(sight: Sight, checkpoint: Checkpoint) -> Wait | None:
+def _open_end(sight: DirectorySnapshot, checkpoint: Checkpoint) -> Wait | None:
     """A shard that is one of several, while the index that would tell of the others is not there yet."""
     indexed = any(name.endswith(INDEX_SUFFIX) and "/" not in name for name, *_ in sight.files)
     match = _ONE_OF_MANY.fullmatch(checkpoint.shards[0].name)

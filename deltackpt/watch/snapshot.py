@@ -20,7 +20,7 @@ File = tuple[str, int, int, int]  # path in the directory, bytes, mtime in ns, i
 
 
 @dataclass(frozen=True)
-class Sight:
+class DirectorySnapshot:
     """One checkpoint directory as it was seen: every file below it, sorted by path."""
 
     step: int
@@ -46,13 +46,13 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(re.escape(before) + "([0-9]{1,15})" + re.escape(after))
 
 
-def scan(root: Path, pattern: re.Pattern[str]) -> list[Sight]:
+def scan(root: Path, pattern: re.Pattern[str]) -> list[DirectorySnapshot]:
     """The checkpoint directories in ``root``, in order of step; what goes while it is looked at is not among them.
 
     Raises NotFoundError ``watch-missing`` where there is no such directory, ConflictError ``watch-twice`` where two
     names mean one step.
     """
-    found: dict[int, Sight] = {}
+    found: dict[int, DirectorySnapshot] = {}
     try:
         names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     except OSError as error:
@@ -67,10 +67,10 @@ def scan(root: Path, pattern: re.Pattern[str]) -> list[Sight]:
     return [found[step] for step in sorted(found)]
 
 
-def look(path: Path, step: int) -> Sight | None:
+def look(path: Path, step: int) -> DirectorySnapshot | None:
     """One directory, or None if it is gone."""
     try:
-        return Sight(step, path, tuple(sorted(_files(path, ""))))
+        return DirectorySnapshot(step, path, tuple(sorted(_files(path, ""))))
     except (FileNotFoundError, NotADirectoryError):
         return None
 

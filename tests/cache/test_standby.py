@@ -16,13 +16,13 @@ from support.states import tree
 from deltackpt.cache import Cache, apply_to_cache, open_current
 from deltackpt.cache import cache as cache_module
 from deltackpt.cache import slot as slot_module
-from deltackpt.cache.slot import Standby
-from deltackpt.cache.standby import make_ready
+from deltackpt.cache.slot import MappedSlot
+from deltackpt.cache.standby import prepare_standby
 from deltackpt.errors import ChainError
 from deltackpt.gc.retention import Policy
 from deltackpt.gc.sweep import collect
 from deltackpt.report.status import status
-from deltackpt.restore.journal import Journal, Record
+from deltackpt.restore.journal import Journal, JournalRecord
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.sync.follow import Follower
 from deltackpt.verify import verify_checkpoint
@@ -52,8 +52,8 @@ def folders(cache: Path) -> set[str]:
     return {p.name for p in cache.iterdir() if p.is_dir() and not p.is_symlink()}
 
 
-def ready(world: World, cache: Path, standby: Standby | None = None) -> None:
-    assert make_ready(world.repo, cache, standby or Standby(), threads=1)
+def ready(world: World, cache: Path, standby: MappedSlot | None = None) -> None:
+    assert prepare_standby(world.repo, cache, standby or MappedSlot(), threads=1)
     path, link = open_current(cache)
     assert folders(cache) == {path.name, "ready"}
     assert tree(cache / "ready") == world.trees[link.id]
@@ -62,7 +62,7 @@ def ready(world: World, cache: Path, standby: Standby | None = None) -> None:
 @pytest.mark.parametrize("mapped", [True, False])
 def test_the_next_steps_begin_there(world: World, mapped: bool) -> None:
     """Two slots all the time, and no element is written but those of each step's own patch."""
-    cache, standby = world.root / "cache", Standby()
+    cache, standby = world.root / "cache", MappedSlot()
     state = world.states[world.repo.find().id]
     for seed in (4, 5, 7):
         ready(world, cache, standby)
@@ -115,7 +115,7 @@ def test_again_and_where_there_is_nothing_to_bring_along(world: World, tmp_path:
     ready(world, world.root / "cache")
     apply_to_cache(world.repo, tmp_path / "new", 1, threads=1)
     before = tree(tmp_path / "new")
-    assert not make_ready(world.repo, tmp_path / "new", Standby())
+    assert not prepare_standby(world.repo, tmp_path / "new", MappedSlot())
     assert tree(tmp_path / "new") == before
     apply_to_cache(world.repo, tmp_path / "new", threads=1)
     exact(world, tmp_path / "new")
@@ -123,7 +123,7 @@ def test_again_and_where_there_is_nothing_to_bring_along(world: World, tmp_path:
 
 def test_another_process_moved_it_on(world: World) -> None:
     """What is mapped here is the current slot by then, or none: nothing is written there."""
-    cache, standby = world.root / "cache", Standby()
+    cache, standby = world.root / "cache", MappedSlot()
     ready(world, cache, standby)
     apply_to_cache(world.repo, cache, threads=1)
     world.publish(next_state(world.states[world.repo.find().id], 1))
@@ -138,7 +138,7 @@ def test_another_process_moved_it_on(world: World) -> None:
 @pytest.mark.parametrize("turn", range(8))
 @pytest.mark.parametrize("mapped", [True, False])
 def test_damaged_meanwhile(world: World, turn: int, mapped: bool) -> None:
-    cache, standby = world.root / "cache", Standby()
+    cache, standby = world.root / "cache", MappedSlot()
     ready(world, cache, standby)
     path = cache / ("journal" if turn == 7 else "ready/config.json" if turn == 6 else f"ready/{SHARD}")
     at = int(np.random.default_rng(turn).integers(path.stat().st_size)) if turn else 3
@@ -153,7 +153,7 @@ def test_damaged_meanwhile(world: World, turn: int, mapped: bool) -> None:
 
 
 def test_a_slot_that_goes_is_not_kept_by_its_mapping(world: World) -> None:
-    cache, standby = world.root / "cache", Standby()
+    cache, standby = world.root / "cache", MappedSlot()
     ready(world, cache, standby)
     assert mapped(cache) == {cache / "ready" / SHARD}
     with (cache / "ready" / SHARD).open("r+b") as file:
@@ -179,10 +179,10 @@ def test_damage_that_is_found_on_the_way(world: World) -> None:
     with (held.slot(other) / SHARD).open("r+b") as file:
         file.seek(-2, 2)
         file.write(b"??")
-    standby = Standby()
+    standby = MappedSlot()
     for _ in range(2):
         with pytest.raises(ChainError, match="tensor-differs"):
-            make_ready(world.repo, cache, standby, threads=1)
+            prepare_standby(world.repo, cache, standby, threads=1)
         assert not held.ready.exists()
         assert mapped(cache) == set()
     apply_to_cache(world.repo, cache, threads=1)
@@ -193,7 +193,7 @@ def test_after_a_restart_of_the_machine_it_goes(world: World, monkeypatch: pytes
     cache = world.root / "cache"
     ready(world, cache)
     monkeypatch.setattr(cache_module, "boot_id", lambda: "another run of the machine")
-    assert not make_ready(world.repo, cache, Standby())
+    assert not prepare_standby(world.repo, cache, MappedSlot())
     apply_to_cache(world.repo, cache, open_current_link(cache), threads=1)
     assert "ready" not in folders(cache)
     apply_to_cache(world.repo, cache, threads=1)
@@ -253,7 +253,7 @@ def die_at(patch: pytest.MonkeyPatch, k: int) -> list[str]:
         patch.setattr(owner, name, call)
 
     deadly(slot_module, "check_tensor")
-    deadly(Record, "write_to")
+    deadly(JournalRecord, "write_to")
     for name in ("rename", "replace", "unlink", "symlink", "writev"):
         deadly(os, name)
     return done
@@ -273,7 +273,7 @@ def test_killed_anywhere(world: World, killed: pytest.MonkeyPatch, begin: str) -
             done = die_at(patch, k)
             try:
                 if begin == "ready":
-                    make_ready(world.repo, copy, Standby(), threads=1)
+                    prepare_standby(world.repo, copy, MappedSlot(), threads=1)
                 else:
                     apply_to_cache(world.repo, copy, threads=1)
                 break
@@ -283,7 +283,7 @@ def test_killed_anywhere(world: World, killed: pytest.MonkeyPatch, begin: str) -
         assert tree(path) == world.trees[link.id]
         if k % 2:
             try:
-                make_ready(world.repo, copy, Standby(), threads=1)
+                prepare_standby(world.repo, copy, MappedSlot(), threads=1)
             finally:
                 path, link = open_current(copy)
                 assert tree(path) == world.trees[link.id]
@@ -353,7 +353,7 @@ def test_what_is_no_slot_is_never_written_to(world: World, tmp_path: Path, name:
         (cache / name).symlink_to(to)
     held = {file: file.stat().st_ino for file in (path / SHARD, outside / SHARD)}
     for _ in range(2):
-        make_ready(world.repo, cache, Standby(), threads=1)
+        prepare_standby(world.repo, cache, MappedSlot(), threads=1)
         assert tree(path) == tree(outside) == world.trees[link.id]
         assert {file: file.stat().st_ino for file in held} == held
     apply_to_cache(world.repo, cache, threads=1)
@@ -373,9 +373,9 @@ def test_a_slot_that_was_moved_and_linked_to_is_not_written_through(world: World
     before = tree(outside)
     if moved == "other":
         with pytest.raises(ChainError, match="symlink"):
-            make_ready(world.repo, cache, Standby(), threads=1)
+            prepare_standby(world.repo, cache, MappedSlot(), threads=1)
     else:
-        make_ready(world.repo, cache, Standby(), threads=1)
+        prepare_standby(world.repo, cache, MappedSlot(), threads=1)
     apply_to_cache(world.repo, cache, threads=1)
     exact(world, cache)
     assert tree(outside) == before

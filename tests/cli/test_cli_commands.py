@@ -15,7 +15,7 @@ from support.running import MARKUP, World, command, deltackpt, environment, mask
 from deltackpt import __version__
 from deltackpt.codecs import CHOICES
 from deltackpt.publish.write import WriteResult
-from deltackpt.report.comparison import Comparison
+from deltackpt.report.comparison import CheckpointComparison
 from deltackpt.report.inspection import Inspection
 from deltackpt.report.log import Log, LogStep
 from deltackpt.restore.materialize import ApplyResult
@@ -136,7 +136,7 @@ def test_diff_tells_by_tensor_and_by_layer(world: World) -> None:
     assert [row.split()[-1] for row in layers[1:]] == [MARKUP, "model.embed", "model.layers.0", "all"]
     done = deltackpt("diff", world.steps[0], world.steps[2], "--json", "--quiet")
     assert (done.err, done.status) == ("", 0)
-    assert done.json.keys() == names(Comparison)
+    assert done.json.keys() == names(CheckpointComparison)
 
 
 def test_verify_a_repository_a_part_and_a_directory(world: World) -> None:

@@ -9,7 +9,7 @@ from support.training import Net, exact_copy, published, raw  # noqa: E402
 
 from deltackpt import engines  # noqa: E402
 from deltackpt.engines import transformers as live  # noqa: E402
-from deltackpt.engines.module import Place  # noqa: E402
+from deltackpt.engines.module import WeightPlace  # noqa: E402
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError, NotFoundError  # noqa: E402
 from deltackpt.publish.write import AnchorPolicy  # noqa: E402
 
@@ -134,7 +134,7 @@ def run_unchanged(run, name, a, b):
 
 def test_a_write_that_fails_is_taken_back(run, monkeypatch):
     model, writes = at(run, 0), []
-    write = Place.write
+    write = WeightPlace.write
 
     def fails_in_the_middle(self, positions, values):
         writes.append(self.name)
@@ -142,7 +142,7 @@ def test_a_write_that_fails_is_taken_back(run, monkeypatch):
             raise MemoryError
         write(self, positions, values)
 
-    monkeypatch.setattr(Place, "write", fails_in_the_middle)
+    monkeypatch.setattr(WeightPlace, "write", fails_in_the_middle)
     with pytest.raises(MemoryError):
         live.refresh(model, run.repo)
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from deltackpt.errors import ConflictError, StoreError
 from deltackpt.gc.retention import Policy
 from deltackpt.gc.sweep import collect, plan_gc
 from deltackpt.repository import Repository
-from deltackpt.repository.heartbeat import Renewal
+from deltackpt.repository.heartbeat import Heartbeat
 from deltackpt.repository.leases import COLLECTING
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
@@ -60,8 +60,8 @@ class Deaf:
         self.heard.release()
 
 
-def renewal(store: Any) -> Renewal:
-    return Renewal(store, COLLECTING, lambda _, expires: b'{"expires":%d,"holder":"me"}' % expires, TTL)
+def renewal(store: Any) -> Heartbeat:
+    return Heartbeat(store, COLLECTING, lambda _, expires: b'{"expires":%d,"holder":"me"}' % expires, TTL)
 
 
 @pytest.fixture

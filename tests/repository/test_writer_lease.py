@@ -28,7 +28,7 @@ from deltackpt.gc.sweep import collect
 from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import COLLECTING, TTL, lease, read_leases
-from deltackpt.repository.writer_lease import WriterLease, holding, publishing
+from deltackpt.repository.writer_lease import WriterLease, publishing, writer_lease
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
 
@@ -123,7 +123,7 @@ def made(tmp_path: Path, own: Clock) -> Iterator[Open]:
 
 
 def test_one_lease_for_many_steps(made: Open) -> None:
-    with holding(made.repo):
+    with writer_lease(made.repo):
         assert read_leases(made.below) == []  # nothing is asked for before there is a step
         made.publish()
         made.watched.asked.clear()
@@ -137,7 +137,7 @@ def test_one_lease_for_many_steps(made: Open) -> None:
 
 
 def test_a_renewal_says_where_the_writer_is(made: Open) -> None:
-    with holding(made.repo):
+    with writer_lease(made.repo):
         made.publish()
         made.clock.now += 50
         during: list[tuple[int, float]] = []
@@ -177,7 +177,7 @@ def test_a_gc_between_any_two_operations(made: Open, every: int) -> None:
         made.clock.now += 3
         removed += sum(collect(made.below, ONE)[1].removed.values())
 
-    with holding(made.repo):
+    with writer_lease(made.repo):
         made.publish()
         made.watched.between = between
         for anchor in (NEVER, NOW, NEVER, NEVER):
@@ -195,7 +195,7 @@ def test_a_gc_between_any_two_operations(made: Open, every: int) -> None:
 
 
 def test_an_open_writer_keeps_nothing_that_is_older(made: Open) -> None:
-    with holding(made.repo):
+    with writer_lease(made.repo):
         for step in range(4):
             made.clock.now += 100
             made.publish(anchor=NOW if step == 3 else NEVER)
@@ -213,7 +213,7 @@ def test_an_open_writer_keeps_nothing_that_is_older(made: Open) -> None:
 
 
 def test_between_steps_a_lease_may_lapse(made: Open, own: Clock) -> None:
-    with holding(made.repo):
+    with writer_lease(made.repo):
         made.publish()
         (first,) = read_leases(made.below)
         own.now += TTL
@@ -245,7 +245,7 @@ def test_a_lease_that_lapses_within_a_step(made: Open, own: Clock, at: str) -> N
             collect(made.below, Policy(grace=0))
             own.now += 2 * TTL
 
-    with holding(made.repo):
+    with writer_lease(made.repo):
         step = made.publish()
         made.watched.between = stop
         with pytest.raises(ConflictError) as caught:
@@ -263,7 +263,7 @@ def test_a_lease_that_lapses_within_a_step(made: Open, own: Clock, at: str) -> N
 
 @pytest.mark.parametrize("how", ["removed", "changed"])
 def test_a_lease_that_somebody_takes(made: Open, how: str) -> None:
-    with holding(made.repo, ttl=0.03):
+    with writer_lease(made.repo, ttl=0.03):
         made.publish()
         (found,) = read_leases(made.below)
         theirs = b'{"theirs":1}'
@@ -289,7 +289,7 @@ def test_a_lease_that_somebody_takes(made: Open, how: str) -> None:
 
 def test_two_writers_in_turn(made: Open, tmp_path: Path) -> None:
     """Who finds another's step on the ref follows it, under a new lease."""
-    with holding(made.repo):
+    with writer_lease(made.repo):
         made.publish()
         (first,) = read_leases(made.below)
         made.world.writer = None
@@ -306,7 +306,7 @@ def test_two_writers_in_turn(made: Open, tmp_path: Path) -> None:
 def test_two_writers_at_once_in_one_process(made: Open, tmp_path: Path) -> None:
     """Who comes second has a lease for its step alone, and the first one's stays as it is."""
     seen: set[int] = set()
-    with holding(made.repo):
+    with writer_lease(made.repo):
         step = made.publish()
         with publishing(made.repo, made.below.find()):
             before = read_leases(made.below)
@@ -322,7 +322,7 @@ def test_two_writers_at_once_in_one_process(made: Open, tmp_path: Path) -> None:
 
 
 def test_a_rewind_pins_what_it_goes_back_to(made: Open) -> None:
-    with holding(made.repo):
+    with writer_lease(made.repo):
         made.publish()
         made.publish()
         done = made.publish(resume_from=2)
@@ -339,7 +339,7 @@ def test_a_rewind_pins_what_it_goes_back_to(made: Open) -> None:
 def test_an_exception_ends_it(made: Open) -> None:
 
     def fail() -> None:
-        with holding(made.repo):
+        with writer_lease(made.repo):
             made.publish()
             raise KeyError
 
@@ -355,7 +355,7 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from deltackpt.errors import ConflictError
-from deltackpt.repository.writer_lease import holding
+from deltackpt.repository.writer_lease import writer_lease
 from deltackpt.repository import Repository
 from deltackpt.publish.write import write
 root = Path(sys.argv[1])
@@ -371,7 +371,7 @@ def stop(store, name, chunks):
         type(repo.store).put = put
         os.kill(os.getpid(), signal.SIGSTOP)
     return written
-with holding(repo, ttl=1):
+with writer_lease(repo, ttl=1):
     write(root / "a", repo, threads=1)
     type(repo.store).put = stop
     try:
@@ -418,7 +418,7 @@ def test_a_process_that_is_stopped_for_longer_than_its_lease(tmp_path: Path) -> 
 FORKED = (
     SCRIPT
     + """
-with holding(repo):
+with writer_lease(repo):
     write(root / "a", repo, threads=1)
     child = os.fork()
     if not child:
@@ -447,7 +447,7 @@ def test_a_fork_has_no_part_in_it(tmp_path: Path) -> None:
 
 
 def test_a_reader_has_its_own(made: Open) -> None:
-    with holding(made.repo):
+    with writer_lease(made.repo):
         made.publish()
         with lease(made.repo, made.repo.find(1)):
             assert len(read_leases(made.below)) == 2

@@ -16,7 +16,7 @@ from deltackpt.errors import DeltackptError
 from deltackpt.repository import Repository
 from deltackpt.restore import decode_ahead
 from deltackpt.restore import squashed as merge
-from deltackpt.restore.decode_ahead import Early
+from deltackpt.restore.decode_ahead import DecodeAhead
 
 STEPS = 9
 
@@ -58,14 +58,14 @@ def test_what_there_is_no_room_for_is_decoded_when_it_is_asked_for(
 ) -> None:
     monkeypatch.setattr(decode_ahead, "HELD", held)
     held_at_once: list[int] = []
-    advance = Early._advance
+    advance = DecodeAhead._advance
 
     def watched(self, name, patch, new):  # type: ignore[no-untyped-def]
         fits = advance(self, name, patch, new)
         held_at_once.append(sum(data.nbytes for data in new.values()))
         return fits
 
-    monkeypatch.setattr(Early, "_advance", watched)
+    monkeypatch.setattr(DecodeAhead, "_advance", watched)
     apply_to_cache(world.repo, tmp_path / "cache", threads=1)
     assert is_at(world, tmp_path / "cache", STEPS - 1)
     assert max(held_at_once, default=0) <= held
@@ -75,7 +75,7 @@ def test_what_there_is_no_room_for_is_decoded_when_it_is_asked_for(
 def test_decoding_begins_before_the_last_part_is_here(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, advance = threading.Event(), Early._advance
+    begun, advance = threading.Event(), DecodeAhead._advance
 
     def noticed(self, *what):  # type: ignore[no-untyped-def]
         begun.set()
@@ -87,7 +87,7 @@ def test_decoding_begins_before_the_last_part_is_here(
                 raise AssertionError("nobody began")
             return super().read(name, chunk)
 
-    monkeypatch.setattr(Early, "_advance", noticed)
+    monkeypatch.setattr(DecodeAhead, "_advance", noticed)
     ((last),) = [file.name for file in world.repo.load(world.repo.find()).patch or ()]
     done = apply_to_cache(Repository.at(Slow(tmp_path / "repo")), tmp_path / "cache", threads=2)
     assert (done.rebuilt, done.anchor) == (None, None)

@@ -56,7 +56,7 @@ def test_a_cache_that_moved_meanwhile(tmp_path: Path, monkeypatch: pytest.Monkey
     for seed in (1, 2):
         state = next_state(state, seed)
         world.publish(state, cache=cache)
-    wrong = in_memory.Kept(world.repo.find(0))  # as if it had been taken from another step
+    wrong = in_memory.InMemoryPatch(world.repo.find(0))  # as if it had been taken from another step
     wrong.end = world.repo.find(2)
     state = next_state(state, 4)
     done = world.publish(state)
@@ -76,7 +76,7 @@ def test_wrong_changes_are_found(tmp_path: Path) -> None:
     start = world.repo.find()
     state = next_state(state, 4)
     done = world.publish(state)
-    nothing = in_memory.Kept(start)  # says that nothing changes
+    nothing = in_memory.InMemoryPatch(start)  # says that nothing changes
     nothing.end = world.repo.find()
     apply_to_cache(world.repo, cache, kept=nothing)
     assert tree(open_current(cache)[0]) == world.trees[done.id]

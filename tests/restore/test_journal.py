@@ -59,6 +59,7 @@ def test_a_full_disk_in_a_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         apply_to_cache(world.repo, cache)
         state = next_state(state, seed)
     world.publish(state)
+    gc.collect()  # what earlier tests left
     before, held = open_current(cache), len([*Path("/dev/fd").iterdir()])
 
     def refuse(fd: int, pieces: object) -> int:

@@ -19,7 +19,7 @@ from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore, readahead
-from deltackpt.store.readahead import Place, Runs
+from deltackpt.store.readahead import ObjectRange, ReadAhead
 from deltackpt.util.parallel import ordered_map
 
 SIZES = [10, 3, 200, 1, 40, 40, 40, 7, 150, 1, 1, 1, 90, 5]  # a run is at most 64 bytes, and two are held
@@ -32,7 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readahead, "GAP", 4)
 
 
-def shards(sizes: Sequence[int], files: int = 2) -> tuple[MemoryStore, dict[str, Place], dict[str, bytes]]:
+def shards(sizes: Sequence[int], files: int = 2) -> tuple[MemoryStore, dict[str, ObjectRange], dict[str, bytes]]:
     """Tensors of these sizes, in files of equally many, with what a header would take before them."""
     store, places, bodies = MemoryStore(), {}, {}
     rng = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def shards(sizes: Sequence[int], files: int = 2) -> tuple[MemoryStore, dict[str,
         store.put(f"shard-{f}", [body])
         at = 8
         for i, size in enumerate(some.tolist()):
-            places[f"{f}/{i}"] = Place(f"shard-{f}", at, size)
+            places[f"{f}/{i}"] = ObjectRange(f"shard-{f}", at, size)
             bodies[f"{f}/{i}"] = body[at : at + size]
             at += size
     return store, places, bodies
@@ -50,7 +50,7 @@ def shards(sizes: Sequence[int], files: int = 2) -> tuple[MemoryStore, dict[str,
 def test_neighbors_are_one_request() -> None:
     store, places, bodies = shards(SIZES)
     counting = CountingStore(store)
-    ahead = Runs(counting, list(places.items()))
+    ahead = ReadAhead(counting, list(places.items()))
     for name, body in bodies.items():
         found = ahead.take(name)
         assert found is not None
@@ -67,7 +67,7 @@ def test_only_what_is_wanted_is_read() -> None:
     store, places, bodies = shards([20] * 12, files=3)
     counting = CountingStore(store)
     wanted = ["0/0", "0/1", "0/3", "2/1"]
-    ahead = Runs(counting, [(name, places[name]) for name in wanted])
+    ahead = ReadAhead(counting, [(name, places[name]) for name in wanted])
     assert [bytes(ahead.take(name)) for name in wanted] == [bodies[name] for name in wanted]  # type: ignore[arg-type]
     ahead.close()
     assert sorted(counting.reads) == [("shard-0", 8, 40), ("shard-0", 68, 20), ("shard-2", 28, 20)]
@@ -87,7 +87,7 @@ def test_any_order_by_any_number_of_threads_comes_to_an_end(sizes, files, thread
     if shuffled:
         random.shuffle(names)
     names = names[: random.randint(1, len(names))] + names[:2]  # some never, and some again
-    ahead = Runs(store, list(places.items()))
+    ahead = ReadAhead(store, list(places.items()))
     found = list(ordered_map(ahead.take, names, threads))
     ahead.close()
     for name, data in zip(names, found, strict=True):
@@ -108,7 +108,7 @@ def test_no_more_is_held_than_is_allowed() -> None:
             return super().get_range(name, start, length)
 
     watched = Watched(store)
-    ahead = Runs(watched, list(places.items()))
+    ahead = ReadAhead(watched, list(places.items()))
     for name, body in bodies.items():
         data = ahead.take(name)
         assert data is not None
@@ -122,7 +122,7 @@ def test_no_more_is_held_than_is_allowed() -> None:
 def test_an_error_is_raised_by_whoever_asks_and_ends_nothing_else() -> None:
     store, places, bodies = shards([50] * 8, files=2)
     store.delete("shard-0")
-    ahead = Runs(store, list(places.items()))
+    ahead = ReadAhead(store, list(places.items()))
     for name in places:
         if name.startswith("0/"):
             with pytest.raises(NotFoundError):
@@ -137,7 +137,7 @@ def test_an_error_is_raised_by_whoever_asks_and_ends_nothing_else() -> None:
 def test_one_that_is_closed_reads_nothing_more() -> None:
     store, places, _ = shards([60] * 20, files=1)
     counting = CountingStore(store)
-    Runs(counting, list(places.items())).close()
+    ReadAhead(counting, list(places.items())).close()
     assert len(counting.reads) <= 2
 
 

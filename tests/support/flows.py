@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from deltackpt.cache import Cache, apply_to_cache, open_current
-from deltackpt.cache.slot import Standby
-from deltackpt.cache.standby import make_ready
+from deltackpt.cache.slot import MappedSlot
+from deltackpt.cache.standby import prepare_standby
 from deltackpt.compact.fold import write_anchor
 from deltackpt.compact.plan import plan_compact
 from deltackpt.errors import ConflictError
@@ -33,10 +33,10 @@ if what == "publish":
     from deltackpt.publish.write import AnchorPolicy, write
     write(root + "/next", repo, threads=1, anchor=AnchorPolicy(now=True))
 elif what == "keep open":
-    from deltackpt.repository.writer_lease import holding
+    from deltackpt.repository.writer_lease import writer_lease
     from deltackpt.publish.write import write
     repo = Repository.open(repo)
-    with holding(repo):
+    with writer_lease(repo):
         write(root + "/next", repo, threads=1)
         write(root + "/next", repo, threads=1)
 elif what == "gc":
@@ -54,9 +54,9 @@ elif what == "apply":
     from deltackpt.restore.materialize import apply
     apply(Repository.open(repo), root + "/out", sync=True, threads=1)
 elif what == "ready":
-    from deltackpt.cache.standby import make_ready
-    from deltackpt.cache.slot import Standby
-    assert make_ready(Repository.open(repo), root + "/cache", Standby(), threads=1)
+    from deltackpt.cache.standby import prepare_standby
+    from deltackpt.cache.slot import MappedSlot
+    assert prepare_standby(Repository.open(repo), root + "/cache", MappedSlot(), threads=1)
 else:
     from deltackpt.cache import apply_to_cache
     apply_to_cache(Repository.open(repo), root + ("/new" if what == "new cache" else "/cache"), threads=1)
@@ -75,7 +75,7 @@ def prepare(root: Path, flow: str) -> tuple[World, list[Link]]:
     for link in links[3:5]:
         apply_to_cache(made.repo, root / "cache", link.step, threads=1)
     if flow == "cache that is ready":
-        assert make_ready(made.repo, root / "cache", Standby(), threads=1)
+        assert prepare_standby(made.repo, root / "cache", MappedSlot(), threads=1)
     make_checkpoint(root / "next", next_state(made.states[links[-1].id], 5))
     return made, links
 

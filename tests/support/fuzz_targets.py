@@ -18,7 +18,7 @@ from deltackpt.codecs import plain, planes
 from deltackpt.codecs.bits import starts
 from deltackpt.codecs.packed import codec as packed
 from deltackpt.codecs.packed import native
-from deltackpt.codecs.packed.tile_index import Directory
+from deltackpt.codecs.packed.tile_index import TileIndex
 from deltackpt.codecs.table import Entry
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
@@ -150,7 +150,7 @@ def run(target: str, data: bytes) -> str | None:
 def unchecked() -> Iterator[None]:
     """Without checksums, which would keep every mutation from the decoders behind them."""
 
-    def tiles(directory: Directory, payload: memoryview, where: str) -> list[memoryview]:
+    def tiles(directory: TileIndex, payload: memoryview, where: str) -> list[memoryview]:
         at = starts(directory.lengths).tolist()
         return [payload[a:b] for a, b in zip(at, at[1:], strict=False)]
 

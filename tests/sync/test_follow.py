@@ -22,7 +22,7 @@ from deltackpt.repository import Repository
 from deltackpt.store import LocalStore, MemoryStore, Store
 from deltackpt.store.object_cache import ObjectCache
 from deltackpt.store.read_through import ReadThrough
-from deltackpt.sync.backoff import Outage
+from deltackpt.sync.backoff import Backoff
 from deltackpt.sync.follow import Follower, Switch, follow
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.transfer import Transfer
@@ -289,7 +289,7 @@ def test_what_does_not_pass_ends_it_at_once(world: World, code: str) -> None:
 
 
 def test_which_errors_pass() -> None:
-    outage = Outage(first=1, most=8)
+    outage = Backoff(first=1, most=8)
     busy = StoreError("store-busy", where="x", have="x", need="x")
     waits = [outage.wait(busy) for _ in range(40)]
     assert all(min(8, 2**i) / 2 <= wait <= min(8, 2**i) for i, wait in enumerate(waits))
@@ -305,7 +305,7 @@ def test_which_errors_pass() -> None:
         StoreError("store-permission", where="x", have="x", need="x"),
     ):
         with pytest.raises(DeltackptError):
-            Outage().wait(error)
+            Backoff().wait(error)
 
 
 # Killed

@@ -30,7 +30,7 @@ from deltackpt.gc.sweep import collect
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import between
 from deltackpt.repository.leases import lease
-from deltackpt.repository.writer_lease import holding
+from deltackpt.repository.writer_lease import writer_lease
 from deltackpt.restore.replay import Replay
 from deltackpt.store import MemoryStore, memory
 from deltackpt.verify import verify_repository
@@ -224,7 +224,7 @@ class Chains(RuleBasedStateMachine):
         self._end_writer()
         if b % 4:
             self.world.writer = self.repo
-            self.writing.enter_context(holding(self.world.writer))
+            self.writing.enter_context(writer_lease(self.world.writer))
 
     def _end_writer(self) -> None:
         with suppress(Died):  # then its lease is left to lapse

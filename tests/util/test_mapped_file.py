@@ -8,8 +8,8 @@ import pytest
 from support.chains import World
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.cache.slot import Standby
-from deltackpt.cache.standby import make_ready
+from deltackpt.cache.slot import MappedSlot
+from deltackpt.cache.standby import prepare_standby
 from deltackpt.util import mapped_file
 from deltackpt.util.mapped_file import HUGE, Pages, make_huge
 
@@ -40,10 +40,10 @@ def test_what_is_written_is_in_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_cache_on_a_system_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch)
-    world, standby = World(tmp_path), Standby()
+    world, standby = World(tmp_path), MappedSlot()
     for _ in range(3):
         link = world.run(1)[-1]
         done = apply_to_cache(world.repo, tmp_path / "cache", threads=1, standby=standby)
         assert done.id == link.id
-        brought = make_ready(world.repo, tmp_path / "cache", standby, threads=1)
+        brought = prepare_standby(world.repo, tmp_path / "cache", standby, threads=1)
     assert brought

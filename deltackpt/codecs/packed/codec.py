@@ -29,9 +29,9 @@ from deltackpt.codecs.packed.steps import (
     lengths_by_exponent,
     to_steps,
 )
-from deltackpt.codecs.packed.tile_index import Directory, check, check_counts
+from deltackpt.codecs.packed.tile_index import TileIndex, check, check_counts
 from deltackpt.codecs.tiles import Grid
-from deltackpt.codecs.types import Room
+from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType, uint
 
@@ -55,7 +55,7 @@ class _Changes:
 
 def encode(
     positions: Ints, old: Elements, new: Elements, base: Elements, dtype: DType, grid: Grid, near: Near
-) -> tuple[Directory, list[bytes]]:
+) -> tuple[TileIndex, list[bytes]]:
     """Changed elements, sorted by flat position, of a tensor whose old elements are ``base`` -> directory and tiles."""
     if kernels.LIB is not None:
         return native.encode(positions, old, new, base, dtype, grid, near)
@@ -90,7 +90,7 @@ def encode(
         unary.append(sizes)
     checksums = np.array([zlib.crc32(t) for t in tiles], np.uint32)
     lengths = np.array([len(t) for t in tiles], np.int64)
-    return Directory(grid, near, scale, exception_k, counts, np.concatenate(unary), lengths, checksums), tiles
+    return TileIndex(grid, near, scale, exception_k, counts, np.concatenate(unary), lengths, checksums), tiles
 
 
 def _groups(bounds: Ints) -> Iterator[slice]:
@@ -160,7 +160,12 @@ def _interleave(parts: list[npt.NDArray[Any]], counts: Ints) -> npt.NDArray[Any]
 
 
 def decode(
-    directory: Directory, payload: memoryview, base: Elements, dtype: DType, where: str, room: Room | None = None
+    directory: TileIndex,
+    payload: memoryview,
+    base: Elements,
+    dtype: DType,
+    where: str,
+    room: DecodeBuffer | None = None,
 ) -> tuple[npt.NDArray[Any], Elements]:
     """-> flat positions (tile by tile, not sorted over the tensor) and new bits of the changed elements.
 
@@ -183,7 +188,7 @@ def decode(
     return np.concatenate([p for p, _ in parts]), np.concatenate([v for _, v in parts])
 
 
-def decode_into(directory: Directory, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
+def decode_into(directory: TileIndex, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
     """The same, written to ``elements``, which hold the old ones. After a FormatError they are worth nothing."""
     if kernels.LIB is not None and elements.flags.c_contiguous and elements.flags.writeable:
         native.decode_into(directory, payload, elements, dtype, where)
@@ -193,7 +198,7 @@ def decode_into(directory: Directory, payload: memoryview, elements: Elements, d
 
 
 def _decode_group(
-    directory: Directory,
+    directory: TileIndex,
     part: slice,
     cut: list[memoryview],
     spans: Ints,

@@ -17,9 +17,9 @@ from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.packed import gaps
 from deltackpt.codecs.packed.exponent_lists import Near
 from deltackpt.codecs.packed.steps import EXPONENTS, LENGTHS, Elements, Scale, choose_scale
-from deltackpt.codecs.packed.tile_index import Directory, check, check_counts
+from deltackpt.codecs.packed.tile_index import TileIndex, check, check_counts
 from deltackpt.codecs.tiles import Grid
-from deltackpt.codecs.types import Room
+from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.kernels import address, addresses
@@ -56,7 +56,7 @@ _shape = lru_cache(1024)(_Shape)  # a step's tensors have few, and the next step
 
 def encode(
     positions: Ints, old: Elements, new: Elements, base: Elements, dtype: DType, grid: Grid, near: Near
-) -> tuple[Directory, list[bytes]]:
+) -> tuple[TileIndex, list[bytes]]:
     """`packed.encode`."""
     assert kernels.LIB is not None
     shape, n = _shape(grid, dtype, near), len(positions)
@@ -89,11 +89,16 @@ def encode(
     )  # fmt: skip
     tiles = [payload[a:b].tobytes() for a, b in pairwise(starts(lengths).tolist())]
     checksums = np.array([zlib.crc32(tile) for tile in tiles], np.uint32)
-    return Directory(grid, near, scale, exception_k, counts, unary, lengths, checksums), tiles
+    return TileIndex(grid, near, scale, exception_k, counts, unary, lengths, checksums), tiles
 
 
 def decode(
-    directory: Directory, payload: memoryview, base: Elements, dtype: DType, where: str, room: Room | None = None
+    directory: TileIndex,
+    payload: memoryview,
+    base: Elements,
+    dtype: DType,
+    where: str,
+    room: DecodeBuffer | None = None,
 ) -> tuple[npt.NDArray[Any], Elements]:
     """`packed.decode`."""
     stream = _Unpacking(directory, payload, np.ascontiguousarray(base), dtype, where)
@@ -107,7 +112,7 @@ def decode(
     return positions, values
 
 
-def decode_into(directory: Directory, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
+def decode_into(directory: TileIndex, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
     """`packed.decode_into`, for contiguous elements."""
     stream = _Unpacking(directory, payload, elements, dtype, where)
     wide = np.uint32 if len(elements) <= 1 << 32 else np.int64
@@ -117,7 +122,7 @@ def decode_into(directory: Directory, payload: memoryview, elements: Elements, d
 class _Unpacking:
     """A tensor's tiles, checked as far as that takes no memory that follows its counts, about to be unpacked."""
 
-    def __init__(self, d: Directory, payload: memoryview, base: Elements, dtype: DType, where: str) -> None:
+    def __init__(self, d: TileIndex, payload: memoryview, base: Elements, dtype: DType, where: str) -> None:
         assert kernels.LIB is not None
         self._shape, self._base, self._where = _shape(d.grid, dtype, d.near), base, where
         population = np.zeros((d.grid.tiles, d.near.classes), np.int64)

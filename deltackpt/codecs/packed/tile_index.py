@@ -17,7 +17,7 @@ from deltackpt.errors import FormatError
 
 
 @dataclass(frozen=True)
-class Directory:
+class TileIndex:
     """Parameters, and a row for every tile."""
 
     grid: Grid
@@ -36,7 +36,7 @@ class Directory:
         return total
 
 
-def check(directory: Directory, payload: memoryview, where: str) -> list[memoryview]:
+def check(directory: TileIndex, payload: memoryview, where: str) -> list[memoryview]:
     """The bytes of every tile. Raises FormatError ``tile-checksum`` for one that has not the crc32 of the directory."""
     at = starts(directory.lengths).tolist()
     tiles = [payload[a:b] for a, b in pairwise(at)]
@@ -47,7 +47,7 @@ def check(directory: Directory, payload: memoryview, where: str) -> list[memoryv
     return tiles
 
 
-def check_counts(directory: Directory, spans: Ints, where: str) -> None:
+def check_counts(directory: TileIndex, spans: Ints, where: str) -> None:
     """Raises FormatError ``count-outside`` for a list with more changes than it has elements."""
     if (directory.counts > spans).any():
         have = "more changes than a list has elements"

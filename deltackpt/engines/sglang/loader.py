@@ -23,7 +23,7 @@ import torch
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.engines.receiver import Receiver
-from deltackpt.engines.update import Report, Update, raise_first, read_reports
+from deltackpt.engines.update import RankReport, Update, raise_first, read_reports
 from deltackpt.engines.weights import to_torch
 from deltackpt.errors import DeltackptError, StoreError, UsageError
 
@@ -49,7 +49,7 @@ class Ask:
         """What every worker has to be given: one tensor of uint8, JSON."""
         return [(NAME, torch.frombuffer(bytearray(json.dumps(asdict(self)).encode()), dtype=torch.uint8))]
 
-    def taken(self) -> list[Report]:
+    def taken(self) -> list[RankReport]:
         """What the ranks say, once the call is back. Raises ChainError ``engine-refused`` or ``engine-wedged`` with
         what one of them met, StoreError ``engine-silent`` where none says anything."""
         reports = read_reports(self.cache, self.token)
@@ -75,14 +75,14 @@ def load_weights(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torc
 
 
 def _update(model: torch.nn.Module, url: str, cache: str, want: Update) -> None:
-    rank = Rank(model)
+    rank = SglangRank(model)
     try:
         held = _RECEIVERS.get(model)
         if held is None or held[0] != (url, cache):
             held = _RECEIVERS[model] = (url, cache), Receiver(rank, url, cache)
     except DeltackptError as error:
         log.error("deltackpt: %s", error)
-        Report(rank.rank, want.phase, error=error.to_dict()).save(cache, want.token)
+        RankReport(rank.rank, want.phase, error=error.to_dict()).save(cache, want.token)
         return
     try:
         held[1].update(want)
@@ -91,7 +91,7 @@ def _update(model: torch.nn.Module, url: str, cache: str, want: Update) -> None:
         log.error("deltackpt: %s", error)
 
 
-class Rank:
+class SglangRank:
     """Implements `receiver.Engine` over a plain module with `load_weights`, and torch.distributed if there is any."""
 
     def __init__(self, model: torch.nn.Module) -> None:

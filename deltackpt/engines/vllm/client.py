@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.engines.clients.base import Client, Host, Ready
-from deltackpt.engines.update import Report, raise_first, read_reports
+from deltackpt.engines.update import RankReport, raise_first, read_reports
 from deltackpt.errors import ChainError, StoreError
 from deltackpt.format.manifest import Link
 
@@ -39,13 +39,13 @@ class VllmClient(Client):
         self._begin()
         return ready
 
-    def _staged(self) -> list[Report]:
+    def _staged(self) -> list[RankReport]:
         """Attach, begin to prepare, and wait until every rank has. No session is needed for that."""
         token = secrets.token_hex(8)
         init = {"repository": self.host.repository, "cache": str(self.host.cache), "ref": self.host.ref}
         self.http.post("/init_weight_transfer_engine", {"init_info": {**init, **self._want, "token": token}})
         self._ranks = int(self.http.field("/get_world_size?include_dp=true", "world_size"))
-        found: list[Report] = []
+        found: list[RankReport] = []
         end = time.monotonic() + self.host.timeout
         while len(found) < self._ranks:
             found += read_reports(self.host.cache, f"{token}-staged")
@@ -64,7 +64,7 @@ class VllmClient(Client):
         self._open = False
         self.http.post("/finish_weight_update", more)
 
-    def _phase(self, phase: str) -> list[Report]:
+    def _phase(self, phase: str) -> list[RankReport]:
         """Of an open session, which an error closes; no answer leaves it open."""
         token = secrets.token_hex(8)
         try:
@@ -115,6 +115,6 @@ class VllmClient(Client):
         self._close()
 
 
-def _ready(reports: list[Report]) -> Ready:
-    first = reports[0] if reports else Report()
+def _ready(reports: list[RankReport]) -> Ready:
+    first = reports[0] if reports else RankReport()
     return Ready(first.mode, first.reason, sum(r.elements for r in reports))
