@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
+from deltackpt.codecs import alone
 from deltackpt.compact.fold import write_anchor
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
@@ -49,7 +50,7 @@ class Capture:
         self.names = {piece.name for piece in pieces}
         self.threads = threads
         self.lock = threading.Lock()  # held from before a change is taken until it is in the queue
-        self._limit = scan_limit if encoding in ("auto", "packed") else ALWAYS
+        self._limit = scan_limit if alone(encoding) else ALWAYS
         self._repo, self._ref, self._host = repo, ref, where == "host"
         self._cache = None if where in ("device", "host") else where
         self._pieces = list(pieces)

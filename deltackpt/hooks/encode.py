@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from deltackpt.codecs import SCAN_LIMIT, Change, Encoded, Entry, encode
-from deltackpt.codecs.packed.codec import WIDTHS
+from deltackpt.codecs import CODECS, SCAN_LIMIT, Change, Encoded, Entry, alone, encode
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import storage_shape, uint
 from deltackpt.format.state_digest import Sums
-from deltackpt.patch.part import collides
+from deltackpt.patch.encode import fitting_entry
 from deltackpt.torch_views.delta import Delta
 
 
@@ -20,26 +17,26 @@ def entry_of(
 ) -> tuple[Entry, Encoded]:
     """Encode what changed; the bytes are those that `deltackpt write` makes of the same change."""
     box = delta.box
-    if delta.coded is not None:
-        chosen, encoded = delta.coded()
-    else:
-        chosen, encoded = _encode(delta, encoding, scan_limit)
-    entry = Entry(delta.name, chosen, delta.dtype, box.shape, box.whole, box.offset, encoded.detail)
-    if collides(entry, names):
-        chosen, encoded = _encode(delta, "full", scan_limit)
-        entry = replace(entry, encoding=chosen, detail=encoded.detail)
-    return entry, encoded
+
+    def coded(choice: str) -> tuple[str, Encoded]:
+        if delta.coded is None or choice != encoding:
+            return _encode(delta, choice, scan_limit)
+        made: tuple[str, Encoded] = delta.coded()
+        return made
+
+    return fitting_entry(delta.name, delta.dtype, box.shape, box.whole, box.offset, names, coded, encoding)
 
 
 def _encode(delta: Delta, encoding: str, scan_limit: int) -> tuple[str, Encoded]:
     box, width = delta.box, uint(delta.dtype.width)
     base, target = delta.base, delta.target()
     if base is None or target is None:
-        # `packed` of a large tensor looks at changed elements only; the others are never read.
-        assert delta.dtype.width in WIDTHS
+        # Such an encoding of a large tensor looks at changed elements only; the others are never read.
+        used = alone(encoding)
+        assert used is not None
+        assert CODECS[used].takes_dtype(delta.dtype)
         assert not (delta.dtype.sign_magnitude and delta.elements < scan_limit)
-        assert encoding in ("auto", "packed")
-        encoding, base = "packed", np.broadcast_to(np.zeros(1, width), (delta.elements,))
+        encoding, base = used, np.broadcast_to(np.zeros(1, width), (delta.elements,))
         target = base
     shape = storage_shape(delta.dtype, box.shape)
     positions = delta.positions.astype(np.int64)

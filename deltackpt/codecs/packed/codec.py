@@ -165,23 +165,23 @@ def decode(
     base: Elements,
     dtype: DType,
     where: str,
-    room: DecodeBuffer | None = None,
+    buffer: DecodeBuffer | None = None,
 ) -> tuple[npt.NDArray[Any], Elements]:
     """-> flat positions (tile by tile, not sorted over the tensor) and new bits of the changed elements.
 
-    ``base`` holds the old elements, flat. Positions are int64; with ``room`` both may be there, and positions uint32.
+    ``base`` holds the old elements, flat. Positions are int64; with ``buffer`` both may be there, and positions uint32.
     Raises FormatError if the bytes are not a valid stream.
     """
     grid, near = directory.grid, directory.near
     if kernels.LIB is not None:
-        return native.decode(directory, payload, base, dtype, where, room)
+        return native.decode(directory, payload, base, dtype, where, buffer)
     population = Population(near, exponent_of(base, dtype), grid) if near.classes else None
     spans = population.spans(grid) if population else np.full((grid.tiles, 1), grid.span)
     check_counts(directory, spans, where)
     tiles = check(directory, payload, where)
     parts = [
         _decode_group(directory, part, tiles[part], spans[part], population, base, dtype, where)
-        for part in _groups(starts(directory.changes))
+        for part in _groups(starts(directory.tile_changes))
     ]
     if not parts:
         return np.zeros(0, np.int64), np.zeros(0, uint(dtype.width))

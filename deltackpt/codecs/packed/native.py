@@ -98,14 +98,14 @@ def decode(
     base: Elements,
     dtype: DType,
     where: str,
-    room: DecodeBuffer | None = None,
+    buffer: DecodeBuffer | None = None,
 ) -> tuple[npt.NDArray[Any], Elements]:
     """`packed.decode`."""
     stream = _Unpacking(directory, payload, np.ascontiguousarray(base), dtype, where)
     total = int(directory.counts.sum())
     positions: npt.NDArray[Any]
-    if room is not None and len(base) <= 1 << 32:
-        positions, values = room.take(total, dtype.width)
+    if buffer is not None and len(base) <= 1 << 32:
+        positions, values = buffer.take(total, dtype.width)
     else:
         positions, values = np.empty(total, np.int64), np.empty(total, uint(dtype.width))
     stream.run(positions, values)
@@ -116,7 +116,7 @@ def decode_into(directory: TileIndex, payload: memoryview, elements: Elements, d
     """`packed.decode_into`, for contiguous elements."""
     stream = _Unpacking(directory, payload, elements, dtype, where)
     wide = np.uint32 if len(elements) <= 1 << 32 else np.int64
-    stream.run(np.empty(int(directory.changes.max(initial=0)), wide), None)
+    stream.run(np.empty(int(directory.tile_changes.max(initial=0)), wide), None)
 
 
 class _Unpacking:
