@@ -4,7 +4,7 @@ An encoding is one module with one class that implements `Codec`. Everything els
 property of the entry, and never compares names. To add an encoding: write its module, name it in `registry`, give it a
 section and a code in spec/, and vectors in fixtures/.
 
-A decoder that runs elsewhere, on a GPU say, is found the same way: its room keeps a mapping from `Codec.name` to
+A decoder that runs elsewhere, on a GPU say, is found the same way: its package has a mapping from `Codec.name` to
 decoder, and an encoding without one there is decoded on the host. It gets what `Codec.decode` gets: the entry with its
 parsed detail, the bytes of the source, and as much of the old elements as `Codec.base_use` says.
 """
@@ -66,7 +66,9 @@ class CodecEntry(Protocol[D_co]):
     """An entry of the part table, as its codec sees it: the tensor or box that it covers, and the codec's detail."""
 
     @property
-    def dtype(self) -> DType: ...
+    def dtype(self) -> DType:
+        """Of the tensor."""
+
     @property
     def shape(self) -> Shape:
         """Of the tensor or box, in elements as the header of a checkpoint counts them."""
@@ -80,7 +82,8 @@ class CodecEntry(Protocol[D_co]):
         """Storage elements of the tensor or box."""
 
     @property
-    def detail(self) -> D_co: ...
+    def detail(self) -> D_co:
+        """What the codec's `read_detail` or `encode` made."""
 
 
 class Pieces(Protocol[D_contra]):

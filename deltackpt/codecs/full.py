@@ -30,15 +30,19 @@ class FullCodec(PlainCodec):
     auto = Auto.WHOLE
 
     def payload_size(self, entry: CodecEntry[Checked]) -> int:
+        """All bytes of a box; none of a whole tensor."""
         return nbytes(entry.dtype, entry.shape) if entry.boxed else 0
 
     def plain_tensors(self, entry: CodecEntry[Checked]) -> Sequence[PlainSpec]:
+        """The tensor itself; none of a box."""
         return () if entry.boxed else (PlainSpec("", entry.dtype.name, entry.shape),)
 
     def data(self, entry: CodecEntry[Checked], source: Source) -> Sequence[memoryview]:
+        """All new bytes."""
         return [source.payload()] if entry.boxed else super().data(entry, source)
 
     def encode(self, change: Change, shape: Shape, *, scan_limit: int = 0, boxed: bool = False) -> Encoded:
+        """Never None."""
         data = view(change.target)
         changes = len(change.positions) if change.base is not None else change.elements  # [F-PLAIN-3]
         detail = Checked(changes, plain.crc32([data]))
@@ -54,4 +58,5 @@ class FullCodec(PlainCodec):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
+        """All elements; ``base`` is not used."""
         return Decoded(None, words(self.checked(entry, source, where)[0], entry.dtype.width))

@@ -36,9 +36,11 @@ class IndexCodec(PlainCodec):
     boxes = False
 
     def plain_tensors(self, entry: CodecEntry[Checked]) -> Sequence[PlainSpec]:
+        """Positions, and values."""
         return _specs(entry.dtype, entry.elements, entry.detail.changes)
 
     def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
+        """None where there is no old tensor of the same shape."""
         if change.base is None:
             return None
         specs = _specs(change.dtype, change.elements, len(change.positions))
@@ -55,6 +57,7 @@ class IndexCodec(PlainCodec):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
+        """Raises FormatError ``tensor-checksum``, ``count-differs``, ``indices-order``."""
         indices, values = self.checked(entry, source, where)
         new, size, changes = words(values, entry.dtype.width), entry.elements, entry.detail.changes
         wide = words(indices, 4 if size <= 1 << 32 else 8)

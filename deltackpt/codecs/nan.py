@@ -32,9 +32,11 @@ class NanCodec(PlainCodec):
     dtypes = "a dtype with a NaN of its own"
 
     def takes_dtype(self, dtype: DType) -> bool:
+        """One with a NaN has a sentinel."""
         return dtype.nan is not None
 
     def plain_tensors(self, entry: CodecEntry[Checked]) -> Sequence[PlainSpec]:
+        """One, as large as the tensor."""
         return (PlainSpec("", entry.dtype.name, entry.shape),)
 
     def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
@@ -58,6 +60,7 @@ class NanCodec(PlainCodec):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
+        """Raises FormatError ``tensor-checksum``, ``count-differs``."""
         elements = words(self.checked(entry, source, where)[0], entry.dtype.width)
         positions = np.flatnonzero(elements != elements.dtype.type(entry.dtype.nan))
         if len(positions) != entry.detail.changes:  # [F-PLAIN-7]

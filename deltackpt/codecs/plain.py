@@ -28,9 +28,11 @@ class PlainCodec(Codec[Checked]):
     """An encoding without a payload of its own form: its bytes are plain tensors."""
 
     def write_detail(self, detail: Checked) -> bytes:
+        """Count and checksum."""
         return write([detail.changes]) + detail.checksum.to_bytes(4, "little")
 
     def read_detail(self, reader: VarintReader, dtype: DType, shape: Shape, elements: int) -> Checked:
+        """Count and checksum."""
         return Checked(reader.number(elements), int.from_bytes(reader.raw(4), "little"))
 
     def data(self, entry: CodecEntry[Checked], source: Source) -> Sequence[memoryview]:
@@ -42,6 +44,7 @@ class PlainCodec(Codec[Checked]):
         return check(entry.detail, self.data(entry, source), where)
 
     def check(self, entry: CodecEntry[Checked], source: Source, where: str) -> None:
+        """Raises FormatError ``tensor-checksum``."""
         self.checked(entry, source, where)
 
 

@@ -51,9 +51,11 @@ class PlanesCodec(Codec[ChunkIndex]):
     auto = Auto.DENSE
 
     def write_detail(self, detail: ChunkIndex) -> bytes:
+        """The chunk index."""
         return write([detail.changes]) + arrays(detail.sizes.ravel()) + detail.checksums.astype("<u4").tobytes()
 
     def read_detail(self, reader: VarintReader, dtype: DType, shape: Shape, elements: int) -> ChunkIndex:
+        """The chunk index."""
         changes, count = reader.number(elements), chunks(elements)
         if count * (dtype.width + 4) > reader.left:  # [F-READ-2]
             reader.refuse("table-short", f"{reader.left} bytes left", f"{count:,} chunks")
@@ -61,13 +63,16 @@ class PlanesCodec(Codec[ChunkIndex]):
         return ChunkIndex(changes, sizes, np.frombuffer(reader.raw(4 * count), "<u4"))
 
     def payload_size(self, entry: CodecEntry[ChunkIndex]) -> int:
+        """Bytes of all chunks."""
         return int(entry.detail.lengths.sum())
 
     def base_use(self, detail: ChunkIndex) -> BaseUse:
+        """All: every element is a difference to the old one."""
         return BaseUse.ALL
 
     @property
     def pieces(self) -> Chunks:
+        """Chunks."""
         return _CHUNKS
 
     def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
@@ -82,10 +87,12 @@ class PlanesCodec(Codec[ChunkIndex]):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
+        """All elements. Raises FormatError."""
         assert base is not None
         return Decoded(None, decode(entry.detail, source.payload(), base, entry.dtype, where))
 
     def check(self, entry: CodecEntry[ChunkIndex], source: Source, where: str) -> None:
+        """Raises FormatError ``tile-checksum``."""
         check(entry.detail, source.payload(), where)
 
 
@@ -95,9 +102,11 @@ class Chunks(Pieces[ChunkIndex]):
     in_order = True
 
     def lengths(self, detail: ChunkIndex) -> Ints:
+        """Of every chunk."""
         return detail.lengths
 
     def touched(self, entry: CodecEntry[ChunkIndex], offset: Shape, shape: Shape) -> Ints:
+        """All chunks from the one of the first element of the box to that of its last."""
         stored = storage_shape(entry.dtype, entry.shape)
         first = flat_index(stored, offset) // CHUNK
         last = flat_index(stored, [o + n - 1 for o, n in zip(offset, shape, strict=True)]) // CHUNK
@@ -106,6 +115,7 @@ class Chunks(Pieces[ChunkIndex]):
     def decode(
         self, entry: CodecEntry[ChunkIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
     ) -> Iterator[tuple[Positions, Elements]]:
+        """All elements of the chunks."""
         whole, at = entry.detail, 0
         for chunk in pieces.tolist():
             one = slice(chunk, chunk + 1)

@@ -19,12 +19,15 @@ class RemovedCodec(Codec[NoDetail]):
     boxes = False
 
     def write_detail(self, detail: NoDetail) -> bytes:
+        """No bytes."""
         return b""
 
     def read_detail(self, reader: VarintReader, dtype: DType, shape: Shape, elements: int) -> NoDetail:
+        """Nothing."""
         return NoDetail()
 
     def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
+        """Always None."""
         return None
 
     def decode(
@@ -35,6 +38,7 @@ class RemovedCodec(Codec[NoDetail]):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
+        """No elements."""
         return Decoded(None, np.zeros(0, np.uint8))
 
     def check(self, entry: CodecEntry[NoDetail], source: Source, where: str) -> None:

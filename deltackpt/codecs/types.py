@@ -148,7 +148,7 @@ class DecodeBuffer:
 
 
 class Source(Protocol):
-    """Where a codec finds its bytes again."""
+    """Where a codec finds the bytes of an entry again."""
 
     def payload(self) -> memoryview:
         """The entry's part of the part's payload."""

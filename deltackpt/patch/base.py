@@ -28,13 +28,17 @@ class TensorPatch(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Of the tensor."""
+
     @property
     def where(self) -> str:
         """Where it comes from, for messages."""
 
     @property
-    def dtype(self) -> DType: ...
+    def dtype(self) -> DType:
+        """Of the tensor after the patch."""
+
     @property
     def shape(self) -> Shape:
         """Of the whole tensor, as a header counts it."""

@@ -97,20 +97,25 @@ class TensorInMemory:
 
     @property
     def where(self) -> str:
+        """The writer itself."""
         return f"what was written of {self.name[:80]!r}"
 
     @property
     def effect(self) -> Effect:
+        """A tensor that came, went or was reshaped is not held."""
         return Effect.CHANGES
 
     @property
     def changes(self) -> int:
+        """Exactly so many elements change."""
         return len(self.decoded.values)
 
     def decode(self, old: Elements, buffer: DecodeBuffer | None = None) -> Decoded:
+        """What was found; neither ``old`` nor ``buffer`` is used."""
         return self.decoded
 
     def decode_into(self, elements: Elements) -> None:
+        """The same, written."""
         self.decoded.write_to(elements)
 
     def whole(self) -> Elements:

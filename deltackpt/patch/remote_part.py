@@ -42,8 +42,8 @@ class RemotePart(Part):
         header = parse_header(first[:need], size, where)
         start, end = table_of(header, where)
         if end > len(first):
-            kept = first[start:]
-            table = kept + self._ranges.one((start + len(kept), end))
+            head = first[start:]
+            table = head + self._ranges.one((start + len(head), end))
         else:
             table = first[start:end]
         super().__init__(header, table, where)

@@ -61,26 +61,32 @@ class SquashedTensor:
 
     @property
     def name(self) -> str:
+        """Of the tensor."""
         return self.steps[0].name
 
     @property
     def where(self) -> str:
+        """Where the first patch comes from."""
         return self.steps[0].where
 
     @property
     def dtype(self) -> DType:
+        """That of the first patch, and so of all."""
         return self.steps[0].dtype
 
     @property
     def shape(self) -> Shape:
+        """That of the first patch, and so of all."""
         return self.steps[0].shape
 
     @property
     def effect(self) -> Effect:
+        """Whatever the patches do: what differs in the end is written."""
         return Effect.CHANGES
 
     @property
     def changes(self) -> int:
+        """The sum of all patches: an element may be in several."""
         return sum(step.changes for step in self.steps)
 
     def decode(self, old: Elements, buffer: DecodeBuffer | None = None) -> Decoded:
@@ -96,6 +102,7 @@ class SquashedTensor:
         return Decoded(found.positions, found.new)
 
     def decode_into(self, elements: Elements) -> None:
+        """What `decode` gives, written."""
         self.decode(elements).write_to(elements)
 
     def whole(self) -> Elements:

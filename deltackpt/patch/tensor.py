@@ -65,36 +65,46 @@ class EncodedTensor:
 
     @property
     def name(self) -> str:
+        """Of the tensor."""
         return self.held[0][1].name
 
     @property
     def where(self) -> str:
+        """The first part."""
         return self.held[0][0].where
 
     @property
     def dtype(self) -> DType:
+        """All entries agree in it."""
         return self.held[0][1].dtype
 
     @property
     def shape(self) -> Shape:
+        """All entries agree in it."""
         return self.held[0][1].whole
 
     @property
     def effect(self) -> Effect:
+        """The one that asks for the least old elements, where boxes differ in it."""
+        if len(self.held) == 1:
+            return self.held[0][1].codec.effect
         effects = {entry.codec.effect for _, entry in self.held}
         return next(e for e in (Effect.REMOVES, Effect.REPLACES, Effect.CHANGES) if e in effects)
 
     @property
     def changes(self) -> int:
+        """Of all entries."""
         return sum(entry.changes for _, entry in self.held)
 
     def decode(self, old: Elements, buffer: DecodeBuffer | None = None) -> Decoded:
+        """One entry, or all boxes; positions of boxes are int64."""
         part, entry = self.held[0]
         if not entry.boxed:  # then it is the only one
             return part.decode(entry, old, buffer)
         return Decoded.joined([_decode_box(part, entry, old) for part, entry in self.held], old.dtype)
 
     def decode_into(self, elements: Elements) -> None:
+        """One entry, or box by box, each in a copy unless it is contiguous."""
         for part, entry in self.held:
             if not entry.boxed:
                 part.decode_into(entry, elements)
@@ -105,6 +115,7 @@ class EncodedTensor:
             box[...] = inside.reshape(box.shape)
 
     def whole(self) -> Elements:
+        """From entries that replace, and cover the tensor."""
         known: Known = (self.dtype.name, self.shape)
         for part, entry in self.held:
             if not entry.replaces or (entry.dtype.name, entry.whole) != known:  # [F-APPLY-2]

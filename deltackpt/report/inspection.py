@@ -52,6 +52,7 @@ class Inspection:
     one_ulp: float | None
 
     def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
         return asdict(self)
 
 

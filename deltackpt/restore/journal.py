@@ -120,7 +120,7 @@ class Journal:
                 raise OSError(errno.EIO, "an earlier record of the journal was not written whole")
             self._torn = True
             left = os.writev(self._fd, [head, *pieces])
-            for piece in (memoryview(head), *pieces):  # of what a signal, or a full disk, kept out
+            for piece in (memoryview(head), *pieces):  # what a signal, or a full disk, left unwritten
                 skip = min(left, len(piece))
                 piece, left = piece[skip:], left - skip
                 while piece:

@@ -33,7 +33,7 @@ class Anchor:
         """
         files = files or step.anchor or ()
         layout = repo.layout(step)
-        if [f.size for f in files] != [s.size for s in layout.shards]:
+        if [f.size for f in files] != [s.size for s in layout.shards]:  # [F-MAN-9]
             have, need = f"{len(files)} files of other sizes", f"the {len(layout.shards)} shards of the layout"
             raise ChainError("anchor-files", where=f"step {step.step}", have=have, need=need)
         self.tensors: Mapping[str, Tensor] = layout.tensors
@@ -52,6 +52,7 @@ class Anchor:
         self._runs = ReadAhead(repo.store, ahead) if ahead else None
 
     def bytes_of(self, name: str) -> Bytes:
+        """All bytes of a tensor: uint8, read-only, not proven. Raises what `Store.get_range` raises."""
         at = self._at[name]
         if at.file in self._maps:
             return np.frombuffer(self._maps[at.file], np.uint8)[at.start : at.end]
@@ -60,6 +61,7 @@ class Anchor:
         return np.frombuffer(self._store.get_range(at.file, at.start, at.length) if at.length else b"", np.uint8)
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
+        """See `deltackpt.checkpoint.diff.State`."""
         at = self._at[name]
         first, last = at.start + start, at.end if end is None else at.start + end
         if at.file in self._maps and first < last:
@@ -114,7 +116,7 @@ class Replay:
         """All bytes of a tensor. Not proven yet: compare their xxh3 with the step's digests."""
         *_, (current, known) = self.history(name)
         want = self.tensors[name]
-        if current is None or known != (want.dtype, want.shape):
+        if current is None or known != (want.dtype, want.shape):  # [F-APPLY-5]
             need = describe((want.dtype, want.shape)) + " by the layout"
             raise ChainError("tensor-shape", where=name[:80], have=describe(known), need=need)
         return current
@@ -150,5 +152,6 @@ class Replay:
         return current
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
+        """See `deltackpt.checkpoint.diff.State`."""
         if name in self._base.tensors:
             self._base.release(name, start, end)

@@ -29,25 +29,32 @@ class PackedCodec(Codec[TileIndex]):
     alone = True
 
     def takes_dtype(self, dtype: DType) -> bool:
+        """By the width of its storage element."""
         return dtype.width in packed.WIDTHS
 
     def write_detail(self, detail: TileIndex) -> bytes:
+        """The tile index."""
         return detail.to_bytes()
 
     def read_detail(self, reader: VarintReader, dtype: DType, shape: Shape, elements: int) -> TileIndex:
+        """The tile index."""
         return TileIndex.read(reader, dtype, shape)
 
     def payload_size(self, entry: CodecEntry[TileIndex]) -> int:
+        """Bytes of all tiles."""
         return int(entry.detail.lengths.sum())
 
     def payload_bound(self, detail: TileIndex) -> float:
+        """The same, in floating point."""
         return float(np.sum(detail.lengths, dtype=np.float64))
 
     def base_use(self, detail: TileIndex) -> BaseUse:
+        """All old elements where there are near lists, whose members follow from their exponents."""
         return BaseUse.ALL if detail.near.classes else BaseUse.CHANGED
 
     @property
     def pieces(self) -> TilePieces:
+        """Tiles."""
         return _PIECES
 
     def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
@@ -69,6 +76,7 @@ class PackedCodec(Codec[TileIndex]):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
+        """Positions go tile by tile; they are not sorted over the tensor."""
         assert base is not None
         return Decoded(*packed.decode(entry.detail, source.payload(), base, entry.dtype, where, buffer))
 
@@ -77,4 +85,5 @@ class PackedCodec(Codec[TileIndex]):
         packed.decode_into(entry.detail, source.payload(), elements, entry.dtype, where)
 
     def check(self, entry: CodecEntry[TileIndex], source: Source, where: str) -> None:
+        """Raises FormatError ``tile-checksum``."""
         tile_index.check(entry.detail, source.payload(), where)

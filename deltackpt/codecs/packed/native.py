@@ -60,7 +60,7 @@ def encode(
     """`packed.encode`."""
     assert kernels.LIB is not None
     shape, n = _shape(grid, dtype, near), len(positions)
-    read = base if near.classes else base[:0]  # what stands for elements that nobody kept is not to be spread out
+    read = base if near.classes else base[:0]  # a base of elements that are not at hand is not spread out
     given = [np.ascontiguousarray(a) for a in (positions, old, new, read)]
     counts = np.zeros((grid.tiles, near.lists), np.int64)
     population = np.zeros((grid.tiles, near.classes), np.int64)
@@ -168,8 +168,10 @@ def _raw_bits(scale: Scale, dtype: DType) -> npt.NDArray[np.uint8]:
     return scale.raw_bits(np.arange(EXPONENTS, dtype=np.uint16), dtype.width)
 
 
+# By the code that the kernel returns, from 1. [F-PACK-4] twice, [F-PACK-6], [F-LIST-2], [F-TILE-3], [F-LIST-1],
+# [F-STEP-2], [F-BIT-2]
 _DEFECTS: tuple[tuple[str, str, str], ...] = (
-    ("tile-short", "a tile shorter than its sections", "room for all of them"),
+    ("tile-short", "a tile shorter than its sections", "all of them"),
     ("tile-length", "a tile of another length than its contents", "an exact fit"),
     ("unary-count", "unary codes that do not add up", "one per gap and two per exception"),
     ("gap-outside", "a gap that runs past the end", "positions inside"),

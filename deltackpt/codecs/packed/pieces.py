@@ -24,9 +24,11 @@ class TilePieces(Pieces[TileIndex]):
     in_order = False
 
     def lengths(self, detail: TileIndex) -> Ints:
+        """Of every tile."""
         return detail.lengths
 
     def touched(self, entry: CodecEntry[TileIndex], offset: Shape, shape: Shape) -> Ints:
+        """Tiles; exact where the leading axes are cut."""
         stored = storage_shape(entry.dtype, entry.shape)
         return np.flatnonzero(_touched(entry.detail.grid, stored, offset, shape))
 

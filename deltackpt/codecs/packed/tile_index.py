@@ -75,7 +75,7 @@ class TileIndex:
             r.refuse("count-outside", "more changes than elements in a tile", "at most all")
         # [F-PACK-4]: at least a sign per change, and no more bits per change than the widest code can take.
         if ((changes + 7) // 8 + unary > lengths).any():
-            r.refuse("tile-short", "a tile shorter than its sections", "room for signs and unary codes")
+            r.refuse("tile-short", "a tile shorter than its sections", "bytes for signs and unary codes")
         return cls(grid, near, scale, exception_k, counts, unary, lengths, checksums)
 
 
