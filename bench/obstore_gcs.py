@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from tests.fake_gcs import PAGE, _Handler
+from tests.support.fake_gcs import PAGE, _Handler
 
 META = "x-goog-meta-"
 

@@ -29,7 +29,7 @@ from obstore.store import S3Store
 from sync import client, s3_server
 
 from deltackpt.store.s3 import S3Driver
-from tests.faulty_proxy import FaultyProxy
+from tests.support.faulty_proxy import FaultyProxy
 
 KEYS = {"access_key_id": "bench", "secret_access_key": "bench", "region": "us-east-1"}
 BODY = bytes(1 << 10)
@@ -123,7 +123,7 @@ def an_interrupt() -> None:
     code = """if True:
         import sys, time, obstore_proof
         from deltackpt.store.s3 import S3Driver
-        from deltackpt.store.patience import Patience
+        from deltackpt.store.retry import Patience
         driver = {ours}
         try:
             driver.fetch("a", 0, 10, None)

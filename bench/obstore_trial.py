@@ -29,7 +29,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from deltackpt.store import azure, gcs, s3
 from deltackpt.store.base import Capabilities
 from deltackpt.store.driver import Body, Fetched, Head, Plain, SpooledUpload, Upload
-from deltackpt.store.patience import DEFAULT, Patience
+from deltackpt.store.retry import DEFAULT, Patience
 
 MARK = "deltackptput"  # a name that all three take
 RECENT = 10.0  # seconds for which a time of the store is gone on with by this host's clock
@@ -230,7 +230,7 @@ def use() -> None:
 def pytest_configure() -> None:
     from obstore_gcs import XmlHandler
 
-    from tests import fake_gcs
+    from tests.support import fake_gcs
 
     use()
     fake_gcs._Handler = XmlHandler  # type: ignore[misc]
