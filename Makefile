@@ -24,8 +24,8 @@ SECONDS ?= 600
 READERS := part table manifest edge layout digests checkpoint index
 LIBFUZZER := -max_len=8192 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
 
-.PHONY: help demo demo-train test test-stores test-vllm test-heavy check format vectors wheels bench bench-peers fuzz \
-  sanitize clean
+.PHONY: help demo demo-train test test-hooks test-stores test-vllm test-heavy check format vectors wheels bench bench-peers \
+  fuzz sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -40,6 +40,9 @@ demo-train: $(TRAINING) ## train it with the hook in the loop: plain, with Trans
 # Tests of hooks and engines skip themselves where torch is missing: hence an environment that has it.
 test: $(TRAINING) ## the tests, those of hooks and engines with torch on the CPU among them
 	$(PYTEST) -m "not heavy and not stores and not vllm"
+
+test-hooks: $(TRAINING) ## the long tests of the hooks: FSDP and DTensors over real ranks, GPU kernels in Triton's interpreter
+	$(PYTEST) -m heavy tests/hooks
 
 test-stores: $(STORES) ## the back ends against real servers on loopback
 	$(PYTEST) -m "stores and not heavy" tests/store tests/test_doctor.py

@@ -13,7 +13,7 @@ import pytest
 from deltackpt import kernels
 
 ROOT = Path(__file__).parents[1]
-COUNTED = ["check", "test", "test-stores", "demo", "wheels"]
+COUNTED = ["check", "test", "test-hooks", "test-stores", "demo", "wheels"]
 LONG = ["demo-train", "test-vllm", "test-heavy"]
 MAKE = """#!/usr/bin/env bash
 echo "$1" >> "$CALLS"
