@@ -45,7 +45,7 @@ test-hooks: $(TRAINING) ## the long tests of the hooks: FSDP and DTensors over r
 	$(PYTEST) -m heavy tests/hooks
 
 test-stores: $(STORES) ## the back ends against real servers on loopback
-	$(PYTEST) -m "stores and not heavy" tests/store tests/test_doctor.py
+	$(PYTEST) -m "stores and not heavy" tests/store
 
 test-vllm: $(VLLM) ## a real vLLM on the CPU follows a repository; some 4 GB of disk, kept in an environment of its own
 	PYTHONPATH=tests $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engines/vllm_real
@@ -100,7 +100,7 @@ sanitize: $(DEV) ## the compiled kernels on damaged input, watched for every rea
 	CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined" $(PY) deltackpt/kernels/build.py
 	HYPOTHESIS_PROFILE=ci ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  $(PY) -m pytest -p no:faulthandler tests/test_kernels.py tests/codecs -k "not numpy and not library"; \
+	  $(PY) -m pytest -p no:faulthandler tests/kernels tests/codecs -k "not numpy and not library"; \
 	  status=$$?; $(PY) deltackpt/kernels/build.py; exit $$status
 
 clean: ## remove what these targets made

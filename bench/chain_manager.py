@@ -23,17 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.compact import plan_compact
+from deltackpt.compact.plan import plan_compact
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Link, Manifest
 from deltackpt.format.safetensors_header import Tensor, build_header
-from deltackpt.gc import collect, plan_gc
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import collect, plan_gc
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.report.log import log
 from deltackpt.report.status import status
 from deltackpt.repository import Repository
-from deltackpt.retention import Policy
 from deltackpt.store import LocalStore, MemoryStore, memory
-from deltackpt.write import AnchorPolicy, write
 
 SHAPE = (256, 512)
 SPREAD, UPDATE = np.float32(0.02), np.float32(2.5e-7)  # as bench/synth.py: some 1 % of the elements change a step

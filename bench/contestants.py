@@ -16,12 +16,12 @@ from safetensors import deserialize
 from safetensors.numpy import save
 
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import CHOICES, Entry, encode
-from deltackpt.diff import difference
 from deltackpt.interop import slime, slime_write
 from deltackpt.interop.changes import from_gaps, to_gaps
-from deltackpt.parallel import ordered_map
-from deltackpt.patch import Origin, PartReader, PartWriter
+from deltackpt.patch.part import Origin, PartReader, PartWriter
+from deltackpt.util.parallel import ordered_map
 
 Words = npt.NDArray[Any]
 State = dict[str, Words]  # by name: flat words

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 from sync import COLUMNS, chain
 
-from deltackpt.bits import uint
-from deltackpt.chain import Hop
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.materialize import apply
-from deltackpt.merge import Merged
-from deltackpt.parts import PatchReader
+from deltackpt.format.dtypes import uint
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Hop
+from deltackpt.restore.materialize import apply
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.squashed import SquashedPatch
 
 
 def turn(repo: Repository, start: Path, work: Path, steps: int) -> dict[str, float]:
@@ -33,7 +33,7 @@ def turn(repo: Repository, start: Path, work: Path, steps: int) -> dict[str, flo
     hops = [Hop.of(repo.load(repo.find(step))) for step in range(1, steps + 1)]
     with PatchReader.open_all(repo, hops) as patches, Checkpoint.open(start) as state:
         seconds["open"] = time.perf_counter() - began
-        merged = Merged(patches)
+        merged = SquashedPatch(patches)
         found = {name: merged.entries_of(name)[0] for name in merged.names}
         old = {name: state.bytes_of(name).view(uint(part.entries[i].dtype.width)) for name, (part, i) in found.items()}
         for words in old.values():

@@ -70,10 +70,10 @@ def loop(work: Path, steps: int) -> list[Any]:
 
 def compare_pass(hook: Any, model: Any) -> float:
     """Seconds to cast the weights, and to compare them with the snapshot, and nothing else."""
-    from deltackpt.bits import uint
-    from deltackpt.diff import Comparison
-    from deltackpt.hooks.words import on_host
-    from deltackpt.parallel import ordered_map
+    from deltackpt.checkpoint.diff import Comparison
+    from deltackpt.format.dtypes import uint
+    from deltackpt.torch_views.words import on_host
+    from deltackpt.util.parallel import ordered_map
 
     snapshot, chunk = hook._taker._snapshot, 1 << 19
     began = time.perf_counter()
@@ -174,8 +174,8 @@ def _rank(rank: int, work: Path, steps: int, seen: Any) -> None:
 def check(work: Path, steps: int) -> None:
     """Restore every step, and compare it with the full checkpoint that was saved beside."""
     from deltackpt.format.safetensors_header import head_size, parse_header
-    from deltackpt.materialize import apply
     from deltackpt.repository import Repository
+    from deltackpt.restore.materialize import apply
     from deltackpt.verify import verify_repository
 
     def tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

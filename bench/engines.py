@@ -22,12 +22,12 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "deltackpt
 sys.path[0] = str(Path(__file__).parent.parent / "tests")  # this file would hide the package of that name
 
 import torch  # noqa: E402
-from engines.steps import NEVER  # noqa: E402
-from engines.vllm_real.tiny import checksums, engine, tiny  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
+from support.engine_steps import NEVER  # noqa: E402
+from support.vllm_tiny import checksums, engine, tiny  # noqa: E402
 
 from deltackpt.engines.update import read_reports  # noqa: E402
-from deltackpt.write import write  # noqa: E402
+from deltackpt.publish.write import write  # noqa: E402
 
 SIZE = {
     "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,

@@ -25,25 +25,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 
-from deltackpt import digest
 from deltackpt.codecs import Change as HostChange
 from deltackpt.codecs import encode as encode_on_host
+from deltackpt.format import state_digest
 from deltackpt.format.manifest import File
-from deltackpt.hooks import TrainerHook, device, device_digest, device_take
-from deltackpt.hooks.device import Change
-from deltackpt.hooks.device_code import code
-from deltackpt.hooks.device_down import Aside, aside
-from deltackpt.hooks.device_find import groups
-from deltackpt.hooks.device_packed import Found, encode
-from deltackpt.hooks.extract import Piece, pieces_of
+from deltackpt.gpu import device
+from deltackpt.gpu import digest as device_digest
+from deltackpt.gpu import pipeline as device_take
+from deltackpt.gpu.device import DeviceChange
+from deltackpt.gpu.device_packed import Found, encode
+from deltackpt.gpu.diff import groups
+from deltackpt.gpu.encode import code
+from deltackpt.gpu.transfers import Aside, aside
+from deltackpt.hooks import TrainerHook
+from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.parts import put_parts
-from deltackpt.hooks.snapshot import Snapshot
-from deltackpt.hooks.taking import Taker
-from deltackpt.hooks.team import Alone
-from deltackpt.hooks.words import on_host
-from deltackpt.patch import Origin, PartWriter
-from deltackpt.record import AnchorPolicy
+from deltackpt.hooks.process_group import SingleProcess
+from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.store import LocalStore
+from deltackpt.torch_views.extract import Piece, pieces_of
+from deltackpt.torch_views.snapshot import Snapshot
+from deltackpt.torch_views.words import on_host
 
 SIZES = {  # vocabulary, hidden, intermediate, key and value rows, layers
     "8b": (128_256, 4096, 14_336, 1024, 32),
@@ -119,7 +122,7 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def found(pieces: list[Piece], snapshot: Snapshot) -> Iterator[tuple[list[Change], Any]]:
+def found(pieces: list[Piece], snapshot: Snapshot) -> Iterator[tuple[list[DeviceChange], Any]]:
     """What changed, a batch at a time, and the group that kernels made of it, if there are kernels."""
     if all(device_take.fits(piece) for piece in pieces):
         for group in groups(pieces, snapshot):
@@ -129,7 +132,7 @@ def found(pieces: list[Piece], snapshot: Snapshot) -> Iterator[tuple[list[Change
         yield batch, None
 
 
-def coded(batch: list[Change], group: Any, limit: int, side: Aside | None) -> Any:
+def coded(batch: list[DeviceChange], group: Any, limit: int, side: Aside | None) -> Any:
     """A job for `in_turn`: the tiles of all that is large enough, as {name: Coded}."""
     if group is not None:
         which = [i for i, piece in enumerate(group.pieces) if device_take.sparse(piece, group.counts[i], limit)]
@@ -153,7 +156,7 @@ def check(pieces: list[Piece], snapshot: Snapshot, limit: int) -> str:
     sums = device_digest.sums_of_pieces(some)
     for piece, total in zip(some, sums, strict=True):
         words, base = on_host(piece.words(), piece.dtype), on_host(snapshot.of(piece.name), piece.dtype)
-        if total != digest.of_run(words):
+        if total != state_digest.of_run(words):
             raise SystemExit(f"gpu_hook: another digest of {piece.name}")
         if piece.name not in made:
             continue
@@ -173,7 +176,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
     size = sum(piece.nbytes for piece in pieces)
     result: dict[str, float] = {"model bytes": float(size)}
     limit = 1 << (16 if args.size == "small" else 20)  # small shapes are to be coded too
-    taker = Taker(None, "main", "device", Alone(), pieces, None, scan_limit=limit, encoding="auto", threads=4, device=True)  # type: ignore[arg-type] # noqa: E501 # fmt: skip
+    taker = Capture(None, "main", "device", SingleProcess(), pieces, None, scan_limit=limit, encoding="auto", threads=4, device=True)  # type: ignore[arg-type] # noqa: E501 # fmt: skip
     taker.take(pieces)
     snapshot = taker._snapshot
     assert snapshot is not None
@@ -241,7 +244,7 @@ def pinned(
     state: dict[str, torch.Tensor], pieces: list[Piece], clock: Clock, density: float, size: int
 ) -> dict[str, float]:
     """The snapshot in pinned host memory, against the time that its bytes take over the bus."""
-    taker = Taker(None, "main", "host", Alone(), pieces, None, scan_limit=1 << 20, encoding="auto", threads=4)  # type: ignore[arg-type] # fmt: skip
+    taker = Capture(None, "main", "host", SingleProcess(), pieces, None, scan_limit=1 << 20, encoding="auto", threads=4)  # type: ignore[arg-type] # fmt: skip
     taker.take(pieces)
     snapshot = taker._snapshot
     assert snapshot is not None

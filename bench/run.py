@@ -35,11 +35,11 @@ import xxhash
 from floor import Floor, floor, tensors
 from synth import generate
 
-from deltackpt import digest
-from deltackpt.materialize import apply
-from deltackpt.parallel import threads_or_default
+from deltackpt.format import state_digest
+from deltackpt.publish.write import AnchorPolicy, WriteResult, write
 from deltackpt.repository import Repository
-from deltackpt.write import AnchorPolicy, WriteResult, write
+from deltackpt.restore.materialize import apply
+from deltackpt.util.parallel import threads_or_default
 
 HERE = Path(__file__).parent
 CHUNK = 1 << 20  # elements of the bare compare pass
@@ -216,7 +216,7 @@ class Work:
 
 
 def apply_to_cache() -> Callable[..., Any]:
-    found: Callable[..., Any] = importlib.import_module("deltackpt.cache").apply_to_cache
+    found: Callable[..., Any] = importlib.import_module("deltackpt.cache.cache").apply_to_cache
     return found
 
 
@@ -382,7 +382,7 @@ def apply_cold(work: Work) -> Iterator[Row]:
 CHILD = """
 import sys
 from pathlib import Path
-from deltackpt.write import AnchorPolicy, write
+from deltackpt.publish.write import AnchorPolicy, write
 if len(sys.argv) > 1:
     new, repo, base, threads = sys.argv[1:]
     write(new, repo, base=base or None, threads=int(threads), anchor=AnchorPolicy(ratio=float("inf")))
@@ -434,7 +434,7 @@ def digests(work: Work) -> Iterator[Row]:
         return total / statistics.median(times[1:]) / 1e9
 
     read = speed(lambda w: w.view(np.uint64).max())
-    yield Row("state digest", speed(digest.of_run), "GB/s", f"one core; {total / 1e9:.2f} GB", 0.8, at_least=True)
+    yield Row("state digest", speed(state_digest.of_run), "GB/s", f"one core; {total / 1e9:.2f} GB", 0.8, at_least=True)
     hashed = speed(xxhash.xxh3_128_digest)
     yield Row(
         "xxh3 / a pass that only reads", hashed / read, "x", f"{hashed:.1f} and {read:.1f} GB/s, one core", 0.8, True
@@ -446,7 +446,7 @@ def digests(work: Work) -> Iterator[Row]:
         at = np.flatnonzero(old != new)
         changes.append((at, old[at], new[at]))
     count = sum(len(at) for at, _, _ in changes)
-    took = statistics.median(timed(lambda: [digest.of_change(*c) for c in changes]).cpu for _ in range(5))
+    took = statistics.median(timed(lambda: [state_digest.of_change(*c) for c in changes]).cpu for _ in range(5))
     yield Row(
         "state digest, update", took / count * 1e9, "ns", f"a change; {count:,} changes in {took:.3f} s, one core"
     )

@@ -38,14 +38,14 @@ from synth import generate
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.format.safetensors_header import Tensor, build_header
-from deltackpt.holding import holding
-from deltackpt.journal import Journal
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
+from deltackpt.repository.writer_lease import writer_lease
+from deltackpt.restore.journal import Journal
 from deltackpt.store import LocalStore, MemoryStore, memory
 from deltackpt.store.fsspec_store import open_fsspec
 from deltackpt.sync.follow import Follower
 from deltackpt.sync.rate import Rate
-from deltackpt.write import AnchorPolicy, write
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 LINK = 100e6  # bytes a second
@@ -128,7 +128,7 @@ def client(url: str | None = None) -> Any:
     """A plain client, as deltackpt makes its own."""
     import s3fs
 
-    from deltackpt.store.patience import DEFAULT
+    from deltackpt.store.retry import DEFAULT
     from deltackpt.store.s3 import options
 
     return s3fs.S3FileSystem(endpoint_url=url, skip_instance_cache=True, **options(DEFAULT))
@@ -167,7 +167,7 @@ def _publish_and_follow(work: Path, folders: list[Path], turns: int, stack: Exit
     for place, url in urls.items():
         write(folders[0], url)
         repos[place] = Repository.open(url)
-        stack.enter_context(holding(repos[place]))
+        stack.enter_context(writer_lease(repos[place]))
         followers[place] = Follower(Repository.open(url), work / place)
         followers[place].catch_up()
     fs = client()

@@ -14,7 +14,7 @@ from deltackpt import __version__
 from deltackpt.errors import DeltackptError, UsageError
 from deltackpt_cli.apply import apply
 from deltackpt_cli.compact import compact
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.convert import convert
 from deltackpt_cli.diff import diff
 from deltackpt_cli.doctor import doctor
@@ -48,7 +48,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from deltackpt import kernels  # here, as it brings numpy
 
-        Voice().data([f"deltackpt {__version__}", f"kernels: {kernels.status()}"])
+        Output().data([f"deltackpt {__version__}", f"kernels: {kernels.status()}"])
         raise typer.Exit
 
 
@@ -77,7 +77,7 @@ def main() -> NoReturn:
 def run(args: Sequence[str]) -> int:
     """Run one command and say what went wrong; -> the exit code. A shell that asks for completions gets SystemExit."""
     options = args[: args.index("--")] if "--" in args else args
-    voice = Voice(json="--json" in options, verbose="--verbose" in options)  # also of a line that does not parse
+    voice = Output(json="--json" in options, verbose="--verbose" in options)  # also of a line that does not parse
     try:
         code = app(args=list(args), prog_name="deltackpt", standalone_mode=False)
     except DeltackptError as error:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt.errors import UsageError
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Step, Threads, read_through
 
 if TYPE_CHECKING:
-    from deltackpt.materialize import ApplyResult
+    from deltackpt.restore.materialize import ApplyResult
 
 Out = Annotated[
     Path,
@@ -28,7 +28,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Build a new slot; do not p
 
 
 def apply(
-    voice: Voice,
+    voice: Output,
     repo: Repo,
     out: Out,
     step: Step = "latest",
@@ -55,7 +55,7 @@ def apply(
 
             done = apply_to_cache(source, out, step, ref=ref, threads=threads, fresh=fresh, progress=progress)
         else:
-            from deltackpt import materialize
+            from deltackpt.restore import materialize
 
             done = materialize.apply(source, out, step, ref=ref, sync=sync, threads=threads, progress=progress)
     if done.rebuilt is not None:

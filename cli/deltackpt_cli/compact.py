@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo, Threads
 
 if TYPE_CHECKING:
-    from deltackpt.compact import CompactPlan, CompactResult
+    from deltackpt.compact.plan import CompactPlan, CompactResult
 
 From = Annotated[
     str | None,
@@ -36,7 +36,7 @@ Dry = Annotated[bool, typer.Option("--dry-run", help="Show the plan; write nothi
 
 
 def compact(
-    voice: Voice,
+    voice: Output,
     repo: Repo,
     start: From = None,
     end: To = "latest",
@@ -50,7 +50,7 @@ def compact(
 
     The patches stay for those who are in between, until gc.
     """
-    from deltackpt.compact import LEVELS, plan_compact
+    from deltackpt.compact.plan import LEVELS, plan_compact
     from deltackpt.repository import Repository
 
     source = Repository.open(repo)

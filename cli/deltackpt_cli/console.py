@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from deltackpt.errors import DeltackptError
-from deltackpt.progress import SILENT, Progress
+from deltackpt.util.progress import SILENT, Progress
 from deltackpt_cli.secrets import hidden
 
 CLOSED = 141  # as a process that SIGPIPE ended
@@ -25,7 +25,7 @@ class Result(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-class Voice:
+class Output:
     """How one call of a command speaks."""
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
@@ -91,7 +91,7 @@ class Voice:
         if self._quiet or not sys.stderr.isatty():
             yield SILENT
             return
-        from deltackpt_cli.bar import Bar
+        from deltackpt_cli.progress import Bar
 
         bar = Bar()
         try:
@@ -103,7 +103,7 @@ class Voice:
 class _Notes(logging.Handler):
     """Warnings of the library as notes of the command."""
 
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: Output) -> None:
         super().__init__(logging.WARNING)
         self._voice = voice
 

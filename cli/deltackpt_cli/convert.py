@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.export import Checksum, Encoding, Out, lines
 from deltackpt_cli.import_ import Base, Format, Source, Trust
 from deltackpt_cli.options import Threads
@@ -19,7 +19,7 @@ Target = Annotated[
 
 
 def convert(
-    voice: Voice,
+    voice: Output,
     format: Format,
     src: Source,
     to: Target,
@@ -34,16 +34,16 @@ def convert(
 
     An import into a repository that is gone afterwards, and an export of all of it.
     """
-    from deltackpt.interop import bring, give, reader, writer
+    from deltackpt.interop import export_steps, import_steps, reader, writer
     from deltackpt.repository import Repository
 
     name, source = reader(format, src, **({"trust_numbers": True} if trust_numbers else {}))
     options = {"encoding": encoding, "checksum": checksum}
     target_name, target = writer(to, out, **{key: value for key, value in options.items() if value is not None})
     with tempfile.TemporaryDirectory(prefix="deltackpt-convert-") as work, voice.progress() as progress:
-        brought = bring(name, source, Path(work) / "repo", base=base, threads=threads, progress=progress)
+        brought = import_steps(name, source, Path(work) / "repo", base=base, threads=threads, progress=progress)
         repo = Repository.open(Path(work) / "repo")
-        done = give(repo, target_name, target, out, threads=threads, progress=progress)
+        done = export_steps(repo, target_name, target, out, threads=threads, progress=progress)
     for proof, count in brought.proofs.items():
         voice.note(f"note: {count} x {proof}")
     voice.result(done, lambda: lines(done))

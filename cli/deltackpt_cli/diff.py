@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Encoding, Threads
 
 if TYPE_CHECKING:
-    from deltackpt.report.comparison import Comparison, Total
+    from deltackpt.report.comparison import CheckpointComparison, Total
     from deltackpt.report.sizes import TensorDifference
 
 Dir = Annotated[Path, typer.Argument(show_default=False, help="A checkpoint directory.")]
 ENCODINGS = [e.value for e in Encoding if e is not Encoding.auto]
 
 
-def diff(voice: Voice, dir_a: Dir, dir_b: Dir, threads: Threads = None) -> None:
+def diff(voice: Output, dir_a: Dir, dir_b: Dir, threads: Threads = None) -> None:
     """Show what a patch would hold.
 
     From one checkpoint directory to another, by tensor and by layer, with its size in every encoding. Tensors that are
@@ -35,7 +35,7 @@ def diff(voice: Voice, dir_a: Dir, dir_b: Dir, threads: Threads = None) -> None:
     voice.result(found, lambda: _lines(found, verbose=voice.verbose))
 
 
-def _lines(found: Comparison, *, verbose: bool) -> Iterator[str]:
+def _lines(found: CheckpointComparison, *, verbose: bool) -> Iterator[str]:
     numbers = [">changed", ">density", ">1 ULP", ">auto", *(f">{e}" for e in ENCODINGS)]
     rows = [
         [t.what, t.encoding or "-", t.dtype, *_numbers(t), t.name] for t in found.tensors if verbose or t.what != "same"

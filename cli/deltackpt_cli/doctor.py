@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 
 if TYPE_CHECKING:
-    from deltackpt.doctor import Diagnosis
+    from deltackpt.store.doctor import Diagnosis
 
 BROKEN = 8  # as a store that does not answer
 
@@ -20,14 +20,14 @@ Url = Annotated[
 ]
 
 
-def doctor(voice: Voice, url: Url) -> None:
+def doctor(voice: Output, url: Url) -> None:
     """Try a store out: what it guarantees, and what not. Says too whether this host has the compiled kernels.
 
     Writes a few small objects into a folder of its own, and removes them. The exit code is 8 if the store does
     not do what it should.
     """
-    from deltackpt.doctor import diagnose
     from deltackpt.store import open_store
+    from deltackpt.store.doctor import diagnose
 
     found = diagnose(open_store(url))
     voice.result(found, lambda: _lines(found))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo, Threads
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ Marker = Annotated[
 
 
 def export(
-    voice: Voice,
+    voice: Output,
     repo: Repo,
     format: Format,
     out: Out,
@@ -65,13 +65,13 @@ def export(
     Every state is proven before it is written. A step that the layout cannot carry as a change goes whole, and why is
     said.
     """
-    from deltackpt.interop import give, writer
+    from deltackpt.interop import export_steps, writer
     from deltackpt.repository import Repository
 
     options = {"encoding": encoding, "checksum": checksum, "marker": marker}
     name, target = writer(format, out, **{key: value for key, value in options.items() if value is not None})
     with voice.progress() as progress:
-        done = give(
+        done = export_steps(
             Repository.open(repo),
             name,
             target,

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deltackpt.errors import ChainError, DeltackptError, UsageError
-from deltackpt_cli import sizes, text
-from deltackpt_cli.child import run
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli import sizes
+from deltackpt_cli.console import Output
 from deltackpt_cli.mirror import again
 from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
+from deltackpt_cli.process import run
 from deltackpt_cli.signals import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ Exec = Annotated[
 
 
 def follow(
-    voice: Voice,
+    voice: Output,
     repo: Repo,
     cache: Cache,
     ref: Ref = "main",
@@ -109,7 +110,7 @@ def _once(teller: _Teller, follower: Follower) -> None:
 class _Teller:
     """Tells whoever listens, and runs the command."""
 
-    def __init__(self, voice: Voice, command: str | None) -> None:
+    def __init__(self, voice: Output, command: str | None) -> None:
         self._voice, self._command = voice, command
 
     def event(self, event: str, line: str, **fields: Any) -> None:

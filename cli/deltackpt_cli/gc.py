@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deltackpt.errors import UsageError
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Repo, Threads
 
 if TYPE_CHECKING:
-    from deltackpt.gc import GcPlan, GcResult
+    from deltackpt.gc.sweep import GcPlan, GcResult
 
 Last = Annotated[
     int | None, typer.Option(metavar="N", min=1, show_default=False, help="Keep the newest N steps of every branch.")
@@ -64,7 +64,7 @@ class Outcome:
 
 
 def gc(
-    voice: Voice,
+    voice: Output,
     repo: Repo,
     keep_last: Last = None,
     keep_every: Every = None,
@@ -82,9 +82,9 @@ def gc(
     Heads, tags, leases and the newest anchor are always kept, with all that they need. Without any --keep option every
     step of a branch is, and what goes is what rewinds and broken uploads left behind.
     """
-    from deltackpt import gc as library
+    from deltackpt.gc import sweep as library
+    from deltackpt.gc.retention import Policy
     from deltackpt.repository import Repository
-    from deltackpt.retention import Policy
 
     policed = keep_last or keep_every or keep_within or keep_tag or grace
     if execute is not None and (plan is not None or dry_run or rebase or policed):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo, Threads
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ Every = Annotated[
 
 
 def import_(
-    voice: Voice,
+    voice: Output,
     format: Format,
     src: Source,
     repo: Repo,
@@ -61,13 +61,13 @@ def import_(
     Each is proven as far as its layout allows, and what it cannot prove is said. Steps that the branch has from an
     earlier import are passed over. Anything inconsistent is refused; the steps before it are then published.
     """
-    from deltackpt.interop import bring, reader
-    from deltackpt.record import AnchorPolicy
+    from deltackpt.interop import import_steps, reader
+    from deltackpt.publish.manifest import AnchorPolicy
 
     name, source = reader(format, src, **_given(marker=marker, trust_numbers=trust_numbers))
     with voice.progress() as progress:
         policy = AnchorPolicy(every=anchor_every)
-        done = bring(name, source, repo, base=base, anchor=policy, ref=ref, threads=threads, progress=progress)
+        done = import_steps(name, source, repo, base=base, anchor=policy, ref=ref, threads=threads, progress=progress)
     for note in done.notes:
         voice.note(f"note: {note}")
     voice.result(done, lambda: _lines(done))

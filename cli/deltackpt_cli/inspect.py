@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Step, Threads
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Target = Annotated[
 ]
 
 
-def inspect(voice: Voice, target: Target, step: Step = "latest", ref: Ref = "main", threads: Threads = None) -> None:
+def inspect(voice: Output, target: Target, step: Step = "latest", ref: Ref = "main", threads: Threads = None) -> None:
     """Show what a patch holds, tensor by tensor.
 
     Of a store that is not local only headers and tables are read, and the share of steps by one ULP is not known.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ Graphic = Annotated[
 ]
 
 
-def log(voice: Voice, repo: Repo, ref: Ref = "main", graph: Graphic = False) -> None:
+def log(voice: Output, repo: Repo, ref: Ref = "main", graph: Graphic = False) -> None:
     """List the steps, newest first."""
     from deltackpt.report import log as report
     from deltackpt.repository import Repository

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt.errors import DeltackptError, UsageError
-from deltackpt_cli import sizes, text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli import sizes
+from deltackpt_cli.console import Output
 from deltackpt_cli.repair import put_right
 from deltackpt_cli.signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, Move
+    from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, RefMove
 
 Source = Annotated[str, typer.Argument(metavar="SRC", show_default=False, help="The repository to copy.")]
 Target = Annotated[
@@ -49,7 +50,7 @@ Repair = Annotated[
 
 
 def mirror(
-    voice: Voice,
+    voice: Output,
     source: Source,
     target: Target,
     from_step: FromStep = None,
@@ -73,7 +74,7 @@ def mirror(
     from deltackpt.repository import Repository
     from deltackpt.store import open_store
     from deltackpt.sync.mirror import Mirror, Start
-    from deltackpt.sync.polling import keep_mirrored
+    from deltackpt.sync.poller import keep_mirrored
     from deltackpt.sync.transfer import Transfer, default_spool
 
     others = [from_step is not None and "--from-step", latest_only and "--latest-only", watch and "--watch"]
@@ -106,12 +107,12 @@ def mirror(
                     say(voice, done)
 
 
-def again(voice: Voice, error: DeltackptError, wait: float) -> None:
+def again(voice: Output, error: DeltackptError, wait: float) -> None:
     """Say that something failed for a while."""
     voice.say(f"{error.where}: {error.have} [{error.code}]; again in {wait:.1f} s")
 
 
-def say(voice: Voice, done: MirrorResult) -> None:
+def say(voice: Output, done: MirrorResult) -> None:
     if not done.leased:
         voice.note("note: the source is read-only, so no lease keeps gc from what is read")
     voice.result(done, lambda: _lines(done))
@@ -144,6 +145,6 @@ def _lines(done: MirrorResult) -> Iterator[str]:
     )
 
 
-def _moves(moves: tuple[Move, ...], kind: str) -> Iterator[tuple[str, str]]:
+def _moves(moves: tuple[RefMove, ...], kind: str) -> Iterator[tuple[str, str]]:
     for move in moves:
         yield f"{kind} {move.name}", f"{f'{move.old.step} to ' if move.old else 'at '}{move.new.step}"

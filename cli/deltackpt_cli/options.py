@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deltackpt_cli import sizes
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 
 if TYPE_CHECKING:
     from deltackpt.repository import Repository
@@ -46,7 +46,7 @@ ObjectCacheSize = Annotated[
 
 def read_through(url: str, folder: Path | None, size: str) -> Repository:
     """The repository at a URL, read through a cache of objects if a folder for it was given."""
-    from deltackpt import repository
+    from deltackpt.repository import repository
     from deltackpt.store import open_store
 
     store = open_store(url)
@@ -73,8 +73,8 @@ def _common(
     json: Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More detail; a traceback with an error.")] = False,
-) -> Voice:
-    return Voice(json=json, quiet=quiet, verbose=verbose)
+) -> Output:
+    return Output(json=json, quiet=quiet, verbose=verbose)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.mirror import Jobs, Limit, mirror
 from deltackpt_cli.options import Repo
 from deltackpt_cli.push import Remote
 
 
-def pull(voice: Voice, repo: Repo, remote: Remote, limit: Limit = None, jobs: Jobs = 8) -> None:
+def pull(voice: Output, repo: Repo, remote: Remote, limit: Limit = None, jobs: Jobs = 8) -> None:
     """Copy what REPO lacks of REMOTE to it.
 
     REPO is made if there is none. `mirror REMOTE REPO`, which has more options.

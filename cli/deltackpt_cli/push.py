@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.mirror import Jobs, Limit, mirror
 from deltackpt_cli.options import Repo
 
@@ -15,7 +15,7 @@ Remote = Annotated[
 ]
 
 
-def push(voice: Voice, repo: Repo, remote: Remote, limit: Limit = None, jobs: Jobs = 8) -> None:
+def push(voice: Output, repo: Repo, remote: Remote, limit: Limit = None, jobs: Jobs = 8) -> None:
     """Copy what REMOTE lacks of REPO to it.
 
     `mirror REPO REMOTE`, which has more options.

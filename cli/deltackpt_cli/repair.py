@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.verify import findings
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deltackpt.sync.transfer import Transfer
 
 
-def put_right(voice: Voice, origin: Repository, transfer: Transfer, *, dry_run: bool) -> None:
+def put_right(voice: Output, origin: Repository, transfer: Transfer, *, dry_run: bool) -> None:
     from deltackpt.sync.repair import Repair
 
     work = Repair(origin, transfer)

@@ -10,7 +10,7 @@ import typer
 
 from deltackpt.errors import ChainError, UsageError
 from deltackpt_cli import sizes
-from deltackpt_cli.console import Voice
+from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Cache, Poll
 from deltackpt_cli.options import Ref, Repo, Threads, read_through
 from deltackpt_cli.signals import stopped_by_signals
@@ -31,7 +31,7 @@ Metrics_ = Annotated[
 
 
 def serve_updates(
-    voice: Voice,
+    voice: Output,
     repo: Repo,
     cache: Cache,
     engine: Engines,
@@ -86,7 +86,7 @@ def _absolute(repo: str) -> str:
 
 
 class _Teller:
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: Output) -> None:
         self._voice = voice
 
     def __call__(self, event: str, fields: dict[str, Any]) -> None:

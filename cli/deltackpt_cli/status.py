@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ Cache = Annotated[
 ]
 
 
-def status(voice: Voice, repo: Repo, cache: Cache = None, ref: Ref = "main") -> None:
+def status(voice: Output, repo: Repo, cache: Cache = None, ref: Ref = "main") -> None:
     """Show where a repository and a cache are."""
     from deltackpt.report import status as report
     from deltackpt.repository import Repository

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from deltackpt.errors import UsageError
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo
 
 Name = Annotated[
@@ -30,11 +30,11 @@ class Tags:
 
 
 def tag(
-    voice: Voice, repo: Repo, name: Name = None, step: Step = "latest", ref: Ref = "main", delete: Delete = False
+    voice: Output, repo: Repo, name: Name = None, step: Step = "latest", ref: Ref = "main", delete: Delete = False
 ) -> None:
     """Name a step, so that gc keeps it."""
-    from deltackpt.leases import pinned
     from deltackpt.repository import Repository
+    from deltackpt.repository.leases import pinned
 
     if delete and name is None:
         raise UsageError("usage", where="--delete", have="no tag", need="the name of one")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt.errors import UsageError
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Threads
 
 if TYPE_CHECKING:
-    from deltackpt.verify import Finding, Report
+    from deltackpt.verify import Finding, VerifyReport
 
 Target = Annotated[
     str,
@@ -43,7 +43,7 @@ Step = Annotated[
 
 
 def verify(
-    voice: Voice,
+    voice: Output,
     target: Target,
     against: Against = None,
     step: Step = None,
@@ -106,7 +106,7 @@ def _step(finding: Finding) -> int | None:
     return int(number) if number != finding.where and number.isdecimal() else None
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: VerifyReport) -> Iterator[str]:
     yield from findings(report.findings)
     found = f"{text.count(len(report.findings))} finding{'s' * (len(report.findings) != 1)}"
     checked = ", ".join(f"{what} {text.count(count)}" for what, count in report.checked.items())

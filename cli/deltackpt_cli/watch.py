@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt.errors import UsageError
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Encoding, Ref, Repo, Threads
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 
 
 def watch(
-    voice: Voice,
+    voice: Output,
     directory: Directory,
     repo: Repo,
     pattern: Pattern = "step_{step}",
@@ -83,7 +83,7 @@ def watch(
     In order, each once, whatever restarts; none that is still being written: its marker is there, or it did not change
     for a while, is complete by its index, and hashes to the same twice. One line a step; --json makes it an object.
     """
-    from deltackpt.record import AnchorPolicy
+    from deltackpt.publish.manifest import AnchorPolicy
     from deltackpt.watch import Watch
 
     following = Watch(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt_cli import text
-from deltackpt_cli.console import Voice
+from deltackpt_cli import format as text
+from deltackpt_cli.console import Output
 from deltackpt_cli.options import Encoding, Ref, Repo, Threads
 
 if TYPE_CHECKING:
-    from deltackpt.write import WriteResult
+    from deltackpt.publish.write import WriteResult
 
 Directory = Annotated[Path, typer.Argument(metavar="CHECKPOINT_DIR", show_default=False, help="What to publish.")]
 Number = Annotated[
@@ -73,7 +73,7 @@ ScanLimit = Annotated[
 
 
 def write(
-    voice: Voice,
+    voice: Output,
     checkpoint: Directory,
     repo: Repo,
     step: Number = None,
@@ -94,8 +94,8 @@ def write(
     The first step is stored whole, an anchor; the next ones as patches. The repository is made if there is none. Until
     the step is published whole, readers see the one before.
     """
-    from deltackpt import write as library
     from deltackpt.codecs import SCAN_LIMIT
+    from deltackpt.publish import write as library
 
     ratio = library.ANCHOR_RATIO if anchor_when_ratio is None else anchor_when_ratio
     with voice.progress() as progress:

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.bits import DType
-from deltackpt.codecs import directory, packed, plain, planes
-from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Room, Source
-from deltackpt.codecs.near import FAR_ONLY, SCAN_LIMIT, choose_near
-from deltackpt.codecs.steps import count_exponents
+from deltackpt.codecs import plain, planes
+from deltackpt.codecs.packed import codec as packed
+from deltackpt.codecs.packed import tile_index
+from deltackpt.codecs.packed.exponent_lists import FAR_ONLY, SCAN_LIMIT, choose_near
+from deltackpt.codecs.packed.steps import count_exponents
 from deltackpt.codecs.table import Entry, detail_size
 from deltackpt.codecs.tiles import choose_grid
+from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Source
 from deltackpt.errors import UsageError
+from deltackpt.format.dtypes import DType
 
 __all__ = [
     "CHOICES",
@@ -98,7 +100,9 @@ def _packed(change: Change, scan_limit: int) -> Encoded | None:
     return Encoded(detail, tiles)
 
 
-def decode(entry: Entry, base: Elements | None, source: Source, where: str, room: Room | None = None) -> Decoded:
+def decode(
+    entry: Entry, base: Elements | None, source: Source, where: str, room: DecodeBuffer | None = None
+) -> Decoded:
     """The new elements of an entry's tensor or box, given its flat old elements; in ``room`` if that can take them.
 
     Raises FormatError.
@@ -124,7 +128,7 @@ def decode_into(entry: Entry, elements: Elements, source: Source, where: str) ->
 def check(entry: Entry, source: Source, where: str) -> None:
     """Checksums alone, for whoever has no old elements. Raises FormatError."""
     if entry.encoding == "packed":
-        directory.check(entry.detail, source.payload(), where)
+        tile_index.check(entry.detail, source.payload(), where)
     elif entry.encoding == "planes":
         planes.check(entry.detail, source.payload(), where)
     elif entry.encoding != "removed":

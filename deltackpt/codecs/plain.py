@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deltackpt.bits import DType, storage_shape
-from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Plain, Source, view, words
+from deltackpt.codecs.types import Change, Decoded, Elements, Encoded, PlainTensor, Source, view, words
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DType, storage_shape
 
 INDICES = ".indices"
 VALUES = ".values"
@@ -27,7 +27,7 @@ def encode_full(change: Change, shape: tuple[int, ...]) -> Encoded:
     """All the new bytes, under the tensor's own name, dtype and shape."""
     data = view(change.target)
     changes = len(change.positions) if change.base is not None else change.elements
-    return Encoded(Checked(changes, zlib.crc32(data)), plain=[Plain("", change.dtype.name, shape, data)])
+    return Encoded(Checked(changes, zlib.crc32(data)), plain=[PlainTensor("", change.dtype.name, shape, data)])
 
 
 def decode_full(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
@@ -45,7 +45,7 @@ def encode_nan(change: Change, shape: tuple[int, ...]) -> Encoded | None:
     elements[change.positions] = change.new
     data = view(elements)
     detail = Checked(len(change.positions), zlib.crc32(data))
-    return Encoded(detail, plain=[Plain("", change.dtype.name, shape, data)])
+    return Encoded(detail, plain=[PlainTensor("", change.dtype.name, shape, data)])
 
 
 def decode_nan(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
@@ -66,7 +66,10 @@ def encode_index(change: Change, shape: tuple[int, ...]) -> Encoded | None:
     whole = storage_shape(change.dtype, shape) == tuple(shape) and change.dtype.bits == 8 * change.dtype.width
     count = (len(change.positions),)
     detail = Checked(len(change.positions), zlib.crc32(values, zlib.crc32(indices)))
-    plain = [Plain(INDICES, name, count, indices), Plain(VALUES, change.dtype.name if whole else "U8", count, values)]
+    plain = [
+        PlainTensor(INDICES, name, count, indices),
+        PlainTensor(VALUES, change.dtype.name if whole else "U8", count, values),
+    ]
     return Encoded(detail, plain=plain)
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from deltackpt.bits import DType, in_order, out_of_order, uint
-from deltackpt.codecs.change import Change, Decoded, Elements, Encoded, Source
+from deltackpt.codecs.types import Change, Decoded, Elements, Encoded, Source
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DType, in_order, out_of_order, uint
 
 CHUNK = 1 << 17
 LEVEL = 1
@@ -24,7 +24,7 @@ STORED_ABOVE = 97  # percent
 
 
 @dataclass(frozen=True)
-class Directory:
+class ChunkIndex:
     """``sizes`` (chunks, width): bytes of every plane, times two, plus one where it is a zstd frame."""
 
     changes: int
@@ -61,13 +61,13 @@ def encode(change: Change) -> Encoded | None:
         sizes.append(row)
         checksums.append(checksum)
     shape = (len(sizes), change.dtype.width)
-    directory = Directory(
+    directory = ChunkIndex(
         len(change.positions), np.array(sizes, np.int64).reshape(shape), np.array(checksums, np.uint32)
     )
     return Encoded(directory, payload)
 
 
-def decode(detail: Directory, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
+def decode(detail: ChunkIndex, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
     assert base is not None
     check(detail, source.payload(), where)
     values = np.empty_like(base)
@@ -83,7 +83,7 @@ def decode(detail: Directory, dtype: DType, base: Elements | None, source: Sourc
     return Decoded(None, values)
 
 
-def check(detail: Directory, payload: memoryview, where: str) -> None:
+def check(detail: ChunkIndex, payload: memoryview, where: str) -> None:
     """Raise FormatError ``tile-checksum`` unless every chunk has the crc32 of the directory."""
     at = 0
     for c, length in enumerate((detail.sizes >> 1).sum(axis=1).tolist()):

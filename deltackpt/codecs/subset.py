@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import storage_shape
-from deltackpt.codecs import packed, planes
+from deltackpt.codecs import planes
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.change import Decoded, Elements, Positions
-from deltackpt.codecs.directory import Directory
+from deltackpt.codecs.packed import codec as packed
+from deltackpt.codecs.packed.tile_index import TileIndex
 from deltackpt.codecs.table import Entry
+from deltackpt.codecs.types import Decoded, Elements, Positions
+from deltackpt.format.dtypes import storage_shape
 
 Shape = tuple[int, ...]
 Flags = npt.NDArray[np.bool_]
@@ -73,7 +74,7 @@ def _packed(
     entry: Entry, tiles: Ints, payload: memoryview, base: Elements, where: str
 ) -> Iterator[tuple[Positions, Elements]]:
     """Slice by slice, so that the work for one tile of one expert does not follow the number of experts."""
-    whole: Directory = entry.detail
+    whole: TileIndex = entry.detail
     grid, in_slice = replace(whole.grid, lead=1), whole.grid.rows * whole.grid.columns
     size, at = grid.height * grid.width, 0
     for lead in np.unique(tiles // in_slice).tolist():
@@ -99,7 +100,7 @@ def _packed(
 def _planes(
     entry: Entry, chunks: Ints, payload: memoryview, base: Elements, where: str
 ) -> Iterator[tuple[Positions, Elements]]:
-    whole: planes.Directory = entry.detail
+    whole: planes.ChunkIndex = entry.detail
     at = 0
     for chunk in chunks.tolist():
         one = slice(chunk, chunk + 1)

@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.bits import BY_CODE, DTYPES, DType, nbytes, storage_shape
-from deltackpt.codecs import packed, planes
-from deltackpt.codecs.directory import Directory
-from deltackpt.codecs.near import Near
+from deltackpt.codecs import planes
+from deltackpt.codecs.packed import codec as packed
+from deltackpt.codecs.packed.exponent_lists import Near
+from deltackpt.codecs.packed.steps import MAX_EXCEPTION_K, Scale
+from deltackpt.codecs.packed.tile_index import TileIndex
 from deltackpt.codecs.plain import Checked
-from deltackpt.codecs.steps import MAX_EXCEPTION_K, Scale
 from deltackpt.codecs.tiles import MAX_TILE, Grid, collapse
+from deltackpt.format.dtypes import BY_CODE, DTYPES, DType, nbytes, storage_shape
 from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, check_name
-from deltackpt.format.varint import Reader, arrays, write
+from deltackpt.format.varint import VarintReader, arrays, write
 
 MAX_ENTRIES = 1 << 20
 MAX_CLASSES = 15
@@ -90,7 +91,7 @@ def write_table(entries: Sequence[Entry]) -> bytes:
 
 def read_table(data: bytes | memoryview, where: str) -> list[Entry]:
     """Inverse of :func:`write_table`. Raises FormatError."""
-    r = Reader(data, where)
+    r = VarintReader(data, where)
     entries: list[Entry] = []
     last = b""
     order: tuple[bytes, tuple[int, ...]] = (b"", (-1,))
@@ -108,7 +109,7 @@ def read_table(data: bytes | memoryview, where: str) -> list[Entry]:
     return entries
 
 
-def _read_entry(r: Reader, raw: bytes, where: str) -> Entry:
+def _read_entry(r: VarintReader, raw: bytes, where: str) -> Entry:
     try:
         name = raw.decode()
     except UnicodeDecodeError:
@@ -158,11 +159,11 @@ def _write_checked(detail: Checked) -> bytes:
     return write([detail.changes]) + detail.checksum.to_bytes(4, "little")
 
 
-def _read_checked(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int) -> Checked:
+def _read_checked(r: VarintReader, dtype: DType, shape: tuple[int, ...], elements: int) -> Checked:
     return Checked(r.number(elements), int.from_bytes(r.raw(4), "little"))
 
 
-def _write_packed(d: Directory) -> bytes:
+def _write_packed(d: TileIndex) -> bytes:
     head = [d.grid.lead, d.grid.rows, d.grid.columns, d.near.classes]
     head += [d.near.threshold] if d.near.classes else []
     head += [d.scale.ceiling]
@@ -170,7 +171,7 @@ def _write_packed(d: Directory) -> bytes:
     return write(head) + arrays(d.counts.ravel(), d.unary, d.lengths) + d.checksums.astype("<u4").tobytes()
 
 
-def _read_packed(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int) -> Directory:
+def _read_packed(r: VarintReader, dtype: DType, shape: tuple[int, ...], elements: int) -> TileIndex:
     if dtype.width not in packed.WIDTHS:
         r.refuse("encoding-dtype", f"packed {dtype.name}", "a dtype of 1, 2 or 4 bytes")
     lead, height, width = collapse(shape)
@@ -203,20 +204,20 @@ def _read_packed(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int)
     changes = counts.sum(axis=1)
     if ((changes + 7) // 8 + unary > lengths).any():
         r.refuse("tile-short", "a tile shorter than its sections", "room for signs and unary codes")
-    return Directory(grid, near, scale, exception_k, counts, unary, lengths, checksums)
+    return TileIndex(grid, near, scale, exception_k, counts, unary, lengths, checksums)
 
 
-def _write_planes(d: planes.Directory) -> bytes:
+def _write_planes(d: planes.ChunkIndex) -> bytes:
     return write([d.changes]) + arrays(d.sizes.ravel()) + d.checksums.astype("<u4").tobytes()
 
 
-def _read_planes(r: Reader, dtype: DType, shape: tuple[int, ...], elements: int) -> planes.Directory:
+def _read_planes(r: VarintReader, dtype: DType, shape: tuple[int, ...], elements: int) -> planes.ChunkIndex:
     changes = r.number(elements)
     chunks = planes.chunks(elements)
     if chunks * (dtype.width + 4) > r.left:
         r.refuse("table-short", f"{r.left} bytes left", f"{chunks:,} chunks")
     sizes = r.numbers(chunks * dtype.width, 4 * planes.CHUNK).reshape(chunks, dtype.width)
-    return planes.Directory(changes, sizes, np.frombuffer(r.raw(4 * chunks), "<u4"))
+    return planes.ChunkIndex(changes, sizes, np.frombuffer(r.raw(4 * chunks), "<u4"))
 
 
 _WRITERS: dict[str, Callable[[Any], bytes]] = {
@@ -226,7 +227,7 @@ _WRITERS: dict[str, Callable[[Any], bytes]] = {
     "packed": _write_packed,
     "planes": _write_planes,
 }
-_READERS: dict[str, Callable[[Reader, DType, tuple[int, ...], int], Any]] = {
+_READERS: dict[str, Callable[[VarintReader, DType, tuple[int, ...], int], Any]] = {
     "full": _read_checked,
     "nan": _read_checked,
     "index": _read_checked,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deltackpt import chain, digest
-from deltackpt.digest import Sums
 from deltackpt.errors import ChainError, NotFoundError
+from deltackpt.format import state_digest
 from deltackpt.format.manifest import Manifest
-from deltackpt.repository import Repository
+from deltackpt.format.state_digest import Sums
+from deltackpt.repository import Repository, chain
 
 Held = Mapping[str, tuple[str, tuple[int, ...], Sums]]  # by name: dtype, shape, and the sums of its words
 
 
 def state_of(held: Held) -> str:
     """The state digest of weights."""
-    return digest.state((name, dtype, shape, sums) for name, (dtype, shape, sums) in held.items())
+    return state_digest.state((name, dtype, shape, sums) for name, (dtype, shape, sums) in held.items())
 
 
 def find_base(repo: Repository, held: Held, ref: str = "main") -> Manifest:

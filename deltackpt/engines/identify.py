@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltackpt import digest
-from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.engines.base import find_base
 from deltackpt.errors import CheckpointError
+from deltackpt.format import state_digest
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 
@@ -28,6 +28,6 @@ def identify(repo: Repository, origin: str, ref: str = "main") -> Link | None:
         held = {}
         for name, tensor in found.tensors.items():
             words = found.bytes_of(name).view(f"<u{DTYPES[tensor.dtype].width}")
-            held[name] = tensor.dtype, tuple(tensor.shape), digest.of_run(words)
+            held[name] = tensor.dtype, tuple(tensor.shape), state_digest.of_run(words)
             found.release(name)
     return find_base(repo, held, ref).link

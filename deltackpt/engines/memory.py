@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.hooks.words import INTS, from_host
 from deltackpt.kernels import scatter
+from deltackpt.torch_views.words import INTS, from_host
 
 Words = npt.NDArray[Any]
 

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt import digest
-from deltackpt.bits import DType, uint
 from deltackpt.engines.base import Held
 from deltackpt.errors import CheckpointError
+from deltackpt.format import state_digest
+from deltackpt.format.dtypes import DType, uint
 from deltackpt.format.safetensors_header import Tensor
-from deltackpt.hooks.names import Rename, listed, published_names
-from deltackpt.hooks.words import dtype_of, from_host, on_host, shape_of, words
+from deltackpt.torch_views.names import Rename, listed, published_names
+from deltackpt.torch_views.words import dtype_of, from_host, on_host, shape_of, words
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightPlace:
     """Where a checkpoint's tensor lives in a module. Names that are tied share one storage."""
 
     name: str
@@ -51,7 +51,7 @@ class Place:
             self.tensor.detach().copy_(flat.view(self.tensor.dtype).reshape(self.tensor.shape))
 
 
-def places(model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename | None = None) -> dict[str, Place]:
+def places(model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename | None = None) -> dict[str, WeightPlace]:
     """{checkpoint name: place} for every tensor of a layout's ``table``.
 
     A tensor of the module that the checkpoint does not name must be tied to one that it does, or be left out by
@@ -59,13 +59,13 @@ def places(model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename |
     """
     state = model.state_dict(keep_vars=True)
     names = published_names(state, rename)
-    found: dict[str, Place] = {}
+    found: dict[str, WeightPlace] = {}
     wrong: list[str] = []
     for own, name in names.items():
         tensor = state[own].detach()
         if name in table:
             dtype = dtype_of(tensor.dtype, own)
-            place = found[name] = Place(name, tensor, dtype, shape_of(tensor, dtype))
+            place = found[name] = WeightPlace(name, tensor, dtype, shape_of(tensor, dtype))
             if place.known != (table[name].dtype, tuple(table[name].shape)):
                 want = table[name]
                 wrong.append(f"{name} is {dtype.name} {list(place.shape)}, not {want.dtype} {list(want.shape)}")
@@ -85,8 +85,9 @@ def _alias(tensor: torch.Tensor) -> tuple[int, int, torch.Size, tuple[int, ...]]
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
-def held(found: Mapping[str, Place]) -> Held:
+def held(found: Mapping[str, WeightPlace]) -> Held:
     """The digests of all weights, at the speed of memory."""
     return {
-        name: (*place.known, digest.of_run(place.read().view(uint(place.dtype.width)))) for name, place in found.items()
+        name: (*place.known, state_digest.of_run(place.read().view(uint(place.dtype.width))))
+        for name, place in found.items()
     }

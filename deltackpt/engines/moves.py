@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.bits import DTYPES, uint
-from deltackpt.chain import Plan
+from deltackpt.checkpoint.diff import changes
 from deltackpt.codecs import Decoded
-from deltackpt.diff import changes
 from deltackpt.errors import ChainError, FormatError
-from deltackpt.parts import Found, PatchReader
-from deltackpt.replay import Bytes, Known, Replay, decode_step
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Plan
+from deltackpt.restore.patch_reader import Found, PatchReader
+from deltackpt.restore.replay import Bytes, Known, Replay, decode_step
 
 
 class Moves:

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.bits import DTYPES, uint
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.regions import Region
 from deltackpt.engines.tracing import Trace
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.safetensors_header import Tensor
 
 KNOWN = {"kv_cache"}  # tensors beside the parameters that hold nothing of the weights

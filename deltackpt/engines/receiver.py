@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from deltackpt.cache import find_current
-from deltackpt.engines.host import bring, reading
+from deltackpt.cache.cache import find_current
+from deltackpt.engines.engine import Engine, attempt, model_differs, raise_on_all
 from deltackpt.engines.identify import identify
 from deltackpt.engines.memory import Copies, memories
 from deltackpt.engines.proof import Proof, derived, prove, quantized, same
-from deltackpt.engines.ranks import Engine, attempt, model_differs, raise_on_all
 from deltackpt.engines.scatter import Scatter
+from deltackpt.engines.shared_cache import bring, reading
 from deltackpt.engines.slots import slot_of
-from deltackpt.engines.staging import Staged
+from deltackpt.engines.staging import StagedStep
 from deltackpt.engines.tracing import trace
-from deltackpt.engines.update import PHASES, Report, Update
+from deltackpt.engines.update import PHASES, RankReport, Update
 from deltackpt.errors import ChainError, DeltackptError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
@@ -42,17 +42,17 @@ class Receiver:
         self.why = "the engine was not started from a step of this repository"
         self.wedged = False
         self.memory = memories(engine.model)
-        self._staged: Staged | None = None
+        self._staged: StagedStep | None = None
         self._kept: tuple[Link | None, Undo] | None = None
         raise_on_all(engine, attempt(lambda: self._attach(url)))
         found = engine.agree((self.link, self.proof is not None))
         if any(said != found[0] for said in found):
             self.link, self.proof, self.why = None, None, "the ranks were not started from one step"
 
-    def update(self, want: Update, *, open: bool = False) -> Report:
+    def update(self, want: Update, *, open: bool = False) -> RankReport:
         """Do a phase. Raises the typed error of the first rank that could not, on every rank."""
         began = time.monotonic()
-        report = Report(self.engine.rank, want.phase, open=open)
+        report = RankReport(self.engine.rank, want.phase, open=open)
         try:
             if want.phase not in PHASES:
                 raise UsageError("update-phase", where="update", have=repr(want.phase), need=" or ".join(PHASES))
@@ -85,16 +85,16 @@ class Receiver:
             find_current(self.cache)
         except NotFoundError:
             bring(self.repo, self.cache, self.link)
-        self._prove(self.link, Report())
+        self._prove(self.link, RankReport())
         if self.proof is None:
             self.why = f"step {self.link.step} is not in the cache"
         elif not self.proof.regions and self.proof.mismatch:
             self.link, self.proof, self.why = None, None, "the engine's weights are not those of its checkpoint"
 
-    def _stage(self, want: Update, report: Report) -> None:
-        self._staged = Staged(self, self._target(want), want, open=report.open)
+    def _stage(self, want: Update, report: RankReport) -> None:
+        self._staged = StagedStep(self, self._target(want), want, open=report.open)
 
-    def _apply(self, want: Update, report: Report) -> None:
+    def _apply(self, want: Update, report: RankReport) -> None:
         staged = self._ready(want)
         link = staged.link
         report.seconds.update(staged.seconds)
@@ -122,7 +122,7 @@ class Receiver:
         self.link, self.wedged = link, False
         report.proof = self.proof.summary() if self.proof else {}
 
-    def _check(self, want: Update, report: Report) -> None:
+    def _check(self, want: Update, report: RankReport) -> None:
         """Every proven weight against the step that the engine is said to be at."""
         report.mode = "check"
         error = attempt(lambda: self._compare(report))
@@ -130,7 +130,7 @@ class Receiver:
             self.wedged, self.why = True, "the weights are those of no step"
         raise_on_all(self.engine, error)
 
-    def _undo(self, want: Update, report: Report) -> None:
+    def _undo(self, want: Update, report: RankReport) -> None:
         """Undo the last `apply`, unless it was confirmed."""
         if self._kept is not None:
             before, undo = self._kept
@@ -147,16 +147,16 @@ class Receiver:
         link: Link = self.engine.agree(found[0])[0]
         return link
 
-    def _ready(self, want: Update) -> Staged:
+    def _ready(self, want: Update) -> StagedStep:
         """What was staged for this step, or is now."""
         link = self._target(want)
         staged, self._staged = self._staged, None
         if staged is None or staged.link != link or staged.want.mode != want.mode:
-            staged = Staged(self, link, want)
+            staged = StagedStep(self, link, want)
         staged.join()
         return staged
 
-    def _write(self, writes: Scatter | None, link: Link, report: Report) -> None:
+    def _write(self, writes: Scatter | None, link: Link, report: RankReport) -> None:
         if writes is not None:
             writes.write()
             report.elements = writes.elements
@@ -172,7 +172,7 @@ class Receiver:
                     raise ChainError("engine-refused", where=wrong[0][:80], have=have, need=need)
                 report.checked = self.proof.share(slot.table)
 
-    def _compare(self, report: Report) -> None:
+    def _compare(self, report: RankReport) -> None:
         with slot_of(self.repo, self.cache, self.link) as held:
             if self.proof is None or held is None:
                 report.checked = "no map of the weights, or no slot to compare with"
@@ -216,7 +216,7 @@ class Receiver:
                 if proof is not None and same(proof, self.memory, held.table, held.read):
                     raise ValueError("other bits than those of the old step")
 
-    def _prove(self, link: Link, report: Report) -> None:
+    def _prove(self, link: Link, report: RankReport) -> None:
         """Learn the map from the loader, and hold it against a step that the engine is at."""
         began = time.monotonic()
         with slot_of(self.repo, self.cache, link) as held:

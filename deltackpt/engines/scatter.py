@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DTYPES, nbytes, uint
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.proof import Proof, Read
 from deltackpt.errors import ChainError
+from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.safetensors_header import Tensor
-from deltackpt.journal import Journal
+from deltackpt.restore.journal import Journal
 
 Words = npt.NDArray[Any]
 

@@ -13,14 +13,14 @@ from threading import Event
 
 from deltackpt.cache import open_current
 from deltackpt.engines.clients import Client
+from deltackpt.engines.fleet import EngineState, EventLog, Tell
 from deltackpt.engines.metrics import Metrics
-from deltackpt.engines.seats import Book, Seat, Tell
-from deltackpt.engines.turn import Turn
+from deltackpt.engines.update_round import UpdateRound
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
+from deltackpt.sync.backoff import Backoff
 from deltackpt.sync.follow import Follower
-from deltackpt.sync.outage import Outage
 
 
 class Serving:
@@ -31,13 +31,13 @@ class Serving:
         """``tell`` hears of events: `switch`, `taken`, `failed`, `wedged`, `outage`. ``together``: all engines come to
         a step, or none; ``check``: their weights are read back before they are resumed."""
         self.repo, self.follower, self.cache = repo, follower, cache
-        self.seats = [Seat(client) for client in clients]
-        self._tell, self._metrics, self._book = tell, metrics, Book(tell, metrics)
+        self.seats = [EngineState(client) for client in clients]
+        self._tell, self._metrics, self._book = tell, metrics, EventLog(tell, metrics)
         self._together, self._check = together, check
 
     def run(self, stop: Event, poll: float) -> None:
         """Until ``stop``. Raises an error of the repository that does not pass by itself."""
-        outage = Outage()
+        outage = Backoff()
         while not stop.is_set():
             wait = poll
             try:
@@ -65,12 +65,12 @@ class Serving:
         behind = [seat for seat in self.seats if not self._settled(seat, link)]
         groups = [behind] if self._together and behind else [[seat] for seat in behind]
         for group in groups:
-            Turn(group, self._book, check=self._check).run(link, step.state, path, step.time)
+            UpdateRound(group, self._book, check=self._check).run(link, step.state, path, step.time)
         for seat in self.seats:
             self._book.lag(seat, link, max(0.0, time.time() - step.time))
         return all(seat.at == link for seat in self.seats)
 
-    def _settled(self, seat: Seat, link: Link) -> bool:
+    def _settled(self, seat: EngineState, link: Link) -> bool:
         """Is there nothing to do for an engine? It says its version; what it was at before does not count."""
         try:
             version = seat.client.version()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.engines.host import reading
 from deltackpt.engines.proof import Read
+from deltackpt.engines.shared_cache import reading
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.repository import Repository

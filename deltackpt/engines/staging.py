@@ -6,20 +6,20 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from deltackpt.engines.host import bring
-from deltackpt.engines.ranks import attempt
+from deltackpt.engines.engine import attempt
 from deltackpt.engines.scatter import Fallback, Scatter, prepare
+from deltackpt.engines.shared_cache import bring
 from deltackpt.engines.slots import shapes, slot_of
-from deltackpt.engines.update import Report, Update
+from deltackpt.engines.update import RankReport, Update
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.format.manifest import Link
-from deltackpt.journal import Journal
+from deltackpt.restore.journal import Journal
 
 if TYPE_CHECKING:
     from deltackpt.engines.receiver import Receiver
 
 
-class Staged:
+class StagedStep:
     """``scatter``: the writes, or None with the ``reason`` why the whole checkpoint has to be loaded; ``error``: why
     the step cannot be taken at all. All three are there when the thread has ended.
     """
@@ -42,10 +42,10 @@ class Staged:
         if self.want.token:
             self._report().save(self.to.cache, f"{self.want.token}-staged")
 
-    def _report(self) -> Report:
+    def _report(self) -> RankReport:
         at = self.to.link
         mode = "reload" if self.scatter is None else "scatter"
-        return Report(
+        return RankReport(
             self.to.engine.rank,
             "staged",
             step=at.step if at else None,

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deltackpt.bits import DTYPES, nbytes
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.regions import Region
 from deltackpt.engines.weights import to_torch
+from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.safetensors_header import Tensor
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]

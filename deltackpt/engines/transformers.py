@@ -11,19 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt import digest
-from deltackpt.bits import uint
-from deltackpt.chain import Plan
 from deltackpt.codecs import Decoded
-from deltackpt.digest import Sums
 from deltackpt.engines.base import find_base, state_of
-from deltackpt.engines.module import Place, held, places
+from deltackpt.engines.module import WeightPlace, held, places
 from deltackpt.engines.moves import Moves
 from deltackpt.errors import ChainError
+from deltackpt.format import state_digest
+from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
-from deltackpt.hooks.names import Rename
-from deltackpt.leases import pinned
+from deltackpt.format.state_digest import Sums
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Plan
+from deltackpt.repository.leases import pinned
+from deltackpt.torch_views.names import Rename
 
 Words = npt.NDArray[Any]
 
@@ -112,7 +112,7 @@ def refresh(
 Changes = dict[str, tuple[Decoded, Words]]  # by name: new elements, and the old words in their places
 
 
-def _prepare(moves: Moves, found: dict[str, Place]) -> Changes:
+def _prepare(moves: Moves, found: dict[str, WeightPlace]) -> Changes:
     changes: Changes = {}
     for name in moves.names:
         if name not in found:
@@ -125,13 +125,15 @@ def _prepare(moves: Moves, found: dict[str, Place]) -> Changes:
     return changes
 
 
-def _check(repo: Repository, plan: Plan, found: dict[str, Place], changes: Changes, known: _Known) -> dict[str, Sums]:
+def _check(
+    repo: Repository, plan: Plan, found: dict[str, WeightPlace], changes: Changes, known: _Known
+) -> dict[str, Sums]:
     """The sums of every tensor after the change, which have to be the target's. Nothing was written yet."""
     digests = repo.digests(plan.target)
     sums = dict(known.sums)
     for name, (new, old) in changes.items():
         assert new.positions is not None
-        sums[name] = digest.add(sums[name], digest.of_change(new.positions, old, new.values))
+        sums[name] = state_digest.add(sums[name], state_digest.of_change(new.positions, old, new.values))
     for name, want in digests.items():
         if sums[name] != want.sums:
             raise ChainError(
@@ -163,7 +165,7 @@ def _same(a: tuple[Decoded, Words] | None, b: tuple[Decoded, Words] | None) -> b
     return np.array_equal(p, q) and np.array_equal(a[0].values, b[0].values)
 
 
-def _write(found: dict[str, Place], changes: Changes) -> None:
+def _write(found: dict[str, WeightPlace], changes: Changes) -> None:
     done: list[str] = []
     try:
         for name, (new, _) in changes.items():

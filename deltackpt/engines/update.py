@@ -30,7 +30,7 @@ class Update:
 
 
 @dataclass
-class Report:
+class RankReport:
     """Of one rank. ``seconds`` by part; ``reason`` says why a mode was taken, ``error`` what went wrong."""
 
     rank: int = 0
@@ -62,16 +62,16 @@ class Report:
         os.replace(draft, folder / f"{token}.{self.rank}.json")
 
 
-def read_reports(cache: str | os.PathLike[str], token: str) -> list[Report]:
+def read_reports(cache: str | os.PathLike[str], token: str) -> list[RankReport]:
     """The reports of all ranks under a token, taken away."""
     found = []
     for path in sorted((Path(cache) / REPORTS).glob(f"{token}.*.json")):
-        found.append(Report(**json.loads(path.read_text())))
+        found.append(RankReport(**json.loads(path.read_text())))
         path.unlink(missing_ok=True)
     return found
 
 
-def raise_first(reports: Sequence[Report], name: str) -> None:
+def raise_first(reports: Sequence[RankReport], name: str) -> None:
     """Raise what went wrong, in the words of the first rank that says so: ChainError ``engine-wedged`` where its
     weights may be those of no step, else ``engine-refused``."""
     for report in reports:

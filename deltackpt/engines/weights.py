@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.bits import DTYPES, storage_shape
 from deltackpt.errors import CheckpointError
-from deltackpt.hooks.words import NAMES
-from deltackpt.leases import pinned
-from deltackpt.materialize import check_tensor
-from deltackpt.replay import Replay
+from deltackpt.format.dtypes import DTYPES, storage_shape
 from deltackpt.repository import Repository
+from deltackpt.repository.leases import pinned
+from deltackpt.restore.materialize import check_tensor
+from deltackpt.restore.replay import Replay
+from deltackpt.torch_views.words import NAMES
 
 _TORCH = {safe: dtype for dtype, safe in NAMES.items()}
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt import digest
-from deltackpt.bits import DTYPES, uint
-from deltackpt.digest import TensorDigest
 from deltackpt.errors import FormatError
+from deltackpt.format import state_digest
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
+from deltackpt.format.state_digest import TensorDigest
 
 VERSION = "1"
 MAX_DIGESTS = 256 << 20
@@ -54,10 +54,10 @@ def decode(data: bytes, layout: Layout, state: str, where: str) -> dict[str, Ten
 def proves(data: npt.NDArray[np.uint8], dtype: str, need: TensorDigest) -> bool:
     """Are these bytes the tensor that the digest is of? By xxh3, or by ``sums`` where no xxh3 is stated."""
     if need.xxh3 != UNSTATED:
-        return digest.xxh3(data) == need.xxh3
-    return digest.of_run(data.view(uint(DTYPES[dtype].width))) == need.sums
+        return state_digest.xxh3(data) == need.xxh3
+    return state_digest.of_run(data.view(uint(DTYPES[dtype].width))) == need.sums
 
 
 def state_of(layout: Layout, digests: Mapping[str, TensorDigest]) -> str:
     """The state digest, hex."""
-    return digest.state((name, t.dtype, t.shape, digests[name].sums) for name, t in layout.tensors.items())
+    return state_digest.state((name, t.dtype, t.shape, digests[name].sums) for name, t in layout.tensors.items())

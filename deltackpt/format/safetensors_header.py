@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, NoReturn
 
-from deltackpt.bits import DTYPES, SIZE_LIMIT, nbytes
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import loads_strict
+from deltackpt.format.dtypes import DTYPES, SIZE_LIMIT, nbytes
 
 MAX_HEADER: Final = 100_000_000  # bytes of JSON; the reference reader's own limit
 MAX_NAME: Final = 1_024  # bytes of UTF-8

@@ -28,7 +28,7 @@ def write(values: Iterable[int]) -> bytes:
     return bytes(out)
 
 
-class Reader:
+class VarintReader:
     """A cursor over bytes; every read is checked against the end, the limits and the shortest form."""
 
     def __init__(self, data: bytes | memoryview, where: str) -> None:

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from deltackpt.bits import DTYPES, storage_shape, uint
+from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.manifest import File
-from deltackpt.hooks.boxes import Box, runs
-from deltackpt.hooks.plan import Files, Global, NewShard
-from deltackpt.hooks.team import Team
+from deltackpt.hooks.plan import FilePlan, Global, NewShard
+from deltackpt.hooks.process_group import ProcessGroup
+from deltackpt.torch_views.boxes import Box, runs
 
 PIECE = 8 << 20
 
@@ -30,7 +30,7 @@ Put = Callable[[str, Iterator[Any]], File]  # path and chunks -> the stored file
 class AnchorWriter:
     """``sent`` and ``received`` count bytes that went between ranks."""
 
-    def __init__(self, team: Team, files: Files, plan: Mapping[str, Global], read: Read) -> None:
+    def __init__(self, team: ProcessGroup, files: FilePlan, plan: Mapping[str, Global], read: Read) -> None:
         self._team, self._files, self._plan, self._read = team, files, plan, read
         self.sent = self.received = 0
         self._last: tuple[str, Any] = ("", None)

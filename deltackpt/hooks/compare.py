@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deltackpt.bits import uint
+from deltackpt.checkpoint.diff import Comparison
 from deltackpt.codecs import SCAN_LIMIT, wants_base
-from deltackpt.diff import Comparison
-from deltackpt.hooks.delta import Delta
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.words import on_host
+from deltackpt.format.dtypes import uint
+from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.words import on_host
 
 CHUNK = 1 << 20  # bytes: both sides stay in the cache while they are compared and hashed
 

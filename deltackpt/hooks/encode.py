@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from deltackpt import digest
-from deltackpt.bits import storage_shape, uint
 from deltackpt.codecs import SCAN_LIMIT, Change, Encoded, Entry, encode
-from deltackpt.codecs.packed import WIDTHS
-from deltackpt.digest import Sums
-from deltackpt.hooks.delta import Delta
-from deltackpt.patch import collides
+from deltackpt.codecs.packed.codec import WIDTHS
+from deltackpt.format import state_digest
+from deltackpt.format.dtypes import storage_shape, uint
+from deltackpt.format.state_digest import Sums
+from deltackpt.patch.part import collides
+from deltackpt.torch_views.delta import Delta
 
 
 def entry_of(
@@ -51,4 +51,4 @@ def sums_of(delta: Delta) -> Sums:
     """What the tensor's sums gain by the change."""
     if delta.sums is not None:
         return delta.sums
-    return digest.of_change(delta.box.to_whole(delta.positions), delta.old, delta.new)
+    return state_digest.of_change(delta.box.to_whole(delta.positions), delta.old, delta.new)

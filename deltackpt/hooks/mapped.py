@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DTYPES, uint
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.compare import compare
-from deltackpt.hooks.delta import Delta, merge, since
-from deltackpt.hooks.extract import Piece
 from deltackpt.repository import Repository
+from deltackpt.torch_views.delta import Delta, merge, since
+from deltackpt.torch_views.extract import Piece
 
 
 class MappedSnapshot:

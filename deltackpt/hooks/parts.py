@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from deltackpt.codecs import SCAN_LIMIT, Encoded, Entry
-from deltackpt.digest import Sums
 from deltackpt.format.manifest import File
-from deltackpt.hooks.delta import Delta
+from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.encode import entry_of, sums_of
-from deltackpt.parallel import ordered_map
-from deltackpt.patch import Origin, PartWriter
+from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.torch_views.delta import Delta
+from deltackpt.util.parallel import ordered_map
 
 BYTES = 32 << 20  # encoded, after which a part is stored and the next one begun
 AT_ONCE = 4  # parts that are on their way

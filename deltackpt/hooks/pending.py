@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deltackpt.errors import StoreError
-from deltackpt.hooks.delta import Delta, merge
+from deltackpt.torch_views.delta import Delta, merge
 
 
 @dataclass(frozen=True)
-class Taken:
+class CapturedStep:
     """One step, or several that were merged: what changed since the one before it.
 
     ``whole``: the step is to be stored as an anchor too, read from the snapshot, which stands still until that is done.
@@ -28,7 +28,7 @@ class Taken:
     seconds: float = 0.0
     waited: float = 0.0
 
-    def then(self, later: Taken) -> Taken:
+    def then(self, later: CapturedStep) -> CapturedStep:
         """Both as one: exact, as the old words are those of the last published state."""
         deltas = dict(self.deltas)
         for name, delta in later.deltas.items():
@@ -50,7 +50,7 @@ class Pending:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._items: deque[Taken] = deque()
+        self._items: deque[CapturedStep] = deque()
         self._begun = False  # the head is being published
         self._failed: BaseException | None = None  # the head was not published
         self._unseen: BaseException | None = None  # an error that nobody was told of yet
@@ -77,7 +77,7 @@ class Pending:
             self._merging = self.full and len(self._items) > int(self._begun)
             return self._merging
 
-    def after_head(self) -> list[Taken]:
+    def after_head(self) -> list[CapturedStep]:
         with self._changed:
             return list(self._items)[1:]
 
@@ -86,7 +86,7 @@ class Pending:
         with self._changed:
             self._unseen = error
 
-    def put(self, item: Taken, *, into_last: bool = False) -> None:
+    def put(self, item: CapturedStep, *, into_last: bool = False) -> None:
         with self._changed:
             if self._items and (into_last or (self._failed and len(self._items) == 1)):
                 self._items[-1] = self._items[-1].then(item)
@@ -141,7 +141,7 @@ class Pending:
 
     # The publishing thread
 
-    def head(self, step: int | None = None, timeout: float | None = None) -> Taken | None:
+    def head(self, step: int | None = None, timeout: float | None = None) -> CapturedStep | None:
         """Wait for a step to publish, or for exactly ``step``; None when there will be none. Nothing is begun yet."""
         with self._changed:
             end = None if timeout is None else time.monotonic() + timeout
@@ -154,7 +154,7 @@ class Pending:
                     raise StoreError("publish-stalled", where="the hook", have="no such step", need=f"step {step}")
                 self._changed.wait(0.5)
 
-    def begin(self) -> Taken:
+    def begin(self) -> CapturedStep:
         """Take the head to be published; from here on nothing is merged into it."""
         with self._changed:
             while self._merging and len(self._items) == 1:

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deltackpt.bits import DTYPES, nbytes
 from deltackpt.errors import ChainError, CheckpointError, UsageError
+from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.layout import Layout
 from deltackpt.format.safetensors_header import Header, Tensor, build_header, parse_header
-from deltackpt.hooks.boxes import Box, cover_once
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.names import listed
+from deltackpt.torch_views.boxes import Box, cover_once
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.names import listed
 
 SHARD_BYTES = 5 << 30  # of an anchor's file, as Hugging Face's tools cut them
 LEAST = 256 << 20  # bytes below which no file is cut for the ranks' sake
@@ -48,7 +48,7 @@ class NewShard:
 
 
 @dataclass(frozen=True)
-class Files:
+class FilePlan:
     """The checkpoint that a step is, but for the values: what its record needs to know."""
 
     shards: tuple[NewShard, ...]
@@ -128,14 +128,16 @@ def _none(kinds: set[tuple[str, tuple[int, ...]]]) -> Box:
     return Box(whole, (0,) * len(whole), (0,) * max(1, len(whole)))
 
 
-def files_of(plan: Mapping[str, Global], parent: Layout | None, side: Mapping[str, bytes], shard_bytes: int) -> Files:
+def files_of(
+    plan: Mapping[str, Global], parent: Layout | None, side: Mapping[str, bytes], shard_bytes: int
+) -> FilePlan:
     """The checkpoint's files: those of the parent step, if the tensors are the same, else new ones.
 
     ``side`` replaces the parent's side files of the same path.
     """
     known = {name: (t.dtype, t.shape) for name, t in parent.tensors.items()} if parent else None
     if parent is not None and known == {name: (g.dtype, g.shape) for name, g in plan.items()}:
-        return Files(tuple(NewShard(s.path, s.header) for s in parent.shards), side)
+        return FilePlan(tuple(NewShard(s.path, s.header) for s in parent.shards), side)
     groups: list[list[str]] = [[]]
     filled = 0
     for name, tensor in plan.items():
@@ -145,13 +147,13 @@ def files_of(plan: Mapping[str, Global], parent: Layout | None, side: Mapping[st
         groups[-1].append(name)
         filled += tensor.nbytes
     if len(groups) == 1:
-        return Files((_shard("model.safetensors", groups[0], plan),), side)
+        return FilePlan((_shard("model.safetensors", groups[0], plan),), side)
     paths = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     total = sum(tensor.nbytes for tensor in plan.values())
     weight_map = {name: path for path, group in zip(paths, groups, strict=True) for name in group}
     index = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2, sort_keys=True)
     shards = tuple(_shard(path, group, plan) for path, group in zip(paths, groups, strict=True))
-    return Files(shards, {**side, INDEX: f"{index}\n".encode()})
+    return FilePlan(shards, {**side, INDEX: f"{index}\n".encode()})
 
 
 def _shard(path: str, names: Sequence[str], plan: Mapping[str, Global]) -> NewShard:

@@ -8,24 +8,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deltackpt import digest
 from deltackpt.codecs import SCAN_LIMIT
-from deltackpt.digest import Sums, TensorDigest
-from deltackpt.draft import Draft
 from deltackpt.errors import ConflictError
+from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.holding import WriterLease
+from deltackpt.format.state_digest import Sums, TensorDigest
 from deltackpt.hooks.anchors import AnchorWriter, Read
-from deltackpt.hooks.delta import since
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.parts import put_parts
-from deltackpt.hooks.pending import Taken
-from deltackpt.hooks.plan import Files, Global
-from deltackpt.hooks.team import Team, collect, describe, rank_failed, share
-from deltackpt.patch import Origin, PartWriter
-from deltackpt.record import AnchorPolicy, compose, elements_of, since_anchor
-from deltackpt.repository import Ref, Repository, new_folder
+from deltackpt.hooks.pending import CapturedStep
+from deltackpt.hooks.plan import FilePlan, Global
+from deltackpt.hooks.process_group import ProcessGroup, collect, describe, rank_failed, share
+from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.publish.manifest import AnchorPolicy, compose, elements_of, since_anchor
+from deltackpt.publish.step import Draft
+from deltackpt.repository import Ref, Repository
+from deltackpt.repository.repository import new_folder
+from deltackpt.repository.writer_lease import WriterLease
+from deltackpt.torch_views.delta import since
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class Publisher:
         self,
         repo: Repository,
         ref: str,
-        team: Team,
+        team: ProcessGroup,
         plan: Mapping[str, Global],
-        files: Files,
+        files: FilePlan,
         read: Read,
         first_sums: Callable[[], dict[str, Sums]],
         *,
@@ -104,10 +105,10 @@ class Publisher:
         self._policy, self._encoding, self._scan_limit = policy, encoding, scan_limit
         self._threads, self._metadata = threads, dict(metadata or {})
         self._attempts: dict[str, Base] = {}  # by manifest id: what may be published though an error was raised
-        self._tried: dict[int, Taken] = {}
+        self._tried: dict[int, CapturedStep] = {}
         self._seconds: dict[str, float] = {}
 
-    def publish(self, taken: Taken) -> StepMetrics:
+    def publish(self, taken: CapturedStep) -> StepMetrics:
         """Raises what the store raises, ConflictError ``ref-moved``, ``lease-lapsed``, StoreError ``rank-failed`` and
         ``rank-lost``; the step is then not published, or, if the store was unclear about it, found out about the next
         time."""
@@ -135,7 +136,7 @@ class Publisher:
         self._tried.clear()
         return self._metrics(taken, sum(f.size for s in shares for f in s.parts))
 
-    def _shares(self, draft: Draft, taken: Taken, begin: Begin) -> list[Share]:
+    def _shares(self, draft: Draft, taken: CapturedStep, begin: Begin) -> list[Share]:
         mine, error = Share(), None
         try:
             mine = self._do_share(draft, taken, begin)
@@ -143,7 +144,7 @@ class Publisher:
             error = failed
         return collect(self.team, mine, error)
 
-    def _commit_or_raise(self, draft: Draft, taken: Taken, begin: Begin, shares: list[Share]) -> bool:
+    def _commit_or_raise(self, draft: Draft, taken: CapturedStep, begin: Begin, shares: list[Share]) -> bool:
         """-> whether the next step is to be an anchor. What a manifest may name is not taken back."""
         failure: Exception | None = None
         outcome: tuple[str, bool, bool] = ("", False, False)  # what went wrong, was it too late to take back, due
@@ -166,7 +167,7 @@ class Publisher:
 
     # The leader
 
-    def _begin(self, taken: Taken, stack: ExitStack) -> Begin:
+    def _begin(self, taken: CapturedStep, stack: ExitStack) -> Begin:
         self._check()
         head = self.repo.ref(self.ref)
         adopted = None
@@ -187,7 +188,7 @@ class Publisher:
         folders = {kind: new_folder(kind, taken.step) for kind in kinds}
         return Begin(taken.step, origin, folders, adopted, whole)
 
-    def _record(self, draft: Draft, taken: Taken, begin: Begin, shares: list[Share]) -> Manifest:
+    def _record(self, draft: Draft, taken: CapturedStep, begin: Begin, shares: list[Share]) -> Manifest:
         """Put the shares together, store what the record needs, and make it."""
         base, patched = self.base, self.base is not None and not self.fresh
         began = time.monotonic()
@@ -196,11 +197,11 @@ class Publisher:
         sums: dict[str, Sums] = {}
         for s in shares:
             for name, value in s.sums.items():
-                sums[name] = digest.add(sums.get(name, digest.ZERO), value)
+                sums[name] = state_digest.add(sums.get(name, state_digest.ZERO), value)
         if patched:
             assert base is not None
             for name in sums:
-                total = digest.add(base.digests[name].sums, sums[name])
+                total = state_digest.add(base.digests[name].sums, sums[name])
                 draft.digests[name] = TensorDigest(total, xxh3.get(name, UNSTATED))
             for name, known in base.digests.items():
                 new = draft.digests.get(name, known)
@@ -210,7 +211,7 @@ class Publisher:
             draft.changed, draft.changed_elements = len(changed), sum(sum(s.changed.values()) for s in shares)
         else:
             draft.digests = {
-                name: TensorDigest(sums.get(name, digest.ZERO), xxh3.get(name, UNSTATED)) for name in self.plan
+                name: TensorDigest(sums.get(name, state_digest.ZERO), xxh3.get(name, UNSTATED)) for name in self.plan
             }
         anchor = tuple(anchors[shard.name] for shard in self.files.shards) if begin.whole else None
         manifest = compose(
@@ -241,7 +242,7 @@ class Publisher:
 
     # Every rank
 
-    def _adopt(self, taken: Taken, link: Link) -> Taken:
+    def _adopt(self, taken: CapturedStep, link: Link) -> CapturedStep:
         """An attempt that seemed to fail is published: what is left is what came after it."""
         before = self._tried[link.step]
         self._attempts.clear()
@@ -254,7 +255,7 @@ class Publisher:
         left = {name: delta for name, delta in deltas.items() if len(delta.positions)}
         return replace(taken, deltas=left)
 
-    def _do_share(self, draft: Draft, taken: Taken, begin: Begin) -> Share:
+    def _do_share(self, draft: Draft, taken: CapturedStep, begin: Begin) -> Share:
         mine = Share()
         patched = begin.origin is not None and not self.fresh
         if begin.origin is not None and patched:
@@ -272,7 +273,7 @@ class Publisher:
             self._seconds["anchor"] = time.monotonic() - began
         return mine
 
-    def _put_parts(self, mine: Share, draft: Draft, taken: Taken, origin: Origin) -> None:
+    def _put_parts(self, mine: Share, draft: Draft, taken: CapturedStep, origin: Origin) -> None:
         def put(index: int, part: PartWriter) -> File:
             number = index * self.team.size + self.team.rank + 1
             return draft.store(draft.name("patches", f"part-{number:05d}.safetensors"), self._live(part.chunks()))
@@ -295,7 +296,7 @@ class Publisher:
         if self.cancelled:
             raise Cancelled("closed before the step was published")
 
-    def _metrics(self, taken: Taken, size: int) -> StepMetrics:
+    def _metrics(self, taken: CapturedStep, size: int) -> StepMetrics:
         changed = sum(sum(s.changed.values()) for s in self.shares)
         if self.team.rank:
             changed = sum(len(d.positions) for d in taken.deltas.values())

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deltackpt.checkpoint_files import MAX_SIDE
+from deltackpt.checkpoint.files import MAX_SIDE
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import check_path
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from deltackpt import digest
-from deltackpt.digest import Sums
 from deltackpt.errors import CheckpointError
-from deltackpt.hooks.boxes import Box
-from deltackpt.hooks.extract import Piece
-from deltackpt.hooks.names import listed
+from deltackpt.format import state_digest
+from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.plan import Global
-from deltackpt.hooks.words import on_host
-from deltackpt.parallel import ordered_map
+from deltackpt.torch_views.boxes import Box
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.names import listed
+from deltackpt.torch_views.words import on_host
+from deltackpt.util.parallel import ordered_map
 
 RUN = 1 << 22  # elements that are cast and hashed at once
 
@@ -25,24 +25,26 @@ def owned(pieces: Sequence[Piece], plan: Mapping[str, Global], rank: int) -> lis
 def piece_sums(piece: Piece) -> Sums:
     """A piece's share of its tensor's sums, on the piece's device where that pays."""
     if piece.tensor.device.type != "cpu":
-        from deltackpt.hooks.device_digest import sums_of_piece
+        from deltackpt.gpu.digest import sums_of_piece
 
         found: Sums = sums_of_piece(piece)
         return found
     box = piece.box
     if not box.contiguous:
-        return digest.of_box(on_host(piece.words(), piece.dtype).reshape(box.shape), box.offset, box.whole)
+        return state_digest.of_box(on_host(piece.words(), piece.dtype).reshape(box.shape), box.offset, box.whole)
     start = box.start if box.proper else 0
-    total = digest.ZERO
+    total = state_digest.ZERO
     for at in range(0, piece.elements, RUN):
-        total = digest.add(total, digest.of_run(on_host(piece.words(at, at + RUN), piece.dtype), start + at))
+        total = state_digest.add(
+            total, state_digest.of_run(on_host(piece.words(at, at + RUN), piece.dtype), start + at)
+        )
     return total
 
 
 def all_sums(pieces: Sequence[Piece], threads: int) -> dict[str, Sums]:
     """Every piece's share by name."""
     if pieces and all(piece.tensor.device.type != "cpu" for piece in pieces):
-        from deltackpt.hooks.device_digest import sums_of_pieces
+        from deltackpt.gpu.digest import sums_of_pieces
 
         return {p.name: s for p, s in zip(pieces, sums_of_pieces(pieces), strict=True)}
     work: Callable[[Piece], Sums] = piece_sums
@@ -72,10 +74,10 @@ def added(held: Sequence[Boxes]) -> dict[str, Sums]:
         )
     total: dict[str, Sums] = {}
     for (name, _), sums in known.items():
-        total[name] = digest.add(total.get(name, digest.ZERO), sums)
+        total[name] = state_digest.add(total.get(name, state_digest.ZERO), sums)
     return total
 
 
 def state_of(plan: Mapping[str, Global], sums: Mapping[str, Sums]) -> str:
     """The state digest, hex."""
-    return digest.state((name, t.dtype, t.shape, sums.get(name, digest.ZERO)) for name, t in plan.items())
+    return state_digest.state((name, t.dtype, t.shape, sums.get(name, state_digest.ZERO)) for name, t in plan.items())

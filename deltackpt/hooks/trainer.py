@@ -16,21 +16,21 @@ import torch
 
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
-from deltackpt.hooks.attach import Resume, attach
-from deltackpt.hooks.extract import Cast, Locate, Piece, Source, pieces_of
+from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.metrics import StepMetrics
-from deltackpt.hooks.names import Rename
-from deltackpt.hooks.pending import Pending, Taken
+from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.plan import check_plan, files_of, held_by, plan_state, shard_size
+from deltackpt.hooks.process_group import Processes, ProcessGroup, SingleProcess, everyone, share
 from deltackpt.hooks.publish import Publisher
+from deltackpt.hooks.resume import Resume, resume_from
 from deltackpt.hooks.side import Side, side_files
 from deltackpt.hooks.state import added, all_sums, owned, state_of
-from deltackpt.hooks.taking import Taker
-from deltackpt.hooks.team import Alone, Processes, Team, everyone, share
 from deltackpt.hooks.worker import Worker
-from deltackpt.parallel import threads_or_default
-from deltackpt.record import AnchorPolicy
+from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.repository import Repository
+from deltackpt.torch_views.extract import Cast, Locate, Piece, Source, pieces_of
+from deltackpt.torch_views.names import Rename
+from deltackpt.util.parallel import threads_or_default
 
 QUEUE = 2  # steps that may wait
 PATIENCE = 20.0  # seconds that `abandon` waits at most
@@ -64,7 +64,7 @@ class TrainerHook:
     ``full``        what `step` does when ``queue`` steps wait: "wait", or "merge" it with the last of them
     ``errors``      what `step` does when publishing an earlier step failed: "raise", or "carry" its changes on with
                     the next, and raise in `close` if that failed too
-    ``resume``      see `attach.attach`
+    ``resume``      see `resume_from.attach`
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
     ``on_device``   compare and code on the weights' device; None: on all but CPUs
     ``sharded``     None: if torch.distributed runs, every rank makes a hook, and publishes what it owns
@@ -72,7 +72,7 @@ class TrainerHook:
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
 
     A step is lost by no error: what was not published goes out with the next one. `step`, `close` and the constructor
-    are called by all ranks alike. Raises what `attach` raises, and the errors of names, placements and stores.
+    are called by all ranks alike. Raises what `resume_from` raises, and the errors of names, placements and stores.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class TrainerHook:
         cut = shard_bytes or shard_size(plan, self._front.size)
 
         def first() -> tuple[Any, ...]:
-            base, seek, fresh = attach(self.repo, ref, state_of(plan, added(held or [])), resume)
+            base, seek, fresh = resume_from(self.repo, ref, state_of(plan, added(held or [])), resume)
             given = side_files(source, side, dtype if isinstance(dtype, torch.dtype) else None)
             layout = self.repo.layout(base.manifest) if base else None
             known = {s.path: self.repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
@@ -131,7 +131,7 @@ class TrainerHook:
 
         leaders: dict[str, Any] = {"base": None, "seek": None}
         link, fresh, files = share(self._front, first)
-        self._taker = Taker(
+        self._taker = Capture(
             self.repo, ref, snapshot, self._front, mine, None if fresh else link,
             scan_limit=scan_limit, encoding=encoding, threads=self._threads, device=on_device,
         )  # fmt: skip
@@ -180,7 +180,7 @@ class TrainerHook:
             self._check(pieces)
             mine = [p for p in pieces if p.name in self._taker.names]
             with self._taker.lock, self._taker.taking(mine, lambda: self._pending.took(number)) as deltas:
-                item = Taken(
+                item = CapturedStep(
                     number, deltas, decision.whole, dict(metadata or {}),
                     seconds=time.monotonic() - waited, waited=waited - began,
                 )  # fmt: skip
@@ -231,7 +231,7 @@ class TrainerHook:
         if now != self._layout:
             check_plan(now, self._layout)
 
-    def _publish(self, item: Taken) -> StepMetrics:
+    def _publish(self, item: CapturedStep) -> StepMetrics:
         found = self.publisher.publish(item)
         found = replace(found, queue=len(self._pending) - 1)
         base = self.publisher.base
@@ -302,7 +302,7 @@ class TrainerHook:
             self.abandon()
 
 
-def _teams(sharded: bool | None, timeout: float) -> tuple[Team, Team]:
+def _teams(sharded: bool | None, timeout: float) -> tuple[ProcessGroup, ProcessGroup]:
     """One team for the thread that trains, one for the thread that publishes: their words must not mix."""
     import torch.distributed as dist
 
@@ -311,11 +311,11 @@ def _teams(sharded: bool | None, timeout: float) -> tuple[Team, Team]:
         if sharded:
             need = "torch.distributed, initialized, with more than one rank"
             raise UsageError("not-distributed", where="the trainer hook", have="one process", need=need)
-        return Alone(), Alone()
+        return SingleProcess(), SingleProcess()
     return Processes(timeout), Processes(timeout)
 
 
-def _open(team: Team, repository: str | os.PathLike[str] | Repository) -> Repository:
+def _open(team: ProcessGroup, repository: str | os.PathLike[str] | Repository) -> Repository:
     """The leader makes the repository if there is none; then all open it."""
     if isinstance(repository, Repository):
         return repository

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from deltackpt.hooks.metrics import StepMetrics
-from deltackpt.hooks.pending import Pending, Taken
-from deltackpt.hooks.team import Team
+from deltackpt.hooks.pending import CapturedStep, Pending
+from deltackpt.hooks.process_group import ProcessGroup
 
 
 class Worker:
@@ -19,8 +19,8 @@ class Worker:
     def __init__(
         self,
         pending: Pending,
-        team: Team,
-        publish: Callable[[Taken], StepMetrics],
+        team: ProcessGroup,
+        publish: Callable[[CapturedStep], StepMetrics],
         timeout: float | None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
@@ -63,7 +63,7 @@ class Worker:
             finally:
                 self._ended.set()
 
-    def _next(self) -> Taken | None:
+    def _next(self) -> CapturedStep | None:
         """The step to publish now: which one that is, the leader says, since it may have merged one more."""
         item = self._pending.head()
         if item is None:

@@ -1,7 +1,17 @@
 """The layouts of other systems: read, written, and told apart by what is in them."""
 
-from deltackpt.interop.bring import ImportResult, bring
+from deltackpt.interop.exporter import ExportResult, export_steps
 from deltackpt.interop.formats import FORMATS, READERS, WRITERS, reader, writer
-from deltackpt.interop.give import ExportResult, give
+from deltackpt.interop.importer import ImportResult, import_steps
 
-__all__ = ["FORMATS", "READERS", "WRITERS", "ExportResult", "ImportResult", "bring", "give", "reader", "writer"]
+__all__ = [
+    "FORMATS",
+    "READERS",
+    "WRITERS",
+    "ExportResult",
+    "ImportResult",
+    "export_steps",
+    "import_steps",
+    "reader",
+    "writer",
+]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DTYPES, nbytes
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.errors import ChainError, FormatError
-from deltackpt.interop.protocol import Bytes, Update
+from deltackpt.format.dtypes import DTYPES, nbytes
+from deltackpt.interop.protocol import Bytes, LayoutUpdate
 
 INDICES = {"I32": "<i4", "I64": "<i8", "U32": "<u4"}
 
@@ -80,13 +80,13 @@ def same_length(have: int, need: int, where: str, what: str = "values") -> None:
         raise FormatError("foreign-length", where=where, have=f"{have:,} {what}", need=f"{need:,}")
 
 
-def dense(name: str, tensor: Located, dtype: str, shape: tuple[int, ...], data: Bytes, where: str) -> Update:
+def dense(name: str, tensor: Located, dtype: str, shape: tuple[int, ...], data: Bytes, where: str) -> LayoutUpdate:
     """A tensor given whole. Raises ChainError ``foreign-shape`` unless it is like the base's."""
     if (dtype, shape) != (tensor.dtype, tensor.shape):
         have, need = f"{dtype} {list(shape)}", f"{tensor.dtype} {list(tensor.shape)} as in the base"
         raise ChainError("foreign-shape", where=f"{where}, {name[:80]!r}", have=have, need=need)
     assert len(data) == nbytes(DTYPES[dtype], shape)
-    return Update(name, 1, None, data)
+    return LayoutUpdate(name, 1, None, data)
 
 
 def changes(old: Checkpoint, new: Checkpoint) -> Iterator[str]:

@@ -16,11 +16,11 @@ import numpy as np
 import zstandard
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.disk import fsync_dir, open_regular, space_errors
 from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError
 from deltackpt.format.canonical import loads_strict
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
 from deltackpt.interop.protocol import Bytes
+from deltackpt.util.disk import fsync_dir, open_regular, space_errors
 
 MAX_JSON: Final = 100_000_000
 MAX_WINDOW: Final = 1 << 27  # what zstd's own readers accept

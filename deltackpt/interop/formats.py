@@ -9,29 +9,29 @@ from typing import Any, Final, TypeVar
 
 from deltackpt.errors import FormatError, UsageError
 from deltackpt.interop import prime, prime_sparse, slime, slime_v1, slime_write, trl, trl_write, vllm
-from deltackpt.interop.protocol import Reader, Writer
+from deltackpt.interop.protocol import LayoutReader, LayoutWriter
 
 T = TypeVar("T")
 
 # The more particular first: a version directory of slime's second layout has an index, of the first one has not.
-READERS: Final[dict[str, tuple[Callable[[Path], bool], Callable[..., Reader]]]] = {
-    "slime": (slime.detect, slime.Reader),
-    "slime-v1": (slime_v1.detect, slime_v1.Reader),
-    "trl": (trl.detect, trl.Reader),
-    "prime-rl-sparse": (prime_sparse.detect, prime_sparse.Reader),
-    "prime-rl": (prime.detect, prime.Reader),
+READERS: Final[dict[str, tuple[Callable[[Path], bool], Callable[..., LayoutReader]]]] = {
+    "slime": (slime.detect, slime.SlimeReader),
+    "slime-v1": (slime_v1.detect, slime_v1.SlimeV1Reader),
+    "trl": (trl.detect, trl.TrlReader),
+    "prime-rl-sparse": (prime_sparse.detect, prime_sparse.PrimeSparseReader),
+    "prime-rl": (prime.detect, prime.PrimeReader),
 }
-WRITERS: Final[dict[str, Callable[..., Writer]]] = {
-    "slime": slime_write.Writer,
-    "trl": trl_write.Writer,
-    "prime-rl": prime.Writer,
-    "vllm": vllm.Writer,
+WRITERS: Final[dict[str, Callable[..., LayoutWriter]]] = {
+    "slime": slime_write.SlimeWriter,
+    "trl": trl_write.TrlWriter,
+    "prime-rl": prime.PrimeWriter,
+    "vllm": vllm.VllmWriter,
 }
 FORMATS: Final = tuple(dict.fromkeys([*READERS, *WRITERS]))
 ALIASES: Final = {"miles": "slime", "sglang": "slime", "stitch": "slime"}
 
 
-def reader(name: str, root: Path, **options: Any) -> tuple[str, Reader]:
+def reader(name: str, root: Path, **options: Any) -> tuple[str, LayoutReader]:
     """The reader of a directory, and the format's name; ``auto`` finds it.
 
     Raises UsageError ``foreign-format`` for a name that is not known, FormatError ``foreign-unknown`` for a directory
@@ -55,7 +55,7 @@ def reader(name: str, root: Path, **options: Any) -> tuple[str, Reader]:
     return name, _made(READERS[name][1], name, root, options)
 
 
-def writer(name: str, out: Path, **options: Any) -> tuple[str, Writer]:
+def writer(name: str, out: Path, **options: Any) -> tuple[str, LayoutWriter]:
     """The writer of a format into ``out``. Raises UsageError ``foreign-format``."""
     name = ALIASES.get(name, name)
     if name not in WRITERS:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State
-from deltackpt.disk import fsync_dir
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import FormatError
 from deltackpt.interop.files import copy_checkpoint, numbered, placed
 from deltackpt.interop.protocol import Step, Touched
+from deltackpt.util.disk import fsync_dir
 
 DIRECTORY: Final = re.compile(r"step_([0-9]{1,12})")
 FOLDER: Final = "broadcasts"
@@ -34,7 +34,7 @@ def detect(root: Path, marker: str | None = None) -> bool:
     )
 
 
-class Reader:
+class PrimeReader:
     """``marker``: the file that says that a step is whole; any that is known if None."""
 
     def __init__(self, root: Path, *, marker: str | None = None) -> None:
@@ -66,7 +66,7 @@ class Reader:
         raise AssertionError("every step is whole")
 
 
-class Writer:
+class PrimeWriter:
     """Dense steps, as today's evaluators and workers take them; old ones are not removed."""
 
     consecutive = False

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltackpt.checkpoint import Checkpoint, Located
-from deltackpt.checkpoint_files import is_plain
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
+from deltackpt.checkpoint.files import is_plain
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.interop.changes import INDICES, check_positions, elements_of, same_length, tensor_of, width_of
 from deltackpt.interop.files import ZSTD, Tensors, field_error, gap_error, inflate, read_bytes, read_json
 from deltackpt.interop.prime import SPARSE, directories
-from deltackpt.interop.protocol import UNVERIFIABLE, Step, Touched, Update
+from deltackpt.interop.protocol import UNVERIFIABLE, LayoutUpdate, Step, Touched
 from deltackpt.interop.slime_v1 import dtype_name
 
 FILES: Final = "prime_rl_sparse_filesystem_v1"
@@ -28,7 +28,7 @@ def detect(root: Path) -> bool:
     return any((path / name).is_file() for path in directories(root).values() for name in SPARSE)
 
 
-class Reader:
+class PrimeSparseReader:
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -155,10 +155,10 @@ def _touched(tensors: Tensors, item: Mapping[str, Any], indices: str, values: st
 
 def _sparse(
     name: str, tensor: Located, tensors: Tensors, changes: object, indices: str, values: str, where: str
-) -> Update:
+) -> LayoutUpdate:
     positions = check_positions(tensors.words(indices, INDICES), elements_of(tensor), where)
     words = tensors.words(values, {tensor.dtype: f"<u{width_of(tensor, where)}"})
     same_length(len(words), len(positions), where)
     if type(changes) is int:
         same_length(len(positions), changes, where, "changes")
-    return Update(name, words.dtype.itemsize, positions, words)
+    return LayoutUpdate(name, words.dtype.itemsize, positions, words)

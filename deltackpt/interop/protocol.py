@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 
 Bytes = npt.NDArray[np.uint8]
 Check = Callable[[Bytes], None]
@@ -33,7 +33,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Update:
+class LayoutUpdate:
     """New values of one tensor: words of ``unit`` bytes at flat ``positions``, counted in such words; None: all words.
 
     ``xor``: to be combined with what is there. ``check`` is given all new bytes, and raises if they are not the right
@@ -53,10 +53,10 @@ class Touched:
     """A tensor that a step changes. ``load`` unpacks what it becomes: when its turn comes, in any thread."""
 
     name: str
-    load: Callable[[], Update]
+    load: Callable[[], LayoutUpdate]
 
 
-class Reader(Protocol):
+class LayoutReader(Protocol):
     """A run of another system in a directory."""
 
     def steps(self) -> Sequence[Step]:
@@ -74,7 +74,7 @@ class Reader(Protocol):
         """What a layout can say of the whole new state. Raises ChainError ``foreign-digest``."""
 
 
-class Writer(Protocol):
+class LayoutWriter(Protocol):
     """Puts steps into the layout of another system, each visible only when it is whole.
 
     ``consecutive``: its readers take only numbers without a gap. ``anchored``: it has whole steps, so `whole` may be

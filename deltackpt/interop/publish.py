@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import SCAN_LIMIT
-from deltackpt.diff import State
-from deltackpt.draft import Draft, base_differs, put_parts
 from deltackpt.errors import ConflictError
 from deltackpt.format.digests import proves
 from deltackpt.format.manifest import Link
-from deltackpt.holding import publishing
 from deltackpt.interop.protocol import Touched
 from deltackpt.interop.working import Working
-from deltackpt.parallel import ordered_map
-from deltackpt.progress import Progress
-from deltackpt.record import AnchorPolicy, record
+from deltackpt.publish.manifest import AnchorPolicy, record
+from deltackpt.publish.step import Draft, base_differs, put_parts
 from deltackpt.repository import Repository
+from deltackpt.repository.writer_lease import publishing
+from deltackpt.util.parallel import ordered_map
+from deltackpt.util.progress import Progress
 
 
 def check_working(repo: Repository, link: Link, working: Working, threads: int) -> None:

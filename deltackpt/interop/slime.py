@@ -17,13 +17,13 @@ from typing import Any, Final
 import numpy as np
 
 from deltackpt.checkpoint import Checkpoint, Located
-from deltackpt.checkpoint_files import is_plain
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
+from deltackpt.checkpoint.files import is_plain
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.interop.changes import check_positions, same_length, size_of, tensor_of
 from deltackpt.interop.checksums import checksum, proves
 from deltackpt.interop.files import Tensors, field_error, gap_error, inflate, numbered, read_json
-from deltackpt.interop.protocol import Bytes, Check, Step, Touched, Update
+from deltackpt.interop.protocol import Bytes, Check, LayoutUpdate, Step, Touched
 
 DIRECTORY: Final = re.compile(r"weight_v([0-9]{6,12})")
 INDEX: Final = "model.safetensors.index.json"
@@ -49,7 +49,7 @@ class _Delta:
     base: str
 
 
-class Reader:
+class SlimeReader:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._index = lru_cache(maxsize=None)(_index)
@@ -160,18 +160,18 @@ def _digest(tensors: Tensors, name: str, where: str) -> str:
     raise field_error(where, "no digest in the metadata", "the digest of the new bytes")
 
 
-def decode(encoding: str, name: str, blob: Bytes, tensor: Located, check: Check | None, where: str) -> Update:
+def decode(encoding: str, name: str, blob: Bytes, tensor: Located, check: Check | None, where: str) -> LayoutUpdate:
     """The change that one frame makes to a tensor. Raises FormatError ``frame-*``, ``foreign-*``, ChainError."""
     size = size_of(tensor)
     if encoding == "xor":
-        return Update(name, 1, None, inflate(blob, where, at_most=size, exactly=size), xor=True, check=check)
+        return LayoutUpdate(name, 1, None, inflate(blob, where, at_most=size, exactly=size), xor=True, check=check)
     wide = 4 if encoding == "overwrite" else 8
     if wide == 4 and size > WRAP:
         have = f"byte positions of 32 bits in {size:,} bytes"
         raise ChainError("foreign-wrapped", where=where, have=have, need=f"a tensor of at most {WRAP:,} bytes")
     data = inflate(blob, where, at_most=wide + size * (wide + 1))
     positions, values = _sparse(data, wide, where)
-    return Update(name, 1, check_positions(positions, size, where), values, xor=wide == 8, check=check)
+    return LayoutUpdate(name, 1, check_positions(positions, size, where), values, xor=wide == 8, check=check)
 
 
 def _sparse(data: Bytes, wide: int, where: str) -> tuple[Any, Bytes]:

@@ -15,14 +15,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.canonical import loads_strict
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.interop.changes import check_positions, elements_of, from_gaps, same_length, tensor_of, width_of
 from deltackpt.interop.files import ZSTD, Tensors, field_error, gap_error, inflate, numbered, read_bytes
-from deltackpt.interop.protocol import Bytes, Step, Touched, Update
+from deltackpt.interop.protocol import Bytes, LayoutUpdate, Step, Touched
 from deltackpt.interop.slime import DIRECTORY
 
 FILE: Final = re.compile(r"rank([0-9]{4})_flush([0-9]{6})\.safetensors")
@@ -51,7 +51,7 @@ def dtype_name(value: object, where: object) -> str:
     return name
 
 
-class Reader:
+class SlimeV1Reader:
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -128,7 +128,7 @@ def _update(
     dtype: str,
     base: Checkpoint,
     at: str,
-) -> Update:
+) -> LayoutUpdate:
     where = f"{at}, {name[:80]!r}"
     ends = [p.get(key) for key in ("pos_start", "pos_end", "val_start", "val_end")]
     wide = 4 if absolute else p.get("pos_width")
@@ -144,7 +144,7 @@ def _update(
     raw = positions[a:b].view(f"<{'i' if absolute else 'u'}{wide}")
     found = (check_positions if absolute else from_gaps)(raw, elements_of(tensor), where)
     same_length(d - c, len(found), where)
-    return Update(name, width_of(tensor, where), found, _cast(words[c:d], dtype, tensor.dtype, where))
+    return LayoutUpdate(name, width_of(tensor, where), found, _cast(words[c:d], dtype, tensor.dtype, where))
 
 
 def _cast(words: npt.NDArray[Any], have: str, need: str, where: str) -> npt.NDArray[Any]:

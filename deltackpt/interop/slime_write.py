@@ -9,14 +9,14 @@ import numpy as np
 import zstandard
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.disk import space_errors
 from deltackpt.errors import UsageError
 from deltackpt.interop.changes import changes, size_of
 from deltackpt.interop.checksums import CHECKSUMS
 from deltackpt.interop.files import copy_checkpoint, placed, write_tensors
 from deltackpt.interop.protocol import Bytes
 from deltackpt.interop.slime import ENCODINGS, INDEX, WRAP
-from deltackpt.parallel import ordered_map
+from deltackpt.util.disk import space_errors
+from deltackpt.util.parallel import ordered_map
 
 LEVEL = 1
 FILE_BYTES = 1 << 30  # compressed bytes after which another file is begun
@@ -24,7 +24,7 @@ FILE_BYTES = 1 << 30  # compressed bytes after which another file is begun
 Row = tuple[str, str, tuple[int, ...], Bytes]
 
 
-class Writer:
+class SlimeWriter:
     """``encoding``: xor, overwrite or xor_sparse; ``checksum``: xxh3-128, blake3 or adler32."""
 
     consecutive = True

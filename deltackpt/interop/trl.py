@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError, FormatError, UsageError
 from deltackpt.format.safetensors_header import Header, head_size, parse_header
 from deltackpt.interop.changes import (
@@ -28,7 +28,7 @@ from deltackpt.interop.changes import (
     width_of,
 )
 from deltackpt.interop.files import Tensors, field_error, gap_error, numbered
-from deltackpt.interop.protocol import UNVERIFIABLE, Step, Touched, Update
+from deltackpt.interop.protocol import UNVERIFIABLE, LayoutUpdate, Step, Touched
 from deltackpt.interop.working import advance
 
 ANCHORS, DELTAS = "anchors", "deltas"
@@ -60,7 +60,7 @@ def pairs(names: Mapping[str, object], where: str) -> dict[str, tuple[str, str]]
     return found or None
 
 
-class Reader:
+class TrlReader:
     """``trust_numbers``: a missing number is a step without changes, for which TRL writes no file; nor do the files'
     times speak of a second run."""
 
@@ -144,7 +144,9 @@ _HINT = (
 )
 
 
-def _sparse(tensors: Tensors, base: Checkpoint, name: str, positions: str, values: str, encoding: str | None) -> Update:
+def _sparse(
+    tensors: Tensors, base: Checkpoint, name: str, positions: str, values: str, encoding: str | None
+) -> LayoutUpdate:
     where = f"{tensors.where}, {name[:80]!r}"
     tensor = tensor_of(base, name, where)
     kinds = tensors.tensors[positions], tensors.tensors[values]
@@ -167,7 +169,7 @@ def _sparse(tensors: Tensors, base: Checkpoint, name: str, positions: str, value
     else:
         where_at = from_gaps(tensors.words(positions, {"U16": "<u2", "U32": "<u4"}), count, where)
     same_length(len(words), len(where_at), where)
-    return Update(name, words.dtype.itemsize, where_at, words)
+    return LayoutUpdate(name, words.dtype.itemsize, where_at, words)
 
 
 def _header(path: Path) -> Header:

@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import Difference, differences
-from deltackpt.disk import space_errors
+from deltackpt.checkpoint.diff import Difference, differences
 from deltackpt.errors import UsageError
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.interop.changes import changes, elements_of, size_of, to_gaps
 from deltackpt.interop.files import placed, write_tensors
 from deltackpt.interop.protocol import Bytes
 from deltackpt.interop.trl import ANCHORS, DELTAS
+from deltackpt.util.disk import space_errors
 
 DTYPE = "BF16"  # all that its values can be
 FORMAT, VERSION = "sparse_weight_patch", "1"
 
 
-class Writer:
+class TrlWriter:
     """``encoding``: gap_delta (its default) or raw."""
 
     consecutive = True

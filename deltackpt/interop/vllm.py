@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State, differences
+from deltackpt.checkpoint.diff import State, differences
 from deltackpt.errors import ChainError
 from deltackpt.interop.changes import changes
 from deltackpt.interop.files import Tensors, placed, write_tensors
@@ -80,7 +80,7 @@ def _has_nan(words: npt.NDArray[Any], dtype: str) -> bool:
     return bool(((words & words.dtype.type(mask)) > infinity).any())
 
 
-class Writer:
+class VllmWriter:
     """`step_000007.safetensors`: `{name}.indices` and `{name}.values`, and under its own name what goes whole.
 
     vLLM has no file of its own for them: this one is ours, and `read` gives the calls back.

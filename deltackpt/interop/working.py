@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.bits import DTYPES, storage_shape, uint
 from deltackpt.checkpoint import Checkpoint, Located
+from deltackpt.checkpoint.diff import Difference, State, changes
 from deltackpt.codecs import Change, wants_base
-from deltackpt.codecs.change import Elements
-from deltackpt.diff import Difference, State, changes
-from deltackpt.digest import TensorDigest, xxh3
-from deltackpt.disk import ensure_space, space_errors
+from deltackpt.codecs.types import Elements
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DTYPES, storage_shape, uint
+from deltackpt.format.state_digest import TensorDigest, xxh3
 from deltackpt.interop.changes import same_length, tensor_of
-from deltackpt.interop.protocol import Bytes, Touched, Update
+from deltackpt.interop.protocol import Bytes, LayoutUpdate, Touched
 from deltackpt.kernels import scatter
+from deltackpt.util.disk import ensure_space, space_errors
 
 _POPULATE_WRITE = 23  # not in Python's mmap
 
@@ -77,7 +77,7 @@ class Working:
             with suppress(OSError):  # before Linux 5.14
                 self._maps[tensor.shard].madvise(_POPULATE_WRITE, page, tensor.end - page)
 
-    def take(self, update: Update) -> Change:
+    def take(self, update: LayoutUpdate) -> Change:
         """Change the tensor, and check what it has become. -> the change.
 
         Its ``base`` is the old elements where an encoding may want them, and zeros where none looks at them.
@@ -122,7 +122,7 @@ def advance(base: Checkpoint, touched: Iterable[Touched], into: Path, where: obj
         working.take(item.load())
 
 
-def changed_words(update: Update, words: Elements) -> tuple[npt.NDArray[np.int64], Elements]:
+def changed_words(update: LayoutUpdate, words: Elements) -> tuple[npt.NDArray[np.int64], Elements]:
     """Rising positions of the elements that an update changes, and what they become; ``words`` is what is there."""
     where, wide = f"tensor {update.name[:80]!r}", words.itemsize
     if update.positions is None:

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import difference
-from deltackpt.parallel import ordered_map, threads_or_default
-from deltackpt.progress import SILENT, Progress
+from deltackpt.checkpoint.diff import difference
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.report.sizes import ENCODINGS, TensorDifference, describe
 from deltackpt.report.ulp import mean
+from deltackpt.util.parallel import ordered_map, threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CheckpointComparison:
     """From ``a`` to ``b``. ``side``: the other files that differ; ``left_out``: (path, reason) of what stays behind."""
 
     a: str
@@ -54,7 +54,7 @@ def compare(
     threads: int | None = None,
     *,
     progress: Progress = SILENT,
-) -> Comparison:
+) -> CheckpointComparison:
     """Compare two checkpoint directories bit by bit, and encode every change in every way.
 
     Memory is that of a few tensors a thread. Raises CheckpointError, FormatError.
@@ -76,7 +76,9 @@ def compare(
             progress.advance(row.elements * DTYPES[row.dtype].width if row.what != "removed" else 0)
         side = _side(old, new)
         left_out = new.left_out
-    return Comparison(os.fspath(a), os.fspath(b), tuple(rows), _layers(rows), _total("", rows), side, left_out)
+    return CheckpointComparison(
+        os.fspath(a), os.fspath(b), tuple(rows), _layers(rows), _total("", rows), side, left_out
+    )
 
 
 def layer_of(name: str) -> str:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deltackpt.bits import DTYPES, uint
+from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import Entry
-from deltackpt.codecs.change import Elements
 from deltackpt.codecs.plain import INDICES, VALUES
 from deltackpt.codecs.table import write_table
-from deltackpt.contents import Contents
-from deltackpt.diff import State
-from deltackpt.parts import AnyPart, Found
+from deltackpt.codecs.types import Elements
+from deltackpt.format.dtypes import DTYPES, uint
+from deltackpt.patch.index import PartIndex
 from deltackpt.report.ulp import share_by_one
+from deltackpt.restore.patch_reader import AnyPart, Found
 
 _PLAIN = {"full": ("",), "nan": ("",), "index": (INDICES, VALUES)}  # suffixes of the plain tensors
 
@@ -42,7 +42,7 @@ class TensorEntry:
     one_ulp: float | None
 
 
-def sizes(part: Contents) -> list[int]:
+def sizes(part: PartIndex) -> list[int]:
     """Bytes that every entry adds to its part; in the table, a name is stored as what differs from the one before."""
     plain = {t.name: t.end - t.start for t in part.header.tensors}
     found: list[int] = []

@@ -7,9 +7,9 @@ from typing import Any
 
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import Link
-from deltackpt.reach import Node, branch
+from deltackpt.gc.inventory import Survey
 from deltackpt.repository import Repository
-from deltackpt.survey import Survey
+from deltackpt.repository.paths import Node, branch
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deltackpt.bits import DTYPES, nbytes
-from deltackpt.chain import Hop
-from deltackpt.contents import Contents
-from deltackpt.disk import open_regular
 from deltackpt.errors import NotFoundError
+from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.leases import lease, pinned
-from deltackpt.materialize import again_if_gone
-from deltackpt.parallel import ordered_map, threads_or_default
-from deltackpt.parts import PatchReader, check_origin
-from deltackpt.patch import PartReader
-from deltackpt.progress import SILENT, Progress
-from deltackpt.ranged import RangedPart
-from deltackpt.replay import Replay
+from deltackpt.patch.index import PartIndex
+from deltackpt.patch.part import PartReader
+from deltackpt.patch.remote_part import RangedPart
 from deltackpt.report.entries import TensorEntry, describe, one_ulp_of, sizes
 from deltackpt.report.ulp import mean
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Hop
+from deltackpt.repository.leases import lease, pinned
+from deltackpt.restore.materialize import again_if_gone
+from deltackpt.restore.patch_reader import PatchReader, check_origin
+from deltackpt.restore.replay import Replay
 from deltackpt.store import open_store
+from deltackpt.util.disk import open_regular
+from deltackpt.util.parallel import ordered_map, threads_or_default
+from deltackpt.util.progress import SILENT, Progress
 
 
 @dataclass(frozen=True)
@@ -148,13 +148,13 @@ def inspect_part(target: str | os.PathLike[str]) -> Inspection:
     return _part(str(path), part, size)
 
 
-def _part(target: str, part: Contents, size: int) -> Inspection:
+def _part(target: str, part: PartIndex, size: int) -> Inspection:
     rows = _rows(part)
     elements = sum(row.elements for row in rows)
     return _inspection(target, "part", step=part.origin.step, parent=None, files=[size], rows=rows, elements=elements)
 
 
-def _rows(part: Contents) -> list[TensorEntry]:
+def _rows(part: PartIndex) -> list[TensorEntry]:
     return [describe(entry, size) for entry, size in zip(part.entries, sizes(part), strict=True)]
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from deltackpt import chain
 from deltackpt.errors import NotFoundError
 from deltackpt.format.manifest import Link, Manifest
-from deltackpt.repository import Repository
+from deltackpt.repository import Repository, chain
 
 
 @dataclass(frozen=True)

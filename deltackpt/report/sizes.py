@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.checkpoint.diff import Difference
 from deltackpt.codecs import CHOICES, Change, Encoded, Entry, encode
 from deltackpt.codecs.table import REMOVED, write_table
-from deltackpt.diff import Difference
 from deltackpt.report.ulp import share_by_one
 
 ENCODINGS = CHOICES[1:]  # `auto` is the choice among them

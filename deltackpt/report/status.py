@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deltackpt.cache import find_current
-from deltackpt.chain import descends
+from deltackpt.cache.cache import find_current
 from deltackpt.errors import ChainError, NotFoundError
-from deltackpt.gc import plan_of
-from deltackpt.leases import Lease
+from deltackpt.gc.inventory import Survey
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import plan_of
 from deltackpt.repository import Repository
-from deltackpt.retention import Policy
-from deltackpt.survey import Survey
+from deltackpt.repository.chain import descends
+from deltackpt.repository.leases import Lease
 
 _RECORDS = ("refs/", "tags/", "leases/")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from deltackpt.bits import DType
-from deltackpt.codecs.change import Elements
-from deltackpt.codecs.steps import to_steps
+from deltackpt.codecs.packed.steps import to_steps
+from deltackpt.codecs.types import Elements
+from deltackpt.format.dtypes import DType
 
 
 def share_by_one(old: Elements, new: Elements, dtype: DType) -> float | None:

@@ -71,7 +71,7 @@ def _open_hub(rest: str) -> Store:
 
 
 def _open_gateway(rest: str) -> Store:
-    from deltackpt.store.gateway import open_gateway
+    from deltackpt.store.hf_s3 import open_gateway
 
     return open_gateway(rest)
 

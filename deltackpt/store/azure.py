@@ -11,7 +11,7 @@ from typing import Any
 
 from deltackpt.store.base import Capabilities
 from deltackpt.store.driver import PART, Fetched, Head, Plain, Upload
-from deltackpt.store.patience import DEFAULT, Patience
+from deltackpt.store.retry import DEFAULT, Patience
 
 MARK = "deltackptput"  # an identifier: the service takes no other
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from deltackpt.disk import space_errors
 from deltackpt.store.base import Capabilities
+from deltackpt.util.disk import space_errors
 
 PART = 32 << 20  # bytes of an upload's part; smaller objects go in one request
 WINDOW = 16 << 20  # bytes that are fetched at a time

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.errors import UsageError
-from deltackpt.store import foreign
+from deltackpt.store import translate
 from deltackpt.store.base import Capabilities, check_name
 from deltackpt.store.driver import Driver, Fetched, Head, Plain, SpooledUpload, Upload
-from deltackpt.store.patience import DEFAULT, Patience
 from deltackpt.store.remote import RemoteStore
+from deltackpt.store.retry import DEFAULT, Patience
 
 NAMED = frozenset({"az", "abfs", "abfss", "sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs"})
 EXTRAS = {
@@ -46,7 +46,7 @@ def open_fsspec(url: str, patience: Patience = DEFAULT, **options: Any) -> Remot
     except ImportError:
         raise extra_missing(scheme) from None
     except Exception as error:
-        fault = foreign.read(error, time.time())
+        fault = translate.read(error, time.time())
         refused = fault.said if fault else type(error).__name__
     else:
         refused = ""

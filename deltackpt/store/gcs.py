@@ -15,7 +15,7 @@ from typing import Any
 
 from deltackpt.store.base import Capabilities
 from deltackpt.store.driver import PART, Fetched, Head, Plain, SpooledUpload, Upload
-from deltackpt.store.patience import DEFAULT, Patience
+from deltackpt.store.retry import DEFAULT, Patience
 
 MARK = "deltackpt-put"
 

@@ -27,8 +27,8 @@ from deltackpt.errors import StoreError, UsageError
 from deltackpt.store.base import Capabilities, check_name
 from deltackpt.store.driver import Body, Fetched, Head, SpooledUpload, Upload, Windows
 from deltackpt.store.fsspec_store import check_url, extra_missing
-from deltackpt.store.patience import DEFAULT, Patience
 from deltackpt.store.remote import RemoteStore
+from deltackpt.store.retry import DEFAULT, Patience
 
 T = TypeVar("T")
 

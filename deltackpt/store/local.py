@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
-from deltackpt.store import base, folders
+from deltackpt.store import base, dirfd
 from deltackpt.store.base import MAX_SWAP, Buffer, Capabilities, ObjectInfo, Written, check_name, check_prefix
 
 _ATTEMPTS = 100  # at making a folder that others prune
@@ -48,9 +48,9 @@ class LocalStore:
                 digest.update(view)
                 size += len(view)
                 with self._translated(name):
-                    folders.write(staged.file, view)
+                    dirfd.write(staged.file, view)
             with self._translated(name):
-                folders.seal(staged.file)
+                dirfd.seal(staged.file)
                 self._link(name, staged)
                 self._settle(name, staged)
         return Written(name, size, digest.hexdigest())
@@ -84,7 +84,7 @@ class LocalStore:
     def stat(self, name: str) -> ObjectInfo:
         check_name(name)
         folder, _, leaf = name.rpartition("/")
-        with self._reading(name), folders.entered(self.root, folder) as at:
+        with self._reading(name), dirfd.entered(self.root, folder) as at:
             info = self._regular(name, os.stat(leaf, dir_fd=at, follow_symlinks=False))
         return ObjectInfo(name, info.st_size, info.st_mtime)
 
@@ -96,7 +96,7 @@ class LocalStore:
             check_name(name)
         folder, _, leaf = name.rpartition("/")
         with self._translated(name), suppress(FileNotFoundError, NotADirectoryError):
-            with self._locked(), folders.entered(self.root, folder) as at:
+            with self._locked(), dirfd.entered(self.root, folder) as at:
                 if stat.S_ISDIR(os.stat(leaf, dir_fd=at, follow_symlinks=False).st_mode):
                     return
                 os.unlink(leaf, dir_fd=at)
@@ -122,7 +122,7 @@ class LocalStore:
     def now(self) -> float:
         """The file system's clock, read off the lock file; this host's if there is nothing to write there."""
         try:
-            with folders.lock_file(self.root) as file:
+            with dirfd.lock_file(self.root) as file:
                 os.utime(file)
                 return os.fstat(file).st_mtime
         except OSError:
@@ -138,7 +138,7 @@ class LocalStore:
     # Writing
 
     @contextmanager
-    def _staged(self, name: str) -> Iterator[folders.Staged]:
+    def _staged(self, name: str) -> Iterator[dirfd.StagedFile]:
         """An open temporary beside ``name``; on any exception it is removed again, and its folder if that is empty."""
         with ExitStack() as stack:
             with self._translated(name):
@@ -151,31 +151,31 @@ class LocalStore:
                 self._prune(name.rpartition("/")[0])
                 raise
 
-    def _stage(self, name: str, stack: ExitStack) -> folders.Staged:
+    def _stage(self, name: str, stack: ExitStack) -> dirfd.StagedFile:
         folder, _, leaf = name.rpartition("/")
         temporary = f".tmp-{secrets.token_hex(8)}"
         for _ in range(_ATTEMPTS):  # a delete elsewhere may prune the folder before the temporary is in it
             with suppress(FileNotFoundError), ExitStack() as inner:
                 self._make_root()
                 try:
-                    at = inner.enter_context(folders.entered(self.root, folder, make=True))
+                    at = inner.enter_context(dirfd.entered(self.root, folder, make=True))
                 except NotADirectoryError:
                     raise base.taken(self._where(folder)) from None
-                file = os.open(temporary, folders.CREATE, 0o666, dir_fd=at)
+                file = os.open(temporary, dirfd.CREATE, 0o666, dir_fd=at)
                 inner.callback(os.close, file)
                 stack.enter_context(inner.pop_all())
-                return folders.Staged(at, leaf, temporary, file)
+                return dirfd.StagedFile(at, leaf, temporary, file)
             self._durable.clear()
         raise StoreError("store-io", where=self._where(name), have="a folder that keeps vanishing", need="a folder")
 
-    def _link(self, name: str, staged: folders.Staged) -> None:
+    def _link(self, name: str, staged: dirfd.StagedFile) -> None:
         """Give the temporary its name, in one step and only if the name is free."""
         try:
             os.link(staged.temporary, staged.leaf, src_dir_fd=staged.folder, dst_dir_fd=staged.folder)
         except FileExistsError:
             raise base.taken(self._where(name)) from None
         except OSError as error:
-            if error.errno not in folders.NO_LINKS:
+            if error.errno not in dirfd.NO_LINKS:
                 raise
             with self._locked():  # no hard links here: all who create exclude each other instead
                 if staged.exists():
@@ -190,19 +190,19 @@ class LocalStore:
         if have != old:
             raise base.moved(self._where(name), have, old)
         with self._staged(name) as staged:
-            folders.write(staged.file, memoryview(new))
-            folders.seal(staged.file)
+            dirfd.write(staged.file, memoryview(new))
+            dirfd.seal(staged.file)
             staged.rename()
             self._settle(name, staged)
 
-    def _settle(self, name: str, staged: folders.Staged) -> None:
+    def _settle(self, name: str, staged: dirfd.StagedFile) -> None:
         """Make the new entry durable, and those of the folders it is in."""
-        folders.sync(staged.folder)
+        dirfd.sync(staged.folder)
         folder = name.rpartition("/")[0]
         while folder and folder not in self._durable:
             parent = folder.rpartition("/")[0]
-            with suppress(FileNotFoundError), folders.entered(self.root, parent) as at:  # gone: deleted meanwhile
-                folders.sync(at)
+            with suppress(FileNotFoundError), dirfd.entered(self.root, parent) as at:  # gone: deleted meanwhile
+                dirfd.sync(at)
                 if not parent:
                     self._durable.add(folder)
             folder = parent
@@ -214,9 +214,9 @@ class LocalStore:
         self.root.mkdir(parents=True, exist_ok=True)
         for path in made or [self.root]:  # found, it may have been made a moment ago by a process that died
             with suppress(PermissionError):  # a parent that may not be read is not ours, nor new
-                at = os.open(path.parent, folders.FOLDER)
+                at = os.open(path.parent, dirfd.FOLDER)
                 try:
-                    folders.sync(at)
+                    dirfd.sync(at)
                 finally:
                     os.close(at)
         self._durable.add("")
@@ -226,13 +226,13 @@ class LocalStore:
         with suppress(OSError, FormatError):
             while "/" in folder:
                 folder, _, leaf = folder.rpartition("/")
-                with folders.entered(self.root, folder) as at:
+                with dirfd.entered(self.root, folder) as at:
                     os.rmdir(leaf, dir_fd=at)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Alone among all swaps and deletes of this store; raises FileNotFoundError if there is no root."""
-        with folders.lock_file(self.root) as file:
+        with dirfd.lock_file(self.root) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield
@@ -255,10 +255,10 @@ class LocalStore:
         check_name(name)
         folder, _, leaf = name.rpartition("/")
         try:
-            at = folders.enter(self.root, folder)
+            at = dirfd.enter(self.root, folder)
             try:
                 self._regular(name, os.stat(leaf, dir_fd=at, follow_symlinks=False))  # never open a device
-                file = os.open(leaf, folders.READ, dir_fd=at)
+                file = os.open(leaf, dirfd.READ, dir_fd=at)
             finally:
                 os.close(at)
             try:
@@ -269,13 +269,13 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             raise base.missing(self._where(name)) from None
         except OSError as error:
-            raise folders.translated(error, self._where(name)) from error
+            raise dirfd.translated(error, self._where(name)) from error
 
     def _regular(self, name: str, info: os.stat_result) -> os.stat_result:
         if stat.S_ISDIR(info.st_mode):
             raise base.missing(self._where(name))
         if not stat.S_ISREG(info.st_mode):
-            raise folders.not_a_file(self._where(name), info)
+            raise dirfd.not_a_file(self._where(name), info)
         return info
 
     def _exactly(self, name: str, file: int, start: int, length: int) -> bytes:
@@ -288,7 +288,7 @@ class LocalStore:
                 pieces.append(piece)
                 have += len(piece)
         except OSError as error:
-            raise folders.translated(error, self._where(name)) from error
+            raise dirfd.translated(error, self._where(name)) from error
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _current(self, name: str) -> bytes | None:
@@ -301,7 +301,7 @@ class LocalStore:
         """What is below a folder, but folders, whose full name starts with ``prefix`` and is ``wanted``, sorted: links,
         pipes and devices too, so that who reads them says what they are."""
         with self._translated(folder), suppress(FileNotFoundError, NotADirectoryError):
-            at = folders.enter(self.root, folder)
+            at = dirfd.enter(self.root, folder)
             yield from self._below(at, f"{folder}/" if folder else "", prefix, wanted)
 
     def _below(self, at: int, above: str, prefix: str, wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
@@ -318,7 +318,7 @@ class LocalStore:
                         continue
                     if leaf[-1] == "/":
                         try:
-                            inner = os.open(leaf[:-1], folders.FOLDER | os.O_NOFOLLOW, dir_fd=at)
+                            inner = os.open(leaf[:-1], dirfd.FOLDER | os.O_NOFOLLOW, dir_fd=at)
                         except (FileNotFoundError, NotADirectoryError):  # deleted or replaced meanwhile
                             continue
                         inside.append((inner, name, iter(())))
@@ -347,7 +347,7 @@ class LocalStore:
         try:
             yield
         except OSError as error:
-            raise folders.translated(error, self._where(name)) from error
+            raise dirfd.translated(error, self._where(name)) from error
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

@@ -22,14 +22,14 @@ from pathlib import Path
 from threading import Lock, Semaphore
 from typing import TypeVar
 
-from deltackpt.disk import ensure_space, space_errors
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.store import base, stream
 from deltackpt.store.base import MAX_SWAP, Buffer, ObjectInfo, Written, check_name, check_prefix
 from deltackpt.store.driver import PART, WINDOW, Driver, Fetched, Head
-from deltackpt.store.foreign import Kind
-from deltackpt.store.patience import DEFAULT, Answer, Patience
+from deltackpt.store.retry import DEFAULT, Answer, Patience
 from deltackpt.store.stream import AHEAD, Span, bounds, in_order, together
+from deltackpt.store.translate import Kind
+from deltackpt.util.disk import ensure_space, space_errors
 
 IN_FLIGHT = 4  # requests of one transfer at a time: the memory of an upload is this many parts
 PROBE = 1 << 20  # bytes that are read first where the rest may have a faster way

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deltackpt.errors import FormatError
-from deltackpt.store import foreign
+from deltackpt.store import translate
 from deltackpt.store.base import Capabilities
 from deltackpt.store.driver import PART, Body, Fetched, Head, Plain, Upload
-from deltackpt.store.patience import DEFAULT, Patience
+from deltackpt.store.retry import DEFAULT, Patience
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class S3Driver(Plain):
         try:
             return self._get(key, 0, length, {"IfNoneMatch": tag} if tag else {})
         except Exception as error:
-            if foreign.status(error) == NOT_MODIFIED:
+            if translate.status(error) == NOT_MODIFIED:
                 return None
             raise
 

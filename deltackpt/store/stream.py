@@ -13,11 +13,11 @@ from itertools import islice
 from threading import Event, Lock, Semaphore
 from typing import TypeAlias
 
-from deltackpt.parallel import ordered_map
-from deltackpt.store import foreign
+from deltackpt.store import translate
 from deltackpt.store.driver import WINDOW, Body
-from deltackpt.store.foreign import Fault, Kind
-from deltackpt.store.patience import failed
+from deltackpt.store.retry import failed
+from deltackpt.store.translate import Fault, Kind
+from deltackpt.util.parallel import ordered_map
 
 BLOCK = 1 << 20  # bytes that are read of a body at a time
 PIECE = 64 << 20  # bytes of one request
@@ -70,7 +70,7 @@ class Span:
             return block
         except BaseException as error:
             self.close()
-            if foreign.damaged(error) and self._at > self.start:  # somewhere in what was handed on already
+            if translate.damaged(error) and self._at > self.start:  # somewhere in what was handed on already
                 raise failed(self._where, Fault(Kind.SILENT, "a body that was damaged on its way")) from None
             raise
 

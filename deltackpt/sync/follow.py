@@ -16,16 +16,16 @@ from threading import Event
 from typing import Any
 
 from deltackpt.cache import apply_to_cache, open_current
+from deltackpt.cache.slot import MappedSlot
+from deltackpt.cache.standby import prepare_standby
 from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError
 from deltackpt.format.manifest import Link
-from deltackpt.materialize import ApplyResult
-from deltackpt.progress import SILENT, Progress
-from deltackpt.ready import make_ready
 from deltackpt.repository import Repository
-from deltackpt.slot import Standby
-from deltackpt.sync.outage import Outage
-from deltackpt.sync.polling import Glance, pause_of
-from deltackpt.sync.prefetch import Ahead
+from deltackpt.restore.materialize import ApplyResult
+from deltackpt.sync.backoff import Backoff
+from deltackpt.sync.poller import RefPoller, pause_of
+from deltackpt.sync.prefetch import Prefetcher
+from deltackpt.util.progress import SILENT, Progress
 
 TOLD = "told.json"  # beside the slots: the step that the callback came back from
 
@@ -89,7 +89,7 @@ class Follower:
         self._prefetch, self._threads, self._progress = prefetch, threads, progress
         self.stop = stop or Event()
         self._failed, self._unready, self._back = failed, unready, back
-        self._standby = Standby() if ready else None
+        self._standby = MappedSlot() if ready else None
         self._ready_at: Link | None = None
         self._pins = repo.store.capabilities.pause == 0
 
@@ -106,8 +106,8 @@ class Follower:
 
         Raises an error that does not pass by itself.
         """
-        outage, glance = Outage(), Glance(self._repo, self._ref)
-        with Ahead(self._repo, glance, self._pause, self._have, self.stop, prefetch=self._prefetch) as ahead:
+        outage, glance = Backoff(), RefPoller(self._repo, self._ref)
+        with Prefetcher(self._repo, glance, self._pause, self._have, self.stop, prefetch=self._prefetch) as ahead:
             while not self.stop.is_set():
                 try:
                     if (ref := ahead.next()) is None:
@@ -147,7 +147,7 @@ class Follower:
         if not self._was_told(link):  # a callback that failed may have left its readers at the old slot
             return
         try:
-            make_ready(self._repo, self._cache, self._standby, threads=self._threads, progress=self._progress)
+            prepare_standby(self._repo, self._cache, self._standby, threads=self._threads, progress=self._progress)
         except DeltackptError as error:
             self._unready(error)
         self._ready_at = link

@@ -11,17 +11,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from deltackpt import chain
 from deltackpt.errors import ConflictError, NotFoundError
 from deltackpt.format.manifest import File, Link
-from deltackpt.leases import lease
-from deltackpt.parallel import ordered_map
-from deltackpt.repository import MARKER, MAX_SMALL, Ref, Repository, object_differs
-from deltackpt.survey import FOLDERS
+from deltackpt.gc.inventory import FOLDERS
+from deltackpt.repository import Ref, Repository, chain
+from deltackpt.repository.leases import lease
+from deltackpt.repository.repository import MARKER, MAX_SMALL, object_differs
 from deltackpt.sync import selection
-from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, Move, Record, elsewhere, windows
+from deltackpt.sync.mirror_plan import MirrorPlan, MirrorRecord, MirrorResult, RefMove, elsewhere, windows
 from deltackpt.sync.selection import Selection
 from deltackpt.sync.transfer import BATCH, Transfer
+from deltackpt.util.parallel import ordered_map
 
 Start: TypeAlias = int | Literal["latest"] | None
 
@@ -73,7 +73,7 @@ class Mirror:
                 there = tuple(f for f in mine if f.name in listed)
                 self._check_sizes(there, listed)
                 away = tuple(f for f in mine if f.name not in listed)
-                records.append(Record(name, name not in self._known, away, there))
+                records.append(MirrorRecord(name, name not in self._known, away, there))
         return MirrorPlan(
             source=self._source.store.url,
             target=self._store.url,
@@ -195,15 +195,15 @@ class Mirror:
 
     # Refs and tags
 
-    def _move(self, ref: Ref, there: Ref | None, target: Repository | None) -> Move | None:
+    def _move(self, ref: Ref, there: Ref | None, target: Repository | None) -> RefMove | None:
         if there is None or target is None:
-            return Move(ref.name, None, ref.link)
+            return RefMove(ref.name, None, ref.link)
         if there.link == ref.link:
             return None
         leads = chain.descends(ref.link, there.link, self._source.load)
         if not leads and not self._force:
             raise self._diverged(ref, there, collected=leads is None)
-        return Move(ref.name, there.link, ref.link)
+        return RefMove(ref.name, there.link, ref.link)
 
     def _diverged(self, ref: Ref, there: Ref, *, collected: bool) -> ConflictError:
         why = "does not lead to it"
@@ -219,7 +219,7 @@ class Mirror:
             "ref all the same, and what it leaves behind stays until gc.",
         )
 
-    def _tag(self, tag: Ref, there: Ref | None) -> Move | None:
+    def _tag(self, tag: Ref, there: Ref | None) -> RefMove | None:
         if there is not None and there.link == tag.link:
             return None
         if there is not None and not self._force:
@@ -230,7 +230,7 @@ class Mirror:
                 need=f"step {tag.link.step}, {tag.link.id[:12]}, as at the source",
                 hint="Delete the tag there, or give --force.",
             )
-        return Move(tag.name, there.link if there else None, tag.link)
+        return RefMove(tag.name, there.link if there else None, tag.link)
 
     def _move_all(self, target: Repository, plan: MirrorPlan) -> None:
         for move in plan.tags:

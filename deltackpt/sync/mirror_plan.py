@@ -14,7 +14,7 @@ WINDOW_RECORDS = 64
 
 
 @dataclass(frozen=True)
-class Move:
+class RefMove:
     """A ref or tag of the target that changes, or is made where ``old`` is None."""
 
     name: str
@@ -23,7 +23,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Record:
+class MirrorRecord:
     """A manifest or edge, and what of it is to be done: put itself, copy objects, read back what is there unproven."""
 
     name: str
@@ -44,9 +44,9 @@ class MirrorPlan:
     target: str
     id: str
     fresh: bool
-    records: tuple[Record, ...]
-    refs: tuple[Move, ...]
-    tags: tuple[Move, ...]
+    records: tuple[MirrorRecord, ...]
+    refs: tuple[RefMove, ...]
+    tags: tuple[RefMove, ...]
     there: int
 
     @property
@@ -75,8 +75,8 @@ class MirrorResult:
     bytes: int
     proven: int
     there: int
-    refs: tuple[Move, ...]
-    tags: tuple[Move, ...]
+    refs: tuple[RefMove, ...]
+    tags: tuple[RefMove, ...]
     leased: bool
     seconds: float
 
@@ -95,9 +95,9 @@ def elsewhere(where: str, have: str, need: str) -> ConflictError:
     )
 
 
-def windows(records: Sequence[Record]) -> Iterator[list[Record]]:
+def windows(records: Sequence[MirrorRecord]) -> Iterator[list[MirrorRecord]]:
     """Runs of records, each of a bounded size: what was copied has its manifest soon, and needs no second proof."""
-    window: list[Record] = []
+    window: list[MirrorRecord] = []
     size = 0
     for record in records:
         window.append(record)

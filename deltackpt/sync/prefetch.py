@@ -8,23 +8,23 @@ from types import TracebackType
 
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
-from deltackpt.parallel import ordered_map
 from deltackpt.repository import Ref, Repository
 from deltackpt.store.read_through import ReadThrough
-from deltackpt.sync.polling import Glance
+from deltackpt.sync.poller import RefPoller
+from deltackpt.util.parallel import ordered_map
 
 FETCHES = 4  # objects on their way at a time
 TURN = 0.1  # seconds after which whoever waits looks around
 
 
-class Ahead:
+class Prefetcher:
     """Looks every ``pause`` seconds; with ``prefetch`` a thread does, and brings what leads from ``have()`` to the
     newest step through the store's cache of objects, while whoever asks is busy otherwise."""
 
     def __init__(
         self,
         repo: Repository,
-        glance: Glance,
+        glance: RefPoller,
         pause: float,
         have: Callable[[], Link | None],
         stop: Event,
@@ -42,7 +42,7 @@ class Ahead:
         self._ended = Event()
         self._thread = Thread(target=self._run, name="deltackpt-prefetch", daemon=True)
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Prefetcher:
         if self._prefetch:
             self._thread.start()
         return self

@@ -10,9 +10,9 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deltackpt.leases import lease
 from deltackpt.repository import Repository
-from deltackpt.sync.damage import Damage, Search
+from deltackpt.repository.leases import lease
+from deltackpt.sync.scan import Damage, Search
 from deltackpt.sync.selection import place
 from deltackpt.sync.transfer import Transfer
 from deltackpt.verify.findings import Finding, exit_code

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from deltackpt.errors import NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.reach import Node, cheapest
+from deltackpt.gc.inventory import Survey
 from deltackpt.repository import Ref, Repository
-from deltackpt.survey import Survey
+from deltackpt.repository.paths import Node, cheapest
 
 
 @dataclass(frozen=True)

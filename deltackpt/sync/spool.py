@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from deltackpt.disk import ensure_space, space_errors
 from deltackpt.format.manifest import File
-from deltackpt.parallel import ordered_map
-from deltackpt.repository import object_differs
+from deltackpt.repository.repository import object_differs
 from deltackpt.store import Store
+from deltackpt.util.disk import ensure_space, space_errors
+from deltackpt.util.parallel import ordered_map
 
 GRAIN = 64 << 10  # bytes; a piece is some of these
 FETCHES = 4  # pieces on their way at a time

@@ -11,13 +11,13 @@ from pathlib import Path
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError
 from deltackpt.format.edge import MAX_EDGE
 from deltackpt.format.manifest import MAX_MANIFEST, File
-from deltackpt.parallel import ordered_map
-from deltackpt.progress import SILENT, Progress
-from deltackpt.repository import object_differs
+from deltackpt.repository.repository import object_differs
 from deltackpt.store import Store
 from deltackpt.store.base import missing
 from deltackpt.sync import spool
 from deltackpt.sync.rate import Rate
+from deltackpt.util.parallel import ordered_map
+from deltackpt.util.progress import SILENT, Progress
 
 JOBS = 8  # objects on their way at a time
 LARGE = 16 << 20  # bytes from which an object is fetched by ranges, and goes through the spool

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.disk import open_regular
 from deltackpt.errors import ChainError
 from deltackpt.format.manifest import File
-from deltackpt.parallel import threads_or_default
-from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Repository
-from deltackpt.verify.findings import Findings, Report
+from deltackpt.util.disk import open_regular
+from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.progress import SILENT, Progress
+from deltackpt.verify.findings import Findings, VerifyReport
 from deltackpt.verify.tensor import check_tensor
 
 
@@ -26,7 +26,7 @@ def verify_checkpoint(
     ref: str = "main",
     threads: int | None = None,
     progress: Progress = SILENT,
-) -> Report:
+) -> VerifyReport:
     """A checkpoint directory against a step: every file, every header, every tensor by its xxh3."""
     findings, root = Findings(os.fspath(path)), Path(path)
     target = repo.load(repo.find(step, ref))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from deltackpt.errors import DeltackptError
-from deltackpt.parallel import ordered_map
+from deltackpt.util.parallel import ordered_map
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReport:
     """What was checked, by kind, and what was found."""
 
     target: str
@@ -94,5 +94,5 @@ class Findings:
             if error is not None:
                 self.add(error)
 
-    def report(self) -> Report:
-        return Report(self.target, dict(self.checked), tuple(self.found))
+    def report(self) -> VerifyReport:
+        return VerifyReport(self.target, dict(self.checked), tuple(self.found))

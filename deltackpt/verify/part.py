@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from deltackpt.errors import NotFoundError
-from deltackpt.patch import PartReader
-from deltackpt.verify.findings import Findings, Report
+from deltackpt.patch.part import PartReader
+from deltackpt.verify.findings import Findings, VerifyReport
 
 
-def verify_part(path: str | os.PathLike[str]) -> Report:
+def verify_part(path: str | os.PathLike[str]) -> VerifyReport:
     """One part by itself: header, table, and the checksums of the table. Values need the old tensors."""
     findings = Findings(os.fspath(path))
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from deltackpt.chain import check_parent
 from deltackpt.errors import NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.leases import lease, read_leases
-from deltackpt.parallel import threads_or_default
-from deltackpt.progress import SILENT, Progress
 from deltackpt.repository import Ref, Repository
+from deltackpt.repository.chain import check_parent
+from deltackpt.repository.leases import lease, read_leases
 from deltackpt.store.base import GONE
-from deltackpt.verify.findings import Findings, Report
+from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.progress import SILENT, Progress
+from deltackpt.verify.findings import Findings, VerifyReport
 from deltackpt.verify.states import Checks, check_states
 
 
-def verify_repository(repo: Repository, *, threads: int | None = None, progress: Progress = SILENT) -> Report:
+def verify_repository(repo: Repository, *, threads: int | None = None, progress: Progress = SILENT) -> VerifyReport:
     """Every manifest, edge, object and chain, and every step's state, rebuilt along every way and proven by both
     digests.
 
@@ -30,7 +30,7 @@ def verify_repository(repo: Repository, *, threads: int | None = None, progress:
         return _verify(repo, making, threads_or_default(threads), progress)
 
 
-def _verify(repo: Repository, making: bool, threads: int, progress: Progress) -> Report:
+def _verify(repo: Repository, making: bool, threads: int, progress: Progress) -> VerifyReport:
     findings, steps = Findings(repo.store.url), {}
     links = list(repo.steps())
     for link in links:

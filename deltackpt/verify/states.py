@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from deltackpt import digest
-from deltackpt.bits import DTYPES
-from deltackpt.chain import Hop
-from deltackpt.diff import State
-from deltackpt.digest import TensorDigest
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ChainError
+from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.parts import PatchReader
-from deltackpt.replay import Anchor, Replay, describe
+from deltackpt.format.state_digest import TensorDigest
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Hop
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.replay import Anchor, Replay, describe
 from deltackpt.verify.findings import Findings
 from deltackpt.verify.tensor import check_tensor, tensor_differs
 
@@ -132,7 +132,7 @@ def _check_run(checks: Checks, run: Run, state: State, anew: set[str]) -> None:
                     where = f"step {steps[i].step}, {name[:200]}"
                     raise ChainError("tensor-shape", where=where, have=describe(known), need=need)
                 if i and fresh[i] and want and data is not None and _may_differ(name, i, patches, digests):
-                    have = digest.of_tensor(data, DTYPES[want.dtype])
+                    have = state_digest.of_tensor(data, DTYPES[want.dtype])
                     stated = digests[i][name]
                     if have.sums != stated.sums or stated.xxh3 not in (have.xxh3, UNSTATED):
                         tensor_differs(

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deltackpt import digest
-from deltackpt.diff import State, Tensor
-from deltackpt.digest import TensorDigest
+from deltackpt.checkpoint.diff import State, StoredTensor
 from deltackpt.errors import ChainError
+from deltackpt.format import state_digest
 from deltackpt.format.digests import proves
-from deltackpt.replay import describe
+from deltackpt.format.state_digest import TensorDigest
+from deltackpt.restore.replay import describe
 
 
-def check_tensor(state: State, want: Tensor, name: str, digests: Mapping[str, TensorDigest], where: str) -> None:
+def check_tensor(state: State, want: StoredTensor, name: str, digests: Mapping[str, TensorDigest], where: str) -> None:
     have, need = state.tensors.get(name), (want.dtype, want.shape)
     if have is None or (have.dtype, have.shape) != need:
         shown = describe((have.dtype, have.shape) if have else None)
         raise ChainError("tensor-shape", where=f"{where}, {name[:200]}", have=shown, need=describe(need))
     data = state.bytes_of(name)
     same = proves(data, want.dtype, digests[name])
-    found = "" if same else digest.xxh3(data).hex()
+    found = "" if same else state_digest.xxh3(data).hex()
     state.release(name)
     if not same:
         tensor_differs(f"{where}, {name[:200]}", f"xxh3 {found}", f"the step's {digests[name]}")

@@ -10,15 +10,15 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import NotFoundError
 from deltackpt.format.digests import proves
 from deltackpt.format.manifest import Link, Manifest
-from deltackpt.parallel import ordered_map
 from deltackpt.repository import Repository
-from deltackpt.watch.sight import Sight
+from deltackpt.util.parallel import ordered_map
+from deltackpt.watch.snapshot import DirectorySnapshot
 
 FIELD = "watch"  # of a manifest's metadata
 
 
 @dataclass(frozen=True)
-class Record:
+class PublishedStep:
     """A published step. ``stamp`` is that of the directory that it was made from, None where no watch made it."""
 
     link: Link
@@ -26,12 +26,12 @@ class Record:
     stamp: str | None
 
     @classmethod
-    def of(cls, step: Manifest, link: Link) -> Record:
+    def of(cls, step: Manifest, link: Link) -> PublishedStep:
         stamp = _field(step).get("stamp")
         return cls(link, step.parent, stamp if isinstance(stamp, str) else None)
 
 
-def metadata(sight: Sight, stale: Mapping[int, str]) -> dict[str, Any]:
+def metadata(sight: DirectorySnapshot, stale: Mapping[int, str]) -> dict[str, Any]:
     """What a step's manifest says of its directory, and of those that a rewind left behind."""
     left = {str(step): stamp for step, stamp in sorted(stale.items())}
     return {FIELD: {"directory": sight.path.name, "stamp": sight.stamp, "stale": left}}
@@ -44,7 +44,7 @@ class Branch:
         self.repo = repo
         self.head: Link | None = None
         self.stale: dict[int, str] = {}  # stamps of directories that belong to steps that a rewind left behind
-        self.steps: dict[int, Record] = {}
+        self.steps: dict[int, PublishedStep] = {}
         self._ref = ref
         self._lowest = 0
 
@@ -54,7 +54,7 @@ class Branch:
         link = head.link if head else None
         if link == self.head and lowest >= self._lowest:
             return
-        found: dict[int, Record] = {}
+        found: dict[int, PublishedStep] = {}
         at = link
         while at is not None and at.step >= lowest:
             known = self.steps.get(at.step)
@@ -65,13 +65,13 @@ class Branch:
                 manifest = self.repo.load(at)
             except NotFoundError:  # collected: nothing before it is on the branch any more
                 break
-            found[at.step] = Record.of(manifest, at)
+            found[at.step] = PublishedStep.of(manifest, at)
             at = manifest.parent
         self.head, self.steps, self._lowest = link, found, lowest
         self.stale = _stale(self.repo.load(link)) if link is not None else {}
 
 
-def same_weights(repo: Repository, link: Link, sight: Sight, threads: int) -> bool:
+def same_weights(repo: Repository, link: Link, sight: DirectorySnapshot, threads: int) -> bool:
     """Does the directory hold the step's weights? Decided by hashes. Raises CheckpointError, FormatError."""
     step = repo.load(link)
     digests = repo.digests(step)

@@ -19,14 +19,14 @@ from deltackpt.errors import (
     UsageError,
 )
 from deltackpt.format.manifest import Link
-from deltackpt.parallel import threads_or_default
-from deltackpt.record import AnchorPolicy
+from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.publish.write import WriteResult, write
 from deltackpt.repository import Repository
+from deltackpt.util.parallel import threads_or_default
 from deltackpt.watch.branch import Branch, metadata, same_weights
-from deltackpt.watch.finished import Judge
+from deltackpt.watch.completion import CompletionDetector
 from deltackpt.watch.prune import clear_trash, prove, prove_patch, remove
-from deltackpt.watch.sight import PATTERN, Sight, compile_pattern, scan
-from deltackpt.write import WriteResult, write
+from deltackpt.watch.snapshot import PATTERN, DirectorySnapshot, compile_pattern, scan
 
 PATIENCE = 60.0  # seconds between attempts, at most, while the store does not answer
 
@@ -86,7 +86,7 @@ class Watch:
         self._url = repository
         self._options: dict[str, Any] = {"anchor": anchor, "encoding": encoding, "ref": ref, "threads": threads}
         self._threads = threads_or_default(threads)
-        self._judge, self._settle = Judge(marker, settle, self._threads), max(settle, 0.01)
+        self._judge, self._settle = CompletionDetector(marker, settle, self._threads), max(settle, 0.01)
         self._rewind, self._keep, self._abandon = rewind, prune_dense, abandon
         self._say, self._said = say, set[str]()
         self._branch: Branch | None = None
@@ -149,7 +149,7 @@ class Watch:
         self._prune(branch, sights)
         return None
 
-    def _rewritten(self, branch: Branch, sight: Sight) -> bool:
+    def _rewritten(self, branch: Branch, sight: DirectorySnapshot) -> bool:
         """Has the trainer gone back and saved this step anew? Its stamp raises the question, hashes answer it."""
         record = branch.steps.get(sight.step)
         if record is None:
@@ -179,7 +179,7 @@ class Watch:
             else "The first step cannot be followed back. Publish the new run into a repository of its own.",
         )
 
-    def _publish(self, branch: Branch, sights: list[Sight], sight: Sight) -> Published | None:
+    def _publish(self, branch: Branch, sights: list[DirectorySnapshot], sight: DirectorySnapshot) -> Published | None:
         old = branch.steps.get(sight.step)
         parent, back = branch.head, None
         stale = {step: stamp for step, stamp in branch.stale.items() if step > sight.step}
@@ -215,7 +215,9 @@ class Watch:
             tuple(pruned),
         )
 
-    def _write(self, sight: Sight, near: list[Sight], back: str | None, said: dict[str, Any]) -> WriteResult:
+    def _write(
+        self, sight: DirectorySnapshot, near: list[DirectorySnapshot], back: str | None, said: dict[str, Any]
+    ) -> WriteResult:
         options = {"step": sight.step, "resume_from": back, "metadata": said, **self._options}
         if near:
             try:
@@ -225,12 +227,12 @@ class Watch:
                     raise
         return write(sight.path, self._url, **options)
 
-    def _is(self, branch: Branch, sight: Sight) -> bool:
+    def _is(self, branch: Branch, sight: DirectorySnapshot) -> bool:
         """Is this directory the one that was published?"""
         record = branch.steps.get(sight.step)
         return record is not None and (record.stamp == sight.stamp or (record.link, sight.stamp) in self._same)
 
-    def _prune(self, branch: Branch, sights: list[Sight]) -> list[str]:
+    def _prune(self, branch: Branch, sights: list[DirectorySnapshot]) -> list[str]:
         """Remove all published directories but the newest ones, each after the repository proved to hold its step."""
         if self._keep is None or branch.head is None:
             return []
@@ -241,7 +243,9 @@ class Watch:
                 pruned.append(sight.path.name)
         return pruned
 
-    def _prove(self, branch: Branch, link: Link, parent: Link | None = None, near: Sequence[Sight] = ()) -> bool:
+    def _prove(
+        self, branch: Branch, link: Link, parent: Link | None = None, near: Sequence[DirectorySnapshot] = ()
+    ) -> bool:
         """Does the repository hold a step whole? A step after a proven one is proven by its patch."""
         if link in self._proven:
             return True

@@ -8,14 +8,14 @@ import shutil
 from pathlib import Path
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.diff import State
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import CheckpointError, FormatError
 from deltackpt.format.manifest import Link
-from deltackpt.materialize import check_tensor
-from deltackpt.parallel import ordered_map
-from deltackpt.replay import Replay
 from deltackpt.repository import Repository
-from deltackpt.watch.sight import Sight, look
+from deltackpt.restore.materialize import check_tensor
+from deltackpt.restore.replay import Replay
+from deltackpt.util.parallel import ordered_map
+from deltackpt.watch.snapshot import DirectorySnapshot, look
 
 _TRASH = ".pruned-"
 
@@ -28,7 +28,7 @@ def prove(repo: Repository, link: Link, threads: int) -> None:
     _prove(repo, link, None, threads)
 
 
-def prove_patch(repo: Repository, parent: Link, link: Link, before: Sight, threads: int) -> bool:
+def prove_patch(repo: Repository, parent: Link, link: Link, before: DirectorySnapshot, threads: int) -> bool:
     """The same for a step whose parent is proven, by its patch alone: the parent's directory stands in for it.
 
     -> False where the directory does not serve.
@@ -55,7 +55,7 @@ def _prove(repo: Repository, link: Link, base: tuple[Link, State] | None, thread
             pass
 
 
-def remove(sight: Sight) -> bool:
+def remove(sight: DirectorySnapshot) -> bool:
     """Take the directory away at once, then its files: no half of it is ever seen under its name.
 
     -> False, and it stays, where it is not what was seen, or only a link.

@@ -6,7 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from vectors import FIXTURES, INDEX, ROOT, base_of, code_of, data_of, name_of, read_checkpoint, read_record, streamed
+from support.vectors import (
+    FIXTURES,
+    INDEX,
+    ROOT,
+    base_of,
+    code_of,
+    data_of,
+    name_of,
+    read_checkpoint,
+    read_record,
+    streamed,
+)
 
 BY_NAME = {Path(v["path"]).stem: v for v in INDEX}
 ATTACKS = {

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vectors import ROOT
+from support.vectors import ROOT
 
 FORBIDDEN = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "pandas"}
 
@@ -44,7 +44,7 @@ from pathlib import Path
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
 from deltackpt.verify import verify_part
-from deltackpt.write import write
+from deltackpt.publish.write import write
 assert "torch" not in sys.modules
 for folder in map(Path, sys.argv[1:]):
     for call in (lambda: Checkpoint.open(folder), lambda: write(folder, folder / "repository")):

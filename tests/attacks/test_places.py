@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from vectors import FIXTURES, code_of, read_checkpoint, restore
+from support.vectors import FIXTURES, code_of, read_checkpoint, restore
 
 CHAIN = FIXTURES / "chains/three_patches"
 DEVICE = Path("/dev/zero")

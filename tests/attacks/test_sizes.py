@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vectors import FIXTURES, code_of, second
+from support.vectors import FIXTURES, code_of, second
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.digest import TensorDigest
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.format.layout import Layout, Shard, Side
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor, build_header, parse_header
-from deltackpt.materialize import apply
-from deltackpt.parts import mapped
+from deltackpt.format.state_digest import TensorDigest
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
+from deltackpt.restore.patch_reader import mapped
 from deltackpt.store import MemoryStore
 from deltackpt.verify import verify_repository
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from deltackpt.bits import DTYPES
 from deltackpt.codecs import planes
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DTYPES
 
 LENGTH = 1000
 GOOD = zstandard.ZstdCompressor(level=1).compress(bytes(range(250)) * 4)
@@ -30,7 +30,7 @@ class Payload:
 
 def refused(frame: bytes) -> str:
     """The code that a plane of one chunk, of LENGTH elements, is refused with."""
-    directory = planes.Directory(1, np.array([[2 * len(frame) + 1]]), np.array([zlib.crc32(frame)], np.uint32))
+    directory = planes.ChunkIndex(1, np.array([[2 * len(frame) + 1]]), np.array([zlib.crc32(frame)], np.uint32))
     with pytest.raises(FormatError) as error:
         planes.decode(directory, DTYPES["U8"], np.zeros(LENGTH, np.uint8), Payload(frame), "here")
     return error.value.code

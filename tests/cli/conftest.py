@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from running import World, checkpoint, deltackpt
+from support.running import World, checkpoint, deltackpt
 
 
 @pytest.fixture(scope="session")

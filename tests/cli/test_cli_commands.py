@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt_cli.options import Encoding
-from running import MARKUP, World, command, deltackpt, environment, masked
+from support.running import MARKUP, World, command, deltackpt, environment, masked
 
 from deltackpt import __version__
 from deltackpt.codecs import CHOICES
 from deltackpt.kernels import status
-from deltackpt.materialize import ApplyResult
-from deltackpt.report.comparison import Comparison
+from deltackpt.publish.write import WriteResult
+from deltackpt.report.comparison import CheckpointComparison
 from deltackpt.report.inspection import Inspection
 from deltackpt.report.log import Log, LogStep
-from deltackpt.write import WriteResult
+from deltackpt.restore.materialize import ApplyResult
 
 LEFT_OUT = "note: left out stray.safetensors: not part of this checkpoint\n"
 CHANGED = [MARKUP, "model.embed.weight", "model.layers.0.weight"]
@@ -137,7 +137,7 @@ def test_diff_tells_by_tensor_and_by_layer(world: World) -> None:
     assert [row.split()[-1] for row in layers[1:]] == [MARKUP, "model.embed", "model.layers.0", "all"]
     done = deltackpt("diff", world.steps[0], world.steps[2], "--json", "--quiet")
     assert (done.err, done.status) == ("", 0)
-    assert done.json.keys() == names(Comparison)
+    assert done.json.keys() == names(CheckpointComparison)
 
 
 def test_verify_a_repository_a_part_and_a_directory(world: World) -> None:

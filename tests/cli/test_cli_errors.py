@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deltackpt_cli import text
-from running import World, command, deltackpt, environment, files, interrupted, masked
+from deltackpt_cli import format as text
+from support.running import World, command, deltackpt, environment, files, interrupted, masked
 
 FIELDS = {"error", "exit_code", "where", "have", "need", "hint"}
 

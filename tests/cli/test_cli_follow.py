@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import World, command, deltackpt, environment
+from support.running import World, command, deltackpt, environment
 
 from deltackpt.repository import Repository
 from deltackpt.sync.follow import Switch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from running import World, deltackpt
+from support.running import World, deltackpt
 
 from deltackpt.interop import ExportResult, ImportResult
 from deltackpt.interop.formats import READERS

@@ -6,12 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
-from running import World, deltackpt, files
+from support.running import World, deltackpt, files
 
-from deltackpt.materialize import apply
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.verify import verify_repository
-from deltackpt.write import AnchorPolicy, write
 
 
 def test_a_run_is_tagged_rewound_drawn_and_collected(world: World, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from deltackpt_cli import sizes
-from running import World, command, deltackpt, environment, files, masked
+from support.running import World, command, deltackpt, environment, files, masked
 
 from deltackpt.errors import UsageError
 from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult

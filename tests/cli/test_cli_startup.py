@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from running import World, deltackpt
+from support.running import World, deltackpt
 
 HEAVY = ("torch", "numpy", "xxhash", "zstandard", "safetensors", "fsspec", "rich")
 

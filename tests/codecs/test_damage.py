@@ -10,15 +10,16 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from states import Memory, both_ways, changed, random_bytes
+from support.states import Memory, both_ways, changed, random_bytes
 
-from deltackpt.bits import DTYPES
-from deltackpt.codecs import Entry, decode, encode, packed, planes
-from deltackpt.codecs.near import FAR_ONLY
-from deltackpt.codecs.steps import Scale
+from deltackpt.checkpoint.diff import difference
+from deltackpt.codecs import Entry, decode, encode, planes
+from deltackpt.codecs.packed import codec as packed
+from deltackpt.codecs.packed.exponent_lists import FAR_ONLY
+from deltackpt.codecs.packed.steps import Scale
 from deltackpt.codecs.tiles import Grid
-from deltackpt.diff import difference
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DTYPES
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -124,7 +125,7 @@ def unary(*values: int) -> bytes:
 def tile(elements: int, count: int, *sections: bytes, codes: bytes = b"", scale=None, exception_k=0, rows=1, columns=1):
     """A tensor of one far list and one tile, from its sections -> the decoder's answer, which is the same in place."""
     data = b"".join(sections)
-    directory = packed.Directory(
+    directory = packed.TileIndex(
         Grid(1, 1, elements, rows, columns),
         FAR_ONLY,
         scale or Scale(0, 0),
@@ -222,7 +223,9 @@ def test_more_changes_than_elements():
 
 
 def plane_code(plane: bytes, *, compressed: bool, elements: int = 1000) -> str:
-    directory = planes.Directory(1, np.array([[len(plane) * 2 + compressed]]), np.array([zlib.crc32(plane)], np.uint32))
+    directory = planes.ChunkIndex(
+        1, np.array([[len(plane) * 2 + compressed]]), np.array([zlib.crc32(plane)], np.uint32)
+    )
     base = np.zeros(elements, np.uint8)
     with pytest.raises(FormatError) as error:
         planes.decode(directory, DTYPES["U8"], base, Payload(plane), "here")

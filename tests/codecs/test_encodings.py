@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from states import (
+from support.states import (
     FLOATS,
     Memory,
     changed,
@@ -18,9 +18,10 @@ from states import (
     value,
 )
 
-from deltackpt.bits import DTYPES
-from deltackpt.codecs import CHOICES, Change, encode, packed
-from deltackpt.diff import difference
+from deltackpt.checkpoint.diff import difference
+from deltackpt.codecs import CHOICES, Change, encode
+from deltackpt.codecs.packed import codec as packed
+from deltackpt.format.dtypes import DTYPES
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -244,7 +245,7 @@ def test_difference_is_exact(seed, dtype, shape, share):
     old = (dtype, shape, random_bytes(rng, dtype, shape))
     new = changed(rng, old, share)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("deltackpt.diff.CHUNK", 1 << 12)
+        patch.setattr("deltackpt.checkpoint.diff.CHUNK", 1 << 12)
         change = difference("x", Memory({"x": old}), Memory({"x": new})).change
     a, b = (np.frombuffer(data, f"<u{DTYPES[dtype].width}") for data in (old[2], new[2]))
     assert change.elements == elements(dtype, shape) == len(a)

@@ -1,13 +1,12 @@
-"""deltackpt.codecs.steps: ULP steps in the light of the old exponent."""
+"""deltackpt.codecs.packed.steps: ULP steps in the light of the old exponent."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltackpt.bits import DTYPES, uint
-from deltackpt.codecs.gaps import rice_parameter
-from deltackpt.codecs.steps import (
+from deltackpt.codecs.packed.gaps import rice_parameter
+from deltackpt.codecs.packed.steps import (
     MAX_EXCEPTION_K,
     Scale,
     bit_length,
@@ -17,6 +16,7 @@ from deltackpt.codecs.steps import (
     lengths_by_exponent,
     to_steps,
 )
+from deltackpt.format.dtypes import DTYPES, uint
 
 seeds = st.integers(0, 2**32 - 1)
 PACKED = [dtype for dtype in DTYPES.values() if dtype.width <= 4]

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from states import part_of, random_bytes
+from support.states import part_of, random_bytes
 
 from deltackpt.codecs import subset
 from deltackpt.codecs.tiles import Grid
-from deltackpt.patch import PartReader
+from deltackpt.patch.part import PartReader
 
 ENTRY = PartReader(
     memoryview(part_of({"x": ("U8", (4,), b"abcd")}, {"x": ("U8", (4,), b"abce")}, "packed")), "part"

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from states import Memory, changed, random_bytes
+from support.states import Memory, changed, random_bytes
 
-from deltackpt.bits import DTYPES
+from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import CHOICES, Entry, encode
 from deltackpt.codecs.table import ENCODINGS, REMOVED, read_table, write_table
-from deltackpt.diff import difference
 from deltackpt.errors import DeltackptError, FormatError
+from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.varint import write
 
 seeds = st.integers(0, 2**32 - 1)

@@ -4,14 +4,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines.steps import Run, nudge  # noqa: E402
-from hooks.training import Net, exact_copy, published, raw  # noqa: E402
+from support.engine_steps import Run, nudge  # noqa: E402
+from support.training import Net, exact_copy, published, raw  # noqa: E402
 
 from deltackpt import engines  # noqa: E402
 from deltackpt.engines import transformers as live  # noqa: E402
-from deltackpt.engines.module import Place  # noqa: E402
+from deltackpt.engines.module import WeightPlace  # noqa: E402
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError, NotFoundError  # noqa: E402
-from deltackpt.write import AnchorPolicy  # noqa: E402
+from deltackpt.publish.write import AnchorPolicy  # noqa: E402
 
 
 def bits(model):
@@ -134,7 +134,7 @@ def run_unchanged(run, name, a, b):
 
 def test_a_write_that_fails_is_taken_back(run, monkeypatch):
     model, writes = at(run, 0), []
-    write = Place.write
+    write = WeightPlace.write
 
     def fails_in_the_middle(self, positions, values):
         writes.append(self.name)
@@ -142,7 +142,7 @@ def test_a_write_that_fails_is_taken_back(run, monkeypatch):
             raise MemoryError
         write(self, positions, values)
 
-    monkeypatch.setattr(Place, "write", fails_in_the_middle)
+    monkeypatch.setattr(WeightPlace, "write", fails_in_the_middle)
     with pytest.raises(MemoryError):
         live.refresh(model, run.repo)
     monkeypatch.undo()

@@ -6,8 +6,8 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from chains import World
 from deltackpt_cli.app import run
+from support.chains import World
 
 from deltackpt.engines.clients import Host, client_of
 from deltackpt.engines.metrics import Metrics

@@ -8,15 +8,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines.steps import Run, nudge  # noqa: E402
-from hooks.training import raw  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from support.engine_steps import Run, nudge  # noqa: E402
+from support.training import raw  # noqa: E402
 
-from deltackpt.engines import sglang  # noqa: E402
 from deltackpt.engines.memory import memories  # noqa: E402
 from deltackpt.engines.receiver import Receiver  # noqa: E402
 from deltackpt.engines.regions import Region  # noqa: E402
+from deltackpt.engines.sglang import loader as sglang  # noqa: E402
 from deltackpt.engines.update import Update  # noqa: E402
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError, StoreError, UsageError  # noqa: E402
 
@@ -63,7 +63,7 @@ def attached(tmp_path, model, first=None):
     run = Run(tmp_path)
     run.publish(first or state())
     model.load_weights((name, run.states[0][name].clone()) for name in sorted(SHAPES))
-    receiver = Receiver(sglang.Rank(model), str(run.url), str(tmp_path / "cache"), origin=str(run.checkpoint(0)))
+    receiver = Receiver(sglang.SglangRank(model), str(run.url), str(tmp_path / "cache"), origin=str(run.checkpoint(0)))
     return run, receiver
 
 
@@ -95,9 +95,9 @@ def test_plain_copies_are_scattered_into(tmp_path, columns):
 
 
 def receiver_report():
-    from deltackpt.engines.update import Report
+    from deltackpt.engines.update import RankReport
 
-    return Report()
+    return RankReport()
 
 
 class InPlace(Fused):
@@ -322,7 +322,7 @@ def test_weights_that_no_slot_has_are_kept_until_the_load_is_through(tmp_path, m
     run.steps(state(), 2)
     model.load_weights(nudge(run.states[0], 7, 0.5).items())
     before = bits(model)
-    receiver = Receiver(sglang.Rank(model), str(run.url), str(tmp_path / "cache"))
+    receiver = Receiver(sglang.SglangRank(model), str(run.url), str(tmp_path / "cache"))
     native = receiver.engine.native
 
     def half(folder):
@@ -355,7 +355,7 @@ def test_a_step_without_weights_for_all_of_an_unknown_model(tmp_path):
     before = bits(model)
     run = Run(tmp_path)
     run.publish({name: w + 1 for name, w in whole.items() if name != "o"})
-    receiver = Receiver(sglang.Rank(model), str(run.url), str(tmp_path / "cache"))
+    receiver = Receiver(sglang.SglangRank(model), str(run.url), str(tmp_path / "cache"))
     with pytest.raises(CheckpointError, match="'o'"):
         receiver.update(Update())
     assert (receiver.wedged, bits(model)) == (False, before)
@@ -369,7 +369,7 @@ def test_another_origin_and_another_model(tmp_path):
     assert caught.value.code == "model-differs"
     unknown = Fused()
     unknown.load_weights(run.states[0].items())
-    later = Receiver(sglang.Rank(unknown), str(run.url), str(tmp_path / "cache"))
+    later = Receiver(sglang.SglangRank(unknown), str(run.url), str(tmp_path / "cache"))
     assert (later.link, later.proof) == (None, None)
     report = later.update(Update(step=0))
     assert (report.mode, report.proof["unproven"]) == ("reload", 0)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from deltackpt.bits import DTYPES, nbytes
 from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.safetensors_header import MAX_HEADER, Header, Tensor, build_header, head_size, parse_header
 
 CODES = {

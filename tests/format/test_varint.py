@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltackpt.errors import FormatError
-from deltackpt.format.varint import Reader, arrays, write
+from deltackpt.format.varint import VarintReader, arrays, write
 
 LARGEST = (1 << 63) - 1
 numbers = st.integers(0, 63).flatmap(lambda bits: st.integers(0, (1 << bits) - 1)) | st.just(LARGEST)
@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("read", READ, ids=["one", "run"])
 
 def refused(data: bytes, read, count: int = 1) -> str:
     with pytest.raises(FormatError) as error:
-        read(Reader(data, "here"), count)
+        read(VarintReader(data, "here"), count)
     assert error.value.where.startswith("here")
     return error.value.code
 
@@ -26,7 +26,7 @@ def refused(data: bytes, read, count: int = 1) -> str:
 def test_round_trip(read, values):
     data = write(values)
     assert len(data) == sum(max(1, -(-v.bit_length() // 7)) for v in values)
-    reader = Reader(data + b"rest", "here")
+    reader = VarintReader(data + b"rest", "here")
     assert read(reader, len(values)) == values
     assert bytes(reader.raw(reader.left)) == b"rest"
     assert arrays(np.array(values, np.int64), []) == data
@@ -66,7 +66,7 @@ def test_the_end_is_noticed(read, count):
 @given(st.integers(0, 1 << 40), st.integers(1, 60))
 def test_limits(limit, count):
     values = [limit] * count
-    assert Reader(write(values), "here").numbers(count, limit).tolist() == values
+    assert VarintReader(write(values), "here").numbers(count, limit).tolist() == values
     values[-1] += 1
     assert refused(write(values), lambda r, n: r.numbers(n, limit), count) == "number-limit"
     assert refused(write(values[-1:]), lambda r, n: r.number(limit)) == "number-limit"
@@ -82,7 +82,7 @@ def test_runs_agree_with_single_numbers(data, count):
     results = []
     for read in READ:
         try:
-            reader = Reader(data, "here")
+            reader = VarintReader(data, "here")
             results.append((read(reader, count), reader.at))
         except FormatError:
             results.append(None)

@@ -14,8 +14,8 @@ from pathlib import Path
 import atheris
 
 sys.path[:0] = [str(p) for p in list(Path(__file__).parents)[:3]]  # tests/fuzz, tests, and the library
-with atheris.instrument_imports(include=["deltackpt", "targets"]):
-    import targets
+with atheris.instrument_imports(include=["deltackpt", "support.fuzz_targets"]):
+    from support import fuzz_targets as targets
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
-from targets import LAYOUT, applied, base_of, digests_object, unchecked, wrapped
+from support.fuzz_targets import LAYOUT, applied, base_of, digests_object, unchecked, wrapped
+from support.tile_by_tile import PARTS
+from support.vectors import code_of, second
 from test_fuzz import damaged, rewritten
-from tile_by_tile import PARTS
-from vectors import code_of, second
 
 from deltackpt.errors import DeltackptError
 from deltackpt.format import edge, layout, manifest

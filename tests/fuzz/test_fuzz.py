@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from targets import TARGETS, corpus, run, seeds, unchecked
+from support.fuzz_targets import TARGETS, corpus, run, seeds, unchecked
 
 pytestmark = pytest.mark.hypothesis
 

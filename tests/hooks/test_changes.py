@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from hooks.training import Ledger  # noqa: E402
-from states import random_bytes  # noqa: E402
+from support.states import random_bytes  # noqa: E402
+from support.training import Ledger  # noqa: E402
 
-from deltackpt.bits import DTYPES, uint  # noqa: E402
+from deltackpt.format.dtypes import DTYPES, uint  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
-from deltackpt.hooks.boxes import Box, cover_once, runs  # noqa: E402
 from deltackpt.hooks.compare import compare  # noqa: E402
-from deltackpt.hooks.delta import Delta, merge, since  # noqa: E402
-from deltackpt.hooks.extract import Piece, pieces_of  # noqa: E402
-from deltackpt.hooks.snapshot import Snapshot  # noqa: E402
-from deltackpt.hooks.words import NAMES, on_host  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
+from deltackpt.torch_views.boxes import Box, cover_once, runs  # noqa: E402
+from deltackpt.torch_views.delta import Delta, merge, since  # noqa: E402
+from deltackpt.torch_views.extract import Piece, pieces_of  # noqa: E402
+from deltackpt.torch_views.snapshot import Snapshot  # noqa: E402
+from deltackpt.torch_views.words import NAMES, on_host  # noqa: E402
 
 TORCH = {safe: dtype for dtype, safe in NAMES.items() if safe != "F4"}
 

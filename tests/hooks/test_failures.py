@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hooks.training import Ledger, Net, published, train_step  # noqa: E402
+from support.training import Ledger, Net, published, train_step  # noqa: E402
 
 from deltackpt.errors import ConflictError, StoreError, UsageError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
@@ -248,7 +248,7 @@ def test_a_step_during_an_anchor_is_merged(tmp_path):
 
 
 def test_an_interrupt_while_a_change_is_taken_takes_nothing(tmp_path, monkeypatch):
-    import deltackpt.hooks.taking as module
+    import deltackpt.hooks.capture as module
 
     run = Run(tmp_path)
     run.step(0)
@@ -383,7 +383,7 @@ def test_steps_rise(tmp_path):
 
 SCRIPT = """
 import sys, torch
-from hooks.training import Net, train_step, published, Ledger
+from support.training import Net, train_step, published, Ledger
 from deltackpt.hooks import TrainerHook
 from pathlib import Path
 root = Path(sys.argv[1])

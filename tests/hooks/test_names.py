@@ -4,11 +4,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hooks.training import Net  # noqa: E402
+from support.training import Net  # noqa: E402
 
 from deltackpt.errors import CheckpointError, UsageError  # noqa: E402
-from deltackpt.hooks.extract import pieces_of  # noqa: E402
-from deltackpt.hooks.names import published_names, strip  # noqa: E402
+from deltackpt.torch_views.extract import pieces_of  # noqa: E402
+from deltackpt.torch_views.names import published_names, strip  # noqa: E402
 
 
 @pytest.mark.parametrize(

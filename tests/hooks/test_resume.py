@@ -4,11 +4,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hooks.training import Ledger, Net, published, train_step  # noqa: E402
+from support.training import Ledger, Net, published, train_step  # noqa: E402
 
 from deltackpt.errors import ChainError, ConflictError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
-from deltackpt.record import AnchorPolicy  # noqa: E402
+from deltackpt.publish.manifest import AnchorPolicy  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
 
 
@@ -94,8 +94,8 @@ def test_other_names_are_other_weights(run, tmp_path):
 
 def test_a_checkpoint_that_the_command_published_is_followed(run, tmp_path):
     """Layout and side files are the parent's; new tensors' files are not cut anew."""
-    from deltackpt.materialize import apply
-    from deltackpt.write import write
+    from deltackpt.publish.write import write
+    from deltackpt.restore.materialize import apply
 
     ledger, saved = run
     apply(Repository.open(tmp_path / "repo"), tmp_path / "plain", threads=1)

@@ -9,14 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed")
 
-from hooks import ranks  # noqa: E402
-from hooks.training import Ledger  # noqa: E402
+from support import ranks  # noqa: E402
+from support.training import Ledger  # noqa: E402
 
 JOB = """
 import os, sys
 from pathlib import Path
 import torch.distributed as dist
-from hooks import ranks
+from support import ranks
 dist.init_process_group("gloo")
 ranks.fsdp(dist.get_rank(), dist.get_world_size(), Path(sys.argv[1]), device="cpu")
 dist.destroy_process_group()

@@ -6,12 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hooks.training import Net  # noqa: E402
+from support.training import Net  # noqa: E402
 
 from deltackpt.errors import FormatError, UsageError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
-from deltackpt.materialize import apply  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
+from deltackpt.restore.materialize import apply  # noqa: E402
 
 
 def restored(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hooks.training import Ledger, Net, published, train_step  # noqa: E402
+from support.training import Ledger, Net, published, train_step  # noqa: E402
 
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402

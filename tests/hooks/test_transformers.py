@@ -5,13 +5,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from hooks.training import Ledger, Net, published, train_step  # noqa: E402
+from support.training import Ledger, Net, published, train_step  # noqa: E402
 
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.hooks.optimizer import follow  # noqa: E402
 from deltackpt.hooks.transformers import DeltaCheckpointCallback  # noqa: E402
-from deltackpt.materialize import apply  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
+from deltackpt.restore.materialize import apply  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from foreign_runs import World, run_of
-from states import State
+from support.foreign_runs import World, run_of
+from support.states import State
 
 
 @pytest.fixture(scope="session")

@@ -4,19 +4,19 @@ import shutil
 
 import numpy as np
 import pytest
-from foreign_layouts import prime_files, slime, trl
-from foreign_runs import World
 from safetensors import deserialize
-from states import changed, make_checkpoint, random_bytes
+from support.foreign_layouts import prime_files, slime, trl
+from support.foreign_runs import World
+from support.states import changed, make_checkpoint, random_bytes
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ChainError, ConflictError
-from deltackpt.interop import bring, reader
+from deltackpt.interop import import_steps, reader
 from deltackpt.interop import working as module
-from deltackpt.materialize import apply
+from deltackpt.publish.write import write
 from deltackpt.repository import Repository
-from deltackpt.write import write
+from deltackpt.restore.materialize import apply
 
 LAYOUTS = {
     "slime xor": slime,
@@ -49,7 +49,7 @@ def parts(root):
 def test_the_bytes_are_those_of_a_comparison(tmp_path, large, layout):
     world = World(tmp_path, large)
     LAYOUTS[layout](world.src, 1, *large)
-    done = world.bring()
+    done = world.import_steps()
     compared = tmp_path / "compared"
     write(world.base, compared, threads=1)
     apply(Repository.open(world.repo), tmp_path / "new", 1, threads=1)
@@ -75,7 +75,7 @@ def test_what_a_step_does_not_change_is_left_alone(world, monkeypatch):
     spy(shutil, "copyfile", lambda source, _: copied.append(source.name))
     spy(module, "xxh3", lambda data: hashed.append(len(data)))
     spy(Checkpoint, "bytes_of", lambda _, name: read.append(name))
-    world.bring()
+    world.import_steps()
     assert sorted(copied) == sorted(path.name for path in world.base.iterdir())
     size = {name: len(value[2]) for name, value in world.states[0].items()}
     pairs = [*zip(world.states, world.states[1:], strict=False)]
@@ -100,7 +100,7 @@ def test_another_writer_or_another_base_meanwhile(world, monkeypatch):
             return real(step, base)
 
         source.read = read
-        return lambda: bring(name, source, world.repo, base=world.base, threads=1)
+        return lambda: import_steps(name, source, world.repo, base=world.base, threads=1)
 
     slime(world.src, 1, world.states[0], world.states[1])
     other = make_checkpoint(world.root / "other", world.states[2], shards=2)
@@ -119,7 +119,7 @@ def test_another_writer_or_another_base_meanwhile(world, monkeypatch):
 
     monkeypatch.setattr(module.Working, "copy", classmethod(copy))
     with pytest.raises(ChainError) as broken:
-        world.bring()
+        world.import_steps()
     assert broken.value.code == "base-differs"
 
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from foreign_layouts import prime_files, prime_ranks, prime_update, slime, slime_v1, trl
+from support.foreign_layouts import prime_files, prime_ranks, prime_update, slime, slime_v1, trl
 
 from deltackpt.errors import DeltackptError
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foreign_layouts import BITS, WIDTH, prime_files, prime_ranks, prime_update, slime, slime_v1, trl
-from states import make_checkpoint, random_bytes
+from support.foreign_layouts import BITS, WIDTH, prime_files, prime_ranks, prime_update, slime, slime_v1, trl
+from support.states import make_checkpoint, random_bytes
 from test_interop_round_trips import FORMATS, published, there_and_back
 from test_interop_vllm import receive
 
-from deltackpt.bits import DTYPES
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
-from deltackpt.interop import READERS, WRITERS, give, reader, writer
+from deltackpt.format.dtypes import DTYPES
+from deltackpt.interop import READERS, WRITERS, export_steps, reader, writer
 from deltackpt.interop.vllm import read
 from deltackpt.interop.working import Working, by_name
 
@@ -101,7 +101,7 @@ def test_trl_is_written_and_read_back(tmp_path, states, repo, kind):
 
 def test_vllm_takes_each(tmp_path, states, repo):
     out = tmp_path / "vllm"
-    give(repo, "vllm", writer("vllm", out)[1], out, threads=1)
+    export_steps(repo, "vllm", writer("vllm", out)[1], out, threads=1)
     found, state = {}, states[0]
     with Checkpoint.open(make_checkpoint(tmp_path / "base", states[0])) as base:
         for i, need in enumerate(states[1:], 1):

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from foreign_layouts import prime_files, prime_ranks, prime_update
-from states import make_checkpoint, tree
+from support.foreign_layouts import prime_files, prime_ranks, prime_update
+from support.states import make_checkpoint, tree
 
 from deltackpt.errors import FormatError
-from deltackpt.interop import give, reader, writer
+from deltackpt.interop import export_steps, reader, writer
 from deltackpt.interop.protocol import UNVERIFIABLE
 from deltackpt.repository import Repository
 
@@ -23,11 +23,11 @@ def dense(world, marker="STABLE"):
 def test_dense_broadcasts_come_in_and_go_out(world, marker):
     dense(world, marker)
     options = {"marker": marker} if marker == "OWN" else {}
-    done = world.bring(base=None, **options)
+    done = world.import_steps(base=None, **options)
     assert (done.format, done.steps) == ("prime-rl", [0, 1, 2, 3, 4])
     world.check()
     out = world.root / "run"
-    give(Repository.open(world.repo), "prime-rl", writer("prime-rl", out, marker=marker)[1], out, threads=1)
+    export_steps(Repository.open(world.repo), "prime-rl", writer("prime-rl", out, marker=marker)[1], out, threads=1)
     assert tree(out) == tree(world.src)
 
 
@@ -50,7 +50,7 @@ DRAFTS = {
 def test_drafts_come_in(world, draft):
     for i, (old, new) in enumerate(zip(world.states, world.states[1:], strict=False)):
         DRAFTS[draft](world.src, i + 1, old, new)
-    done = world.bring()
+    done = world.import_steps()
     assert (done.format, done.steps) == ("prime-rl-sparse", [0, 1, 2, 3, 4])
     assert done.proofs["sha256 of the files; unverifiable: no digest" if draft == "ranks" else UNVERIFIABLE] == 4
     world.check()
@@ -63,7 +63,7 @@ def test_a_full_step_begins_a_chain(world):
         json.dumps({"format": "prime_rl_sparse_filesystem_v1", "type": "full", "step": 0})
     )
     prime_files(world.src, 1, world.states[0], world.states[1])
-    assert world.bring(base=None).steps == [0, 1]
+    assert world.import_steps(base=None).steps == [0, 1]
 
 
 def edited(folder, **fields):
@@ -101,7 +101,7 @@ def test_refused(world, draft, defect, code):
         DRAFTS[draft](world.src, i + 1, world.states[i], world.states[i + 1])
     defect(next(world.src.rglob("step_2")))
     if code is None:  # what the layout cannot tell: said by its proof, taken as it is
-        assert world.bring().steps == [0, 1, 2]
+        assert world.import_steps().steps == [0, 1, 2]
     else:
         world.refused(code)
         assert not world.repo.exists() or [m.step for m in Repository.open(world.repo).log()] in ([1, 0], [])

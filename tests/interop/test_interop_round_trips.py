@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from states import changed, make_checkpoint, random_bytes
+from support.states import changed, make_checkpoint, random_bytes
 
 from deltackpt.errors import ChainError, ConflictError
-from deltackpt.interop import bring, give, reader, writer
+from deltackpt.interop import export_steps, import_steps, reader, writer
+from deltackpt.publish.write import write
 from deltackpt.repository import Repository
-from deltackpt.write import write
 
 FORMATS = {
     "slime xor": ("slime", {"encoding": "xor"}),
@@ -28,10 +28,10 @@ def published(root, states):
 def there_and_back(root, repo, kind, **how):
     name, options = FORMATS[kind]
     out = root / "out"
-    done = give(repo, name, writer(name, out, **options)[1], out, threads=1, **how)
+    done = export_steps(repo, name, writer(name, out, **options)[1], out, threads=1, **how)
     found, source = reader("auto", out)
     assert found == name
-    bring(found, source, root / "back", threads=1)
+    import_steps(found, source, root / "back", threads=1)
     back = Repository.open(root / "back")
     assert [(m.step, m.state) for m in back.log()] == [(m.step, m.state) for m in repo.log()]
     return done
@@ -66,7 +66,7 @@ def test_tensors_that_come_go_or_change_their_shape_go_whole(tmp_path, kind):
         root = tmp_path / "trl"
         repo = published(root, states)
         out = root / "out"
-        done = give(repo, "trl", writer("trl", out)[1], out, threads=1)
+        done = export_steps(repo, "trl", writer("trl", out)[1], out, threads=1)
         assert [number for number, _ in done.whole] == [0, 1, 2, 3]
         return
     done = there_and_back(tmp_path, published(tmp_path, states), kind)
@@ -82,7 +82,7 @@ def test_numbers_with_gaps(tmp_path):
     with pytest.raises(ChainError, match="--renumber"):
         there_and_back(tmp_path, repo, "slime xor")
     out = tmp_path / "renumbered"
-    done = give(repo, "slime", writer("slime", out)[1], out, renumber=True, threads=1)
+    done = export_steps(repo, "slime", writer("slime", out)[1], out, renumber=True, threads=1)
     assert (done.steps, done.numbers) == ([0, 10, 20, 30], [0, 1, 2, 3])
     there_and_back(tmp_path, repo, "prime-rl")
 

@@ -6,12 +6,12 @@ import shutil
 import numpy as np
 import pytest
 import zstandard
-from foreign_layouts import receive_slime, safetensors, slime, slime_v1
-from states import make_checkpoint
+from support.foreign_layouts import receive_slime, safetensors, slime, slime_v1
+from support.states import make_checkpoint
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import FormatError
-from deltackpt.interop import give, reader, writer
+from deltackpt.interop import export_steps, reader, writer
 from deltackpt.interop.slime import INDEX
 from deltackpt.repository import Repository
 
@@ -27,11 +27,11 @@ def versions(world, **options):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_run_comes_in(world, encoding, checksum):
     versions(world, encoding=encoding, checksum=checksum, prefix="mx.adler32:" if checksum == "adler32" else "")
-    done = world.bring()
+    done = world.import_steps()
     assert (done.format, done.steps) == ("slime", [0, 1, 2, 3, 4])
     assert done.proofs[f"{checksum} of every changed tensor; unverifiable: no run, no base digest"] == 4
     world.check()
-    assert world.bring(base=None).passed == 4
+    assert world.import_steps(base=None).passed == 4
 
 
 def test_blake3_is_an_extra(world):
@@ -48,19 +48,22 @@ def test_blake3_is_an_extra(world):
         shutil.rmtree(path)
     shutil.rmtree(world.repo)
     versions(world)
-    world.bring()
+    world.import_steps()
     out = world.root / "out-slime"
-    give(Repository.open(world.repo), "slime", writer("slime", out, checksum="blake3")[1], out, threads=1)
+    export_steps(Repository.open(world.repo), "slime", writer("slime", out, checksum="blake3")[1], out, threads=1)
     shutil.rmtree(world.repo)
     world.src = out
-    assert world.bring(base=None).proofs["blake3 of every changed tensor; unverifiable: no run, no base digest"] == 4
+    assert (
+        world.import_steps(base=None).proofs["blake3 of every changed tensor; unverifiable: no run, no base digest"]
+        == 4
+    )
 
 
 def test_a_whole_version_resets_the_chain(world):
     make_checkpoint(world.src / "weight_v000003", world.states[0], shards=2, side={"config.json": b"{}"})
     for i, (old, new) in enumerate(zip(world.states, world.states[1:], strict=False)):
         slime(world.src, i + 4, old, new)
-    assert world.bring(base=None).steps == [3, 4, 5, 6, 7]
+    assert world.import_steps(base=None).steps == [3, 4, 5, 6, 7]
     world.check(first=3)
 
 
@@ -68,7 +71,7 @@ def test_an_empty_step(world):
     versions(world)
     slime(world.src, 5, world.states[-1], world.states[-1])
     world.states.append(world.states[-1])
-    assert world.bring().steps[-1] == 5
+    assert world.import_steps().steps[-1] == 5
     world.check()
 
 
@@ -76,12 +79,12 @@ def test_a_run_is_gone_on_with(world):
     versions(world)
     for number in (3, 4):
         shutil.move(world.src / f"weight_v{number:06d}", world.root)
-    assert world.bring().steps == [0, 1, 2]
+    assert world.import_steps().steps == [0, 1, 2]
     for number in (4, 3):
         shutil.move(world.root / f"weight_v{number:06d}", world.src)
         if number == 4:
             world.refused("foreign-gap", base=None)
-    assert world.bring(base=None).steps == [3, 4]
+    assert world.import_steps(base=None).steps == [3, 4]
     world.check()
 
 
@@ -210,10 +213,10 @@ def test_overwrite_is_not_read_where_its_positions_wrap(monkeypatch, world):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_receiver_takes_what_we_write(world, encoding):
     versions(world)
-    world.bring()
+    world.import_steps()
     repo, out = Repository.open(world.repo), world.root / "out-slime"
     name, target = writer("miles", out, encoding=encoding, checksum="adler32")
-    done = give(repo, name, target, out, threads=1)
+    done = export_steps(repo, name, target, out, threads=1)
     assert (done.steps, done.whole) == ([0, 1, 2, 3, 4], [(0, "it is the first")])
     with Checkpoint.open(out / "weight_v000000") as first:
         state = {n: (t.dtype, t.shape, first.bytes_of(n).tobytes()) for n, t in first.tensors.items()}
@@ -222,7 +225,9 @@ def test_a_receiver_takes_what_we_write(world, encoding):
         assert set(json.loads((folder / INDEX).read_text())) == {"metadata", "weight_map"}
         state = receive_slime(folder, state)
         assert state == need
-    again = give(repo, name, writer("slime", world.root / "late")[1], world.root / "late", start=2, deltas_only=True)
+    again = export_steps(
+        repo, name, writer("slime", world.root / "late")[1], world.root / "late", start=2, deltas_only=True
+    )
     assert (again.steps, sorted(p.name for p in (world.root / "late").iterdir())) == (
         [3, 4],
         ["weight_v000003", "weight_v000004"],
@@ -232,9 +237,9 @@ def test_a_receiver_takes_what_we_write(world, encoding):
 def test_many_files_where_one_would_be_large(world, monkeypatch):
     monkeypatch.setattr("deltackpt.interop.slime_write.FILE_BYTES", 200)
     versions(world)
-    world.bring()
+    world.import_steps()
     out = world.root / "out-slime"
-    give(Repository.open(world.repo), "slime", writer("slime", out)[1], out, threads=1)
+    export_steps(Repository.open(world.repo), "slime", writer("slime", out)[1], out, threads=1)
     files = sorted(p.name for p in (out / "weight_v000001").glob("*.safetensors"))
     assert len(files) > 1
     assert files[0] == f"model-00000-of-{len(files):05d}.safetensors"
@@ -250,7 +255,7 @@ def test_the_first_layout_comes_in(world, encoding, promote):
         for rank in range(2):
             mine = {n: new[n] if n in names[rank::2] else old[n] for n in names}
             slime_v1(world.src, i + 1, old, mine, encoding=encoding, rank=rank, promote=promote)
-    done = world.bring()
+    done = world.import_steps()
     assert (done.format, done.steps) == ("slime-v1", [0, 1, 2, 3, 4])
     world.check()
 

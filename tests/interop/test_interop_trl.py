@@ -5,11 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
-from foreign_layouts import safetensors, trl, trl_anchor, trl_checksum
-from foreign_runs import World, run_of
 from safetensors import safe_open
+from support.foreign_layouts import safetensors, trl, trl_anchor, trl_checksum
+from support.foreign_runs import World, run_of
 
-from deltackpt.interop import give, writer
+from deltackpt.interop import export_steps, writer
 from deltackpt.interop.protocol import UNVERIFIABLE
 from deltackpt.repository import Repository
 
@@ -22,7 +22,7 @@ def deltas(world, **options):
 @pytest.mark.parametrize("form", ["first", "raw", "gap_delta"])
 def test_deltas_come_in(world, form):
     deltas(world, form=form)
-    done = world.bring()
+    done = world.import_steps()
     assert (done.format, done.steps, done.proofs[UNVERIFIABLE]) == ("trl", [0, 1, 2, 3, 4], 4)
     world.check()
 
@@ -40,13 +40,13 @@ def test_anchors_dense_deltas_and_partial_ones(world):
     trl_anchor(world.src, 3, s[2], folder="deltas")  # dense, though among the deltas
     trl_anchor(world.src, 4, {name: s[3][name] for name in s[3] if s[3][name] != s[2][name]})  # what changed alone
     trl_anchor(world.src, 5, s[4])
-    assert world.bring().steps == [1, 2, 3, 4, 5]
+    assert world.import_steps().steps == [1, 2, 3, 4, 5]
     world.check(first=1)
 
 
 def test_an_anchor_alone_is_taken_as_whole_and_said_to_be(world):
     trl_anchor(world.src, 3, world.states[0])
-    done = world.bring(base=None)
+    done = world.import_steps(base=None)
     assert done.steps == [3]
     assert "nothing lists the tensors" in next(iter(done.proofs))
 
@@ -55,7 +55,7 @@ def test_the_earliest_checksum_proves_the_state(world):
     for i, (old, new) in enumerate(zip(world.states, world.states[1:], strict=False)):
         more = {"prev_model_version": str(i), "checksum_sha256": trl_checksum(new)}
         trl(world.src, i + 1, old, new, form="first", **more)
-    done = world.bring()
+    done = world.import_steps()
     assert done.proofs["sha256 of all parameters; unverifiable: no parent"] == 4
     world.check()
     shutil.rmtree(world.repo)
@@ -74,7 +74,7 @@ def test_refused(world):
     (world.root / "two").rename(two)
     os.utime(two, (1, 1))
     assert "another run's" in world.refused("foreign-gap").hint
-    world.bring(trust_numbers=True)
+    world.import_steps(trust_numbers=True)
     world.check()
     shutil.rmtree(world.repo)
     os.utime(two)
@@ -93,7 +93,7 @@ def test_refused(world):
 def test_a_missing_number_can_be_a_step_without_changes(world):
     deltas(world)
     (world.src / "deltas/step_000004.safetensors").rename(world.src / "deltas/step_000006.safetensors")
-    assert world.bring(trust_numbers=True).steps == [0, 1, 2, 3, 6]
+    assert world.import_steps(trust_numbers=True).steps == [0, 1, 2, 3, 6]
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_an_encoding_that_is_not_that_of_the_positions(world):
 @pytest.mark.parametrize("encoding", ["gap_delta", "raw"])
 def test_what_we_write_is_the_newest_form(world, encoding):
     deltas(world)
-    world.bring()
+    world.import_steps()
     out = world.root / "trl"
-    done = give(Repository.open(world.repo), "trl", writer("trl", out, encoding=encoding)[1], out, threads=1)
+    done = export_steps(Repository.open(world.repo), "trl", writer("trl", out, encoding=encoding)[1], out, threads=1)
     assert done.whole == [(0, "it is the first")]
     with safe_open(out / "deltas/step_000001.safetensors", "numpy") as file:
         metadata, keys = file.metadata(), list(file.keys())
@@ -147,5 +147,5 @@ def test_what_we_write_is_the_newest_form(world, encoding):
     (world.root / "again").mkdir()
     again = World(world.root / "again", world.states)
     again.src = out
-    assert again.bring().steps == [0, 1, 2, 3, 4]
+    assert again.import_steps().steps == [0, 1, 2, 3, 4]
     again.check()

@@ -4,15 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from foreign_runs import World, run_of
-from states import Memory, State, make_checkpoint
+from support.foreign_runs import World, run_of
+from support.states import Memory, State, make_checkpoint
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError
-from deltackpt.interop import give, writer
+from deltackpt.interop import export_steps, writer
 from deltackpt.interop.vllm import Call, calls, read
+from deltackpt.publish.write import write
 from deltackpt.repository import Repository
-from deltackpt.write import write
 
 WIDE = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 
@@ -87,7 +87,7 @@ def test_files_hold_the_same(tmp_path):
     for i, state in enumerate(world.states):
         write(make_checkpoint(tmp_path / "in" / str(i), state), world.repo)
     out = tmp_path / "vllm"
-    done = give(Repository.open(world.repo), "vllm", writer("vllm", out)[1], out, threads=1)
+    done = export_steps(Repository.open(world.repo), "vllm", writer("vllm", out)[1], out, threads=1)
     assert (done.steps, done.whole) == ([1, 2, 3], [])
     state = world.states[0]
     with Checkpoint.open(tmp_path / "in/0") as base:

@@ -9,15 +9,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from deltackpt.errors import FormatError, NotFoundError
-from deltackpt.gc import collect
-from deltackpt.leases import read_leases
-from deltackpt.parts import PatchReader
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import collect
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.report.comparison import compare, layer_of
 from deltackpt.report.inspection import inspect_part, inspect_step
 from deltackpt.report.log import log
 from deltackpt.repository import Repository
-from deltackpt.retention import Policy
-from deltackpt.write import AnchorPolicy, write
+from deltackpt.repository.leases import read_leases
+from deltackpt.restore.patch_reader import PatchReader
 
 BASE = {
     "a.weight": np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64),

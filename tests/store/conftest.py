@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_bucket import TOKEN, FakeBucket, installed, stub_hf_xet
 
-from deltackpt.store.patience import Patience
+from deltackpt.store.retry import Patience
 from deltackpt.store.s3 import options as s3_options
-from tests.fake_bucket import TOKEN, FakeBucket, installed, stub_hf_xet
 
 QUICK = Patience(total=3.0, silence=2.0, first=0.01, most=0.1)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.store_contract import StoreContract, error_code
 
 from deltackpt.errors import ConflictError
 from deltackpt.store import Store
 from deltackpt.store.azure import AzureDriver, options
 from deltackpt.store.remote import RemoteStore
 from tests.store.conftest import QUICK
-from tests.store_contract import StoreContract, error_code
 
 pytestmark = [
     pytest.mark.heavy,  # the extra azure, and node

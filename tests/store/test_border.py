@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import World
-from states import tree
+from support.chains import World
+from support.fake_bucket import FakeBucket
+from support.states import tree
 
 from deltackpt.errors import DeltackptError, NoSpaceError, StoreError
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.store import Store, open_store
 from deltackpt.store.driver import SpooledUpload
 from deltackpt.store.fsspec_store import open_fsspec
-from deltackpt.store.gateway import VARIABLE, open_gateway
+from deltackpt.store.hf_s3 import VARIABLE, open_gateway
 from deltackpt.store.hub import open_bucket
-from deltackpt.store.patience import Patience
+from deltackpt.store.retry import Patience
 from deltackpt.verify import verify_repository
-from tests.fake_bucket import FakeBucket
 from tests.store.conftest import QUICK
 
 pytestmark = [

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import World, next_state, small_state
-from states import make_checkpoint, tree
+from support.chains import World, next_state, small_state
+from support.fake_bucket import FakeBucket
+from support.faulty_proxy import FaultyProxy
+from support.states import make_checkpoint, tree
 
-from deltackpt.holding import holding
+from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
+from deltackpt.repository.writer_lease import writer_lease
 from deltackpt.store import MemoryStore
 from deltackpt.store.hub import PAUSE, open_bucket
 from deltackpt.store.remote import RemoteStore
 from deltackpt.store.s3 import S3Driver
 from deltackpt.sync.follow import Follower
 from deltackpt.sync.mirror import Mirror
-from deltackpt.sync.polling import Glance, pause_of
+from deltackpt.sync.poller import RefPoller, pause_of
 from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
-from deltackpt.write import AnchorPolicy, write
-from tests.fake_bucket import FakeBucket
-from tests.faulty_proxy import FaultyProxy
 from tests.store.conftest import BUCKET, QUICK
 
 pytestmark = pytest.mark.stores
@@ -56,7 +56,7 @@ def test_a_look_at_s3_is_one_conditional_get(
     world = World(tmp_path, s3_url)
     world.run(2)
     repo = proxied(proxy, root)
-    glance = Glance(repo, "main")
+    glance = RefPoller(repo, "main")
     assert glance.look() is not None
     proxy.requests.clear()
     for n in range(5):
@@ -96,7 +96,7 @@ def test_a_small_step_of_a_writer_that_stays_open_is_five_requests(
     dirs = small_steps(tmp_path)
     write(dirs[0], s3_url)
     writer = proxied(proxy, root)
-    with holding(writer):
+    with writer_lease(writer):
         for step in range(1, 5):
             proxy.requests.clear()
             write(dirs[step], writer, base=dirs[step - 1], anchor=AnchorPolicy(ratio=float("inf")), threads=1)
@@ -151,7 +151,7 @@ def test_a_bucket_follower_stays_inside_the_limits(tmp_path: Path, hub: FakeBuck
     follower = Follower(repo, tmp_path / "cache", poll=0.1, threads=1)
     assert pause_of(repo, 0.1) == PAUSE
     assert follower.catch_up() is not None
-    glance = Glance(repo, "main")
+    glance = RefPoller(repo, "main")
     glance.look()
     calls(hub)
     for _ in range(5):

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.faulty_proxy import Damage, Delay, FaultyProxy, Reset, Short, Stale, Status
+from support.store_contract import error_code
 
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NoSpaceError, StoreError
 from deltackpt.store import stream
-from deltackpt.store.patience import Patience
 from deltackpt.store.remote import RemoteStore
+from deltackpt.store.retry import Patience
 from deltackpt.store.s3 import S3Driver, options
-from tests.faulty_proxy import Damage, Delay, FaultyProxy, Reset, Short, Stale, Status
 from tests.store.conftest import BUCKET
-from tests.store_contract import error_code
 
 pytestmark = pytest.mark.stores
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.faulty_proxy import Damage, Delay, Fault, FaultyProxy, Reset, Short, Status
 
 from deltackpt.repository import Repository
 from deltackpt.verify import verify_repository
-from tests.faulty_proxy import Damage, Delay, Fault, FaultyProxy, Reset, Short, Status
 
 pytestmark = pytest.mark.stores
 
@@ -39,10 +39,10 @@ WRITER = (
     COMMON
     + """
 import shutil
-from chains import NEVER, next_state, small_state
+from support.chains import NEVER, next_state, small_state
 from deltackpt.repository import Repository
-from deltackpt.write import write
-from states import make_checkpoint
+from deltackpt.publish.write import write
+from support.states import make_checkpoint
 steps = int(sys.argv[3])
 repo, state, failed, base = url, small_state(), 0, None
 with (root / "written").open("a") as written:
@@ -81,7 +81,7 @@ FOLLOWER = (
 from deltackpt.sync.follow import Follower
 from deltackpt.repository import Repository
 from deltackpt.store.fsspec_store import open_fsspec
-from deltackpt.store.patience import Patience
+from deltackpt.store.retry import Patience
 IMPATIENT = Patience(total=1.0, silence=5.0, first=0.05, most=0.3)  # else no outage of these would ever be seen
 cache, done, stop, poll = root / "cache", Path(sys.argv[3]), threading.Event(), float(sys.argv[4])
 def look(seen):

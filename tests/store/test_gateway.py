@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import World
+from support.chains import World
+from support.faulty_proxy import FaultyProxy
+from support.store_contract import StoreContract
 
-from deltackpt.doctor import diagnose
 from deltackpt.repository import Repository
 from deltackpt.store import Store, open_store
-from deltackpt.store.gateway import VARIABLE, open_gateway
+from deltackpt.store.doctor import diagnose
+from deltackpt.store.hf_s3 import VARIABLE, open_gateway
 from deltackpt.store.hub import PAUSE
 from deltackpt.sync.follow import Follower
-from tests.faulty_proxy import FaultyProxy
 from tests.store.conftest import BUCKET, QUICK
-from tests.store_contract import StoreContract
 
 pytestmark = pytest.mark.stores
 

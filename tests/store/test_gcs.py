@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.fake_gcs import FakeGcs
+from support.faulty_proxy import FaultyProxy, Status
+from support.store_contract import StoreContract, error_code
 
 from deltackpt.errors import ConflictError, StoreError
 from deltackpt.store import Store
 from deltackpt.store.gcs import GcsDriver, options
-from deltackpt.store.patience import Patience
 from deltackpt.store.remote import RemoteStore
-from tests.fake_gcs import FakeGcs
-from tests.faulty_proxy import FaultyProxy, Status
+from deltackpt.store.retry import Patience
 from tests.store.conftest import QUICK
-from tests.store_contract import StoreContract, error_code
 
 pytestmark = pytest.mark.heavy  # the extra gcs is large
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.fake_bucket import TOKEN, FakeBucket
+from support.faulty_proxy import FaultyProxy, Reset, Status
+from support.store_contract import StoreContract, error_code
 
 from deltackpt.errors import StoreError
 from deltackpt.store import Store
 from deltackpt.store.hub import open_bucket
-from deltackpt.store.patience import Patience
 from deltackpt.store.remote import RemoteStore
-from tests.fake_bucket import TOKEN, FakeBucket
-from tests.faulty_proxy import FaultyProxy, Reset, Status
+from deltackpt.store.retry import Patience
 from tests.store.conftest import QUICK
-from tests.store_contract import StoreContract, error_code
 
 pytestmark = pytest.mark.stores
 

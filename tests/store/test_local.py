@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.store_contract import LIMIT, RACERS, StoreContract, error_code
 
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NoSpaceError, StoreError
 from deltackpt.store import LocalStore, Store
-from tests.store_contract import LIMIT, RACERS, StoreContract, error_code
 
 INCOMPLETE = ".tmp-0123456789abcdef"
 

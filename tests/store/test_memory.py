@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from support.faulty_store import Died, FaultyStore
+from support.store_contract import StoreContract
 
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.store import SCHEMES, LocalStore, MemoryStore, Store, open_store
-from tests.faulty_store import Died, FaultyStore
-from tests.store_contract import StoreContract
 
 
 class TestMemoryStore(StoreContract):

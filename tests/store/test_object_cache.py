@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import World
-from states import tree
+from support.chains import World
+from support.states import tree
+from support.store_contract import StoreContract
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.errors import FormatError, NotFoundError
-from deltackpt.gc import collect
-from deltackpt.materialize import apply
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import collect
 from deltackpt.repository import Repository
-from deltackpt.retention import Policy
+from deltackpt.restore.materialize import apply
 from deltackpt.store import LocalStore, MemoryStore, Store
 from deltackpt.store.object_cache import Differs, ObjectCache, Unusable
 from deltackpt.store.read_through import ReadThrough, through
-from tests.store_contract import StoreContract
 
 
 class TestReadThrough(StoreContract):
@@ -151,7 +151,7 @@ def test_a_step_that_was_collected_is_not_remembered_for_ever(world: World) -> N
     """Manifests in the cache lead to objects that are gone: then the store is asked what there is."""
     repo = opened(world)
     apply_to_cache(repo, world.root / "cache", 1, threads=1)
-    from deltackpt.compact import plan_compact
+    from deltackpt.compact.plan import plan_compact
 
     world.run(6)
     plan_compact(world.repo, levels=(8,)).execute(world.repo, threads=1)
@@ -248,7 +248,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from tests.store.test_object_cache import Elsewhere
-from deltackpt.materialize import apply
+from deltackpt.restore.materialize import apply
 from deltackpt.repository import Repository
 from deltackpt.store.object_cache import ObjectCache
 from deltackpt.store.read_through import ReadThrough

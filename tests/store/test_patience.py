@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from deltackpt.errors import DeltackptError, StoreError
-from deltackpt.store import foreign
-from deltackpt.store.foreign import Kind
-from deltackpt.store.patience import Answer, Patience
+from deltackpt.store import translate
+from deltackpt.store.retry import Answer, Patience
+from deltackpt.store.translate import Kind
 
 
 class Clock:
@@ -116,7 +116,7 @@ def test_answers_and_our_own_errors_pass_at_once() -> None:
     ],
 )
 def test_what_exceptions_mean(error: Exception, kind: Kind) -> None:
-    fault = foreign.read(error, 0)
+    fault = translate.read(error, 0)
     assert fault is not None
     assert fault.kind is kind
     assert "secret" not in fault.said
@@ -126,6 +126,6 @@ def test_a_cause_says_more_than_what_was_made_of_it() -> None:
     outer = OSError("made of it")
     outer.__cause__ = Http(503, {"Retry-After": "3"}, "SlowDown")
     outer.__cause__.__cause__ = outer  # a ring
-    fault = foreign.read(outer, 0)
+    fault = translate.read(outer, 0)
     assert fault is not None
     assert (fault.kind, fault.said, fault.wait) == (Kind.BUSY, "503 SlowDown", 3.0)

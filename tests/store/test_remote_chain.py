@@ -6,16 +6,16 @@ import time
 from pathlib import Path
 
 import pytest
-from chains import World, next_state
+from support.chains import World, next_state
 
-from deltackpt.compact import plan_compact
+from deltackpt.compact.fold import write_anchor
+from deltackpt.compact.plan import plan_compact
 from deltackpt.errors import ConflictError, NotFoundError
-from deltackpt.fold import write_anchor
-from deltackpt.gc import GcPlan, collect, plan_gc
-from deltackpt.leases import lease, read_leases
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import GcPlan, collect, plan_gc
 from deltackpt.report.status import status
 from deltackpt.repository import Repository
-from deltackpt.retention import Policy
+from deltackpt.repository.leases import lease, read_leases
 from deltackpt.store import MemoryStore
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.repair import Repair

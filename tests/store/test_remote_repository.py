@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import World
+from support.chains import World
+from support.fake_bucket import FakeBucket
+from support.faulty_proxy import Damage, FaultyProxy, Reset, Short, Stale, Status
 
 from deltackpt.cache import apply_to_cache, open_current
-from deltackpt.doctor import diagnose
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, StoreError
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore, open_store
-from deltackpt.store.patience import Patience
+from deltackpt.store.doctor import diagnose
 from deltackpt.store.remote import RemoteStore
+from deltackpt.store.retry import Patience
 from deltackpt.store.s3 import S3Driver
 from deltackpt.verify import verify_repository
-from tests.fake_bucket import FakeBucket
-from tests.faulty_proxy import Damage, FaultyProxy, Reset, Short, Stale, Status
 from tests.store.conftest import BUCKET
 
 pytestmark = pytest.mark.stores

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_bucket import TOKEN, FakeBucket
+from support.fake_gcs import FakeGcs
+from support.faulty_proxy import FaultyProxy, Reset, Status
+from support.store_contract import error_code
 
 from deltackpt.errors import DeltackptError, NoSpaceError, NotFoundError, StoreError
 from deltackpt.store.hub import BucketDriver
-from deltackpt.store.patience import Patience
 from deltackpt.store.remote import RemoteStore
-from tests.fake_bucket import TOKEN, FakeBucket
-from tests.fake_gcs import FakeGcs
-from tests.faulty_proxy import FaultyProxy, Reset, Status
+from deltackpt.store.retry import Patience
 from tests.store.conftest import BUCKET, azure_keys
 from tests.store.test_border import keeps
-from tests.store_contract import error_code
 
 pytestmark = [pytest.mark.stores, pytest.mark.filterwarnings("ignore:Sending a large body directly")]
 
@@ -223,9 +223,9 @@ def test_a_batch_in_which_any_operation_failed(hub: FakeBucket, root: str) -> No
 
 
 def test_no_object_holds_a_secret(tmp_path: Path, hub: FakeBucket, root: str) -> None:
-    from chains import World
+    from support.chains import World
 
-    from deltackpt.leases import lease
+    from deltackpt.repository.leases import lease
 
     world = World(tmp_path, f"hf://buckets/me/{root}")
     world.run(2)

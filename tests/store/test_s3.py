@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.store_contract import StoreContract
 
 from deltackpt.store import Store
 from deltackpt.store.remote import RemoteStore
 from deltackpt.store.s3 import S3Driver
 from tests.store.conftest import BUCKET, QUICK
-from tests.store_contract import StoreContract
 
 pytestmark = pytest.mark.stores
 

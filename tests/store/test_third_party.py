@@ -10,15 +10,15 @@ from pathlib import Path
 from threading import Lock
 
 import pytest
-from chains import World
+from support.chains import World
+from support.store_contract import StoreContract
 
 from deltackpt import store as stores
-from deltackpt.doctor import diagnose
 from deltackpt.repository import Repository
 from deltackpt.store import Buffer, Capabilities, ObjectInfo, Store, Written, base, check_name
+from deltackpt.store.doctor import diagnose
 from deltackpt.sync.follow import Follower
 from deltackpt.verify import verify_repository
-from tests.store_contract import StoreContract
 
 TABLE = "CREATE TABLE IF NOT EXISTS objects (name TEXT PRIMARY KEY, body BLOB, modified REAL)"
 

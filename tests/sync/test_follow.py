@@ -11,21 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import NOW, World, next_state, small_state
-from faulty_store import Died, FaultyStore
-from states import tree
+from support.chains import NOW, World, next_state, small_state
+from support.faulty_store import Died, FaultyStore
+from support.states import tree
 
-from deltackpt import cache
-from deltackpt.cache import Cache, open_current
+from deltackpt.cache import Cache, cache, open_current
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError, StoreError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.store import LocalStore, MemoryStore, Store
 from deltackpt.store.object_cache import ObjectCache
 from deltackpt.store.read_through import ReadThrough
+from deltackpt.sync.backoff import Backoff
 from deltackpt.sync.follow import Follower, Switch, follow
 from deltackpt.sync.mirror import Mirror
-from deltackpt.sync.outage import Outage
 from deltackpt.sync.transfer import Transfer
 
 
@@ -290,7 +289,7 @@ def test_what_does_not_pass_ends_it_at_once(world: World, code: str) -> None:
 
 
 def test_which_errors_pass() -> None:
-    outage = Outage(first=1, most=8)
+    outage = Backoff(first=1, most=8)
     busy = StoreError("store-busy", where="x", have="x", need="x")
     waits = [outage.wait(busy) for _ in range(40)]
     assert all(min(8, 2**i) / 2 <= wait <= min(8, 2**i) for i, wait in enumerate(waits))
@@ -306,7 +305,7 @@ def test_which_errors_pass() -> None:
         StoreError("store-permission", where="x", have="x", need="x"),
     ):
         with pytest.raises(DeltackptError):
-            Outage().wait(error)
+            Backoff().wait(error)
 
 
 # Killed

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import NOW, World, next_state
-from faulty_store import Died, FaultyStore
+from support.chains import NOW, World, next_state
+from support.faulty_store import Died, FaultyStore
 
-from deltackpt.compact import plan_compact
+from deltackpt.compact.fold import write_anchor
+from deltackpt.compact.plan import plan_compact
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError, StoreError
-from deltackpt.fold import write_anchor
-from deltackpt.gc import collect, plan_gc
-from deltackpt.leases import read_leases
+from deltackpt.gc.inventory import FOLDERS
+from deltackpt.gc.retention import Policy
+from deltackpt.gc.sweep import collect, plan_gc
 from deltackpt.repository import Repository
-from deltackpt.retention import Policy
+from deltackpt.repository.leases import read_leases
 from deltackpt.store import Buffer, LocalStore, MemoryStore, Store, Written
-from deltackpt.survey import FOLDERS
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.mirror_plan import MirrorResult
-from deltackpt.sync.polling import keep_mirrored
+from deltackpt.sync.poller import keep_mirrored
 from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
 

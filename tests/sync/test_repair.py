@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chains import NOW, World
-from faulty_store import Died, FaultyStore
+from support.chains import NOW, World
+from support.faulty_store import Died, FaultyStore
 
-from deltackpt.compact import plan_compact
+from deltackpt.compact.fold import write_anchor
+from deltackpt.compact.plan import plan_compact
 from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
-from deltackpt.fold import write_anchor
-from deltackpt.leases import read_leases
 from deltackpt.repository import Repository
+from deltackpt.repository.leases import read_leases
 from deltackpt.store import Buffer, LocalStore, MemoryStore, Store, Written
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.repair import Repair, RepairResult

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from states import State, changed, make_checkpoint, random_bytes, tree
+from support.states import State, changed, make_checkpoint, random_bytes, tree
 
 from deltackpt.errors import ConflictError, NotFoundError, StoreError, UsageError
-from deltackpt.materialize import apply
+from deltackpt.publish.write import AnchorPolicy
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.watch import Watch
-from deltackpt.watch.sight import compile_pattern
-from deltackpt.write import AnchorPolicy
+from deltackpt.watch.snapshot import compile_pattern
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 
@@ -221,7 +221,7 @@ def test_a_directory_that_changes_at_the_last_moment_is_not_removed(trainer):
         trainer.save(step)
     watch = trainer.watch(prune_dense=1)
     from deltackpt.watch.prune import remove
-    from deltackpt.watch.sight import scan
+    from deltackpt.watch.snapshot import scan
 
     sight = scan(trainer.run_dir, compile_pattern("step_{step}"))[0]
     (trainer.run_dir / "step_1/config.json").write_text("{ }")
@@ -231,7 +231,7 @@ def test_a_directory_that_changes_at_the_last_moment_is_not_removed(trainer):
 
 
 def test_a_step_published_by_hand_is_known_by_its_bytes(trainer):
-    from deltackpt.write import write
+    from deltackpt.publish.write import write
 
     write(trainer.save(1), trainer.repo, step=1)
     trainer.save(2)

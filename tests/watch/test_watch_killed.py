@@ -9,19 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from states import tree
-from watch_lives import weights
+from support.states import tree
+from support.watch_lives import weights
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.materialize import apply
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 from deltackpt.verify import verify_checkpoint, verify_repository
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(kind: str, root: Path, steps: int, seed: int, keep: int = 0) -> list[int]:
-    command = [sys.executable, str(Path(__file__).with_name("watch_lives.py")), kind]
+    command = [sys.executable, str(ROOT / "tests/support/watch_lives.py"), kind]
     command += map(str, (root, steps, seed, keep))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from deltackpt.engines.clients.base import Client, Host
-from deltackpt.engines.clients.sglang import SglangClient
-from deltackpt.engines.clients.vllm import VllmClient
+from deltackpt.engines.sglang.client import SglangClient
+from deltackpt.engines.vllm.client import VllmClient
 from deltackpt.errors import UsageError
 
 _KINDS: dict[str, type[Client]] = {"vllm": VllmClient, "sglang": SglangClient}

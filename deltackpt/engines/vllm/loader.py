@@ -15,8 +15,8 @@ from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-from deltackpt.engines.host import bring, reading
-from deltackpt.engines.ranks import model_differs
+from deltackpt.engines.engine import model_differs
+from deltackpt.engines.shared_cache import bring, reading
 from deltackpt.engines.vllm.disk import left_out, weights_in
 from deltackpt.engines.vllm.world import everyone
 from deltackpt.errors import UsageError

@@ -19,7 +19,7 @@ from deltackpt.engines.vllm.world import everyone
 from deltackpt.errors import CheckpointError
 
 
-class Rank:
+class VllmRank:
     """Implements `receiver.Engine`."""
 
     def __init__(self, model: torch.nn.Module, config: VllmConfig) -> None:
@@ -59,7 +59,7 @@ def attach(model: torch.nn.Module, config: VllmConfig, repository: str, cache: s
     """A receiver in this rank. Every rank has to do it at the same time."""
     with set_current_vllm_config(config):
         origin = loader.ORIGIN or _local(config)
-        return Receiver(Rank(model, config), repository, cache, ref=ref, origin=origin)
+        return Receiver(VllmRank(model, config), repository, cache, ref=ref, origin=origin)
 
 
 def _packed(model: torch.nn.Module) -> str | None:

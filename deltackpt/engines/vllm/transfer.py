@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from deltackpt.engines.receiver import Receiver
-from deltackpt.engines.update import Report, Update
+from deltackpt.engines.update import RankReport, Update
 from deltackpt.engines.vllm.rank import attach
 from deltackpt.errors import DeltackptError, UsageError
 
@@ -75,7 +75,7 @@ class DeltaTransfer(WeightTransferEngine[DeltaInit, DeltaUpdate]):  # type: igno
                 self.receiver.update(Update(i.step, i.state, "stage", i.mode, i.token), open=self._open)
         except DeltackptError as error:
             if i.token:
-                Report(world().rank_in_group, "staged", error=error.to_dict()).save(i.cache, f"{i.token}-staged")
+                RankReport(world().rank_in_group, "staged", error=error.to_dict()).save(i.cache, f"{i.token}-staged")
             else:
                 _by_the_last(error)
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 
-from engines.steps import Run, nudge  # noqa: E402
-from engines.vllm_real.tiny import answers, break_writes, checksums, close, engine, error_of, of_fresh, tiny  # noqa: E402
-from engines.vllm_real.training import Training  # noqa: E402
+from support.engine_steps import Run, nudge  # noqa: E402
+from support.vllm_tiny import answers, break_writes, checksums, close, engine, error_of, of_fresh, tiny  # noqa: E402
+from support.vllm_training import Training  # noqa: E402
 
 from deltackpt.engines.update import read_reports  # noqa: E402
 

@@ -18,11 +18,11 @@ import pytest
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 
-from engines.steps import NEVER, Run, nudge  # noqa: E402
-from engines.vllm_real.tiny import PROMPTS, tiny  # noqa: E402
-from engines.vllm_real.training import Training  # noqa: E402
+from support.engine_steps import NEVER, Run, nudge  # noqa: E402
+from support.vllm_tiny import PROMPTS, tiny  # noqa: E402
+from support.vllm_training import Training  # noqa: E402
 
-from deltackpt.write import write  # noqa: E402
+from deltackpt.publish.write import write  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 ROUNDS, SEED = 10, 7
@@ -246,7 +246,7 @@ class Store:
         self.start()
 
     def start(self):
-        shelf = Path(__file__).parent / "shelf.py"
+        shelf = Path(__file__).parents[2] / "support/vllm_shelf.py"
         self.process = subprocess.Popen([sys.executable, str(shelf), str(self.run.root), str(self.port)])
 
     def kill(self):

@@ -1,0 +1,262 @@
+"""A checkpoint directory, read as named raw bytes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt.checkpoint.files import find_files
+from deltackpt.checkpoint.sniff import SNIFF_BYTES, sniff
+from deltackpt.errors import CheckpointError, FormatError, UsageError
+from deltackpt.format.safetensors_header import Header, head_size, parse_header
+from deltackpt.util.disk import open_regular
+from deltackpt.util.mapped_file import advise
+
+_PAGE = mmap.PAGESIZE
+
+
+class Stamp(NamedTuple):
+    """What tells that a file was written to, or replaced."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class CheckpointShard:
+    """One safetensors file: ``name`` is a POSIX path in the checkpoint, ``size`` counts bytes."""
+
+    name: str
+    header: Header
+    size: int
+    stamp: Stamp
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a tensor is: ``start`` and ``end`` are byte offsets in the file of ``shard``."""
+
+    shard: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Checkpoint:
+    """An open checkpoint; every header is parsed, and the index and the shards agree.
+
+    ``shards``    sorted by name
+    ``tensors``   by name, sorted by UTF-8 bytes
+    ``side``      the other files that belong to it (config, tokenizer, index ...), sorted relative POSIX paths
+    ``left_out``  (path, reason) of what is in the directory and is not carried
+
+    The files are mapped, so a process that shortens one while arrays are in use kills this one (SIGBUS): writers must
+    replace files, and `verify_unchanged` finds those that did not.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        shards: tuple[CheckpointShard, ...],
+        side: tuple[str, ...],
+        left_out: tuple[tuple[str, str], ...],
+    ) -> None:
+        self.root = root
+        self.shards = shards
+        self.side = side
+        self.left_out = left_out
+        self.tensors = _locate(root, shards)
+        self._maps: dict[str, mmap.mmap] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Open the checkpoint in the directory ``path``.
+
+        Raises what `find_files` raises for the choice of files; CheckpointError shard-missing, not-safetensors,
+        not-a-file, not-readable, tensor-duplicate, tensor-unlisted, tensor-missing; FormatError for a header with a
+        defect.
+        """
+        root = Path(path)
+        files = find_files(root)
+        shards = tuple(_read_shard(root, name) for name in files.shards)
+        checkpoint = cls(root, shards, files.side, files.left_out)
+        if files.weight_map is not None:
+            _check_index(root, files.weight_map, checkpoint.tensors)
+        return checkpoint
+
+    def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes: a read-only 1-D view of the mapped file, valid for as long as it is referred to.
+
+        Raises KeyError for a name that is not in ``tensors``, CheckpointError ``checkpoint-changed`` if the shard was
+        replaced before its first use.
+        """
+        tensor = self.tensors[name]
+        whole = np.frombuffer(self._map(tensor.shard), np.uint8)
+        return whole[tensor.start : tensor.end]
+
+    def side_bytes(self, path: str) -> bytes:
+        """All bytes of a side file."""
+        return (self.root / path).read_bytes()
+
+    def release(self, name: str, start: int = 0, end: int | None = None) -> None:
+        """Give back the pages of a tensor, or of its bytes from ``start`` to ``end``, so that resident memory does not
+        grow with the model. Views stay valid."""
+        tensor = self.tensors[name]
+        mapped = self._maps.get(tensor.shard)
+        first, last = tensor.start + start, tensor.end if end is None else tensor.start + end
+        if mapped is None or first == last:
+            return
+        # Outward to whole pages: a neighbor's bytes on the first and last page are read again from the page cache.
+        page = first - first % _PAGE
+        with suppress(OSError):  # locked in memory
+            advise(np.frombuffer(mapped, np.uint8), mmap.MADV_DONTNEED, page, last - page)
+
+    def verify_unchanged(self) -> None:
+        """Raise CheckpointError ``checkpoint-changed`` if a shard was written to or replaced since `open`."""
+        for shard in self.shards:
+            path = self.root / shard.name
+            try:
+                _same(path, shard.stamp, path.stat())
+            except OSError as error:
+                raise _changed(path, error.strerror or "an error") from error
+
+    def close(self) -> None:
+        """Let the files go; a mapping that arrays still refer to ends with the last of them. Can be called again."""
+        with self._lock:
+            self._closed = True
+            self._maps.clear()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _map(self, name: str) -> mmap.mmap:
+        with self._lock:
+            if self._closed:
+                raise UsageError("checkpoint-closed", where=self.root, have="a closed checkpoint", need="an open one")
+            if name not in self._maps:
+                stamp = next(shard.stamp for shard in self.shards if shard.name == name)
+                self._maps[name] = _map_file(self.root / name, stamp)
+            return self._maps[name]
+
+
+def _map_file(path: Path, stamp: Stamp) -> mmap.mmap:
+    try:
+        fd = open_regular(path)
+    except FileNotFoundError as error:
+        raise _changed(path, "no file") from error
+    try:
+        _same(path, stamp, os.fstat(fd))
+        return mmap.mmap(fd, stamp.size, access=mmap.ACCESS_READ)
+    finally:
+        os.close(fd)  # the mapping keeps the file
+
+
+def _read_shard(root: Path, name: str) -> CheckpointShard:
+    path = root / name
+    if path.is_dir():
+        raise _not_safetensors(path, "a directory", "Move it out of the checkpoint.")
+    try:
+        file = os.fdopen(open_regular(path), "rb")
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            "shard-missing",
+            where=path,
+            have="a link to nothing" if path.is_symlink() else "no such file",
+            need="every shard of the checkpoint",
+            hint="Wait until the checkpoint is written whole, or copy it again.",
+        ) from error
+    with file:
+        info = os.fstat(file.fileno())
+        first = file.read(SNIFF_BYTES)
+        try:
+            head = first + file.read(max(0, head_size(first, info.st_size, str(path)) - len(first)))
+            header = parse_header(head, info.st_size, str(path))
+        except FormatError as error:
+            if error.code == "offsets-end":
+                have = f"a safetensors file cut short or added to, of {error.have} where its header needs {error.need}"
+                raise _not_safetensors(path, have, "Write or download the file again.") from error
+            guess = sniff(first, info.st_size)
+            if guess is None:
+                raise
+            raise _not_safetensors(path, guess.what, guess.hint) from error
+    return CheckpointShard(name, header, info.st_size, _stamp(info))
+
+
+def _locate(root: Path, shards: tuple[CheckpointShard, ...]) -> dict[str, Located]:
+    found: dict[str, Located] = {}
+    for shard in shards:
+        base = shard.header.data_start
+        for t in shard.header.tensors:
+            if t.name in found:
+                raise CheckpointError(
+                    "tensor-duplicate",
+                    where=root,
+                    have=f"tensor {t.name[:80]!r} in {found[t.name].shard} and {shard.name}",
+                    need="each tensor in one shard",
+                    hint="Two checkpoints seem to be mixed in this directory. Save into an empty one.",
+                )
+            found[t.name] = Located(shard.name, t.dtype, t.shape, base + t.start, base + t.end)
+    return {name: found[name] for name in sorted(found)}  # code points sort as their UTF-8 bytes do
+
+
+def _check_index(root: Path, weight_map: dict[str, str], tensors: dict[str, Located]) -> None:
+    for name, tensor in tensors.items():
+        if name not in weight_map:
+            raise CheckpointError(
+                "tensor-unlisted",
+                where=root / tensor.shard,
+                have=f"tensor {name[:80]!r}, which the index does not name",
+                need="an index of all tensors",
+                hint="The index and the shards are of different checkpoints. Save into an empty directory.",
+            )
+    for name, shard in weight_map.items():
+        if name not in tensors or tensors[name].shard != shard:
+            have = f"tensor {name[:80]!r} " + (f"in {tensors[name].shard}" if name in tensors else "in no shard")
+            raise CheckpointError(
+                "tensor-missing",
+                where=root / shard,
+                have=have,
+                need="the tensors that the index names for this shard",
+                hint="The index and the shards are of different checkpoints. Save into an empty directory.",
+            )
+
+
+def _stamp(info: os.stat_result) -> Stamp:
+    return Stamp(info.st_ino, info.st_size, info.st_mtime_ns)
+
+
+def _same(path: Path, stamp: Stamp, info: os.stat_result) -> None:
+    if _stamp(info) != stamp:
+        raise _changed(path, "another file, or other bytes in it")
+
+
+def _changed(path: Path, have: str) -> CheckpointError:
+    return CheckpointError(
+        "checkpoint-changed",
+        where=path,
+        have=have,
+        need="the file as it was when the checkpoint was opened",
+        hint="Publish after the trainer has finished writing, from a directory that is not reused.",
+    )
+
+
+def _not_safetensors(path: Path, have: str, hint: str) -> CheckpointError:
+    return CheckpointError("not-safetensors", where=path, have=have, need="a safetensors file", hint=hint)

@@ -1,0 +1,142 @@
+"""Two states -> changed elements: in parallel, bit by bit, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deltackpt import kernels
+from deltackpt.codecs import Change
+from deltackpt.format.dtypes import DTYPES, storage_shape, uint
+from deltackpt.format.state_digest import xxh3
+from deltackpt.util.parallel import ordered_map
+
+BEHIND = 16 << 20  # bytes after which the pages that were read are given back
+CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are compared and hashed
+
+
+class StoredTensor(Protocol):
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class State(Protocol):
+    """Anything that has tensors: a checkpoint directory, or a step rebuilt from a repository."""
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]: ...
+
+    def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
+        """All bytes of a tensor, in order."""
+
+    def release(self, name: str, start: int = 0, end: int | None = None) -> None:
+        """The caller is done with the tensor, or with its bytes from ``start`` to ``end``: their memory may go."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one tensor differs. ``change`` is None where it is gone; its ``base`` is None where it is new or reshaped.
+
+    ``old_xxh3`` and ``new_xxh3`` are of the bytes that were compared, taken in the same pass.
+    """
+
+    name: str
+    change: Change | None
+    old_xxh3: bytes | None
+    new_xxh3: bytes | None
+
+    @property
+    def empty(self) -> bool:
+        return self.change is not None and self.change.base is not None and len(self.change.positions) == 0
+
+
+Changed = tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]
+
+
+class Comparison:
+    """Where two states of a tensor differ, gathered run by run: position, and the word before and after.
+
+    ``most``: words of the longest run, ``width``: their dtype. Compared as bits: no float, no tolerance.
+    """
+
+    def __init__(self, most: int, width: np.dtype[Any]) -> None:
+        room = most if kernels.LIB is not None else 0
+        self._room = np.empty(room, np.int64), np.empty(room, width), np.empty(room, width)
+        self._found: list[Changed] = [(np.zeros(0, np.int64), np.zeros(0, width), np.zeros(0, width))]
+
+    def add(self, old: npt.NDArray[Any], new: npt.NDArray[Any], first: int) -> None:
+        """Two contiguous runs that begin at word ``first`` of the tensor; runs are added in rising order."""
+        if kernels.LIB is None:
+            at = np.flatnonzero(old != new)
+            found = at + first, old[at], new[at]
+        else:
+            count = kernels.compare(old, new, first, self._room)
+            found = self._room[0][:count].copy(), self._room[1][:count].copy(), self._room[2][:count].copy()
+        if len(found[0]):
+            self._found.append(found)
+
+    def changes(self) -> Changed:
+        """All that was found, by rising position."""
+        positions, old, new = (np.concatenate(arrays) for arrays in zip(*self._found, strict=True))
+        return positions, old, new
+
+
+def changes(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> Changed:
+    """Where two equally long, contiguous arrays of words differ, and both words there.
+
+    ``old`` None stands for zeros: the words of an exclusive or that are set.
+    """
+    most = min(CHUNK // new.itemsize, len(new))
+    compared, zeros = Comparison(most, new.dtype), np.zeros(0 if old is not None else most, new.dtype)
+    for first in range(0, len(new), max(1, most)):
+        piece = new[first : first + most]
+        compared.add(zeros[: len(piece)] if old is None else old[first : first + most], piece, first)
+    return compared.changes()
+
+
+def count_changes(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> int:
+    """How many of two equally long, contiguous arrays of words differ: several times faster than to gather them."""
+    step = CHUNK // new.itemsize
+    return sum(int(np.count_nonzero(old[i : i + step] != new[i : i + step])) for i in range(0, len(new), step))
+
+
+def difference(name: str, old: State, new: State) -> Difference:
+    """Compare one tensor of two states as unsigned words: no float, no tolerance."""
+    a, b = old.tensors.get(name), new.tensors.get(name)
+    if b is None:
+        return Difference(name, None, xxh3(old.bytes_of(name)), None)
+    dtype = DTYPES[b.dtype]
+    width = uint(dtype.width)
+    shape = storage_shape(dtype, b.shape)
+    target = new.bytes_of(name)
+    if a is None or (a.dtype, a.shape) != (b.dtype, b.shape):
+        old_xxh3 = xxh3(old.bytes_of(name)) if a else None
+        none = np.zeros(0, width)
+        change = Change(dtype, shape, np.zeros(0, np.int64), none, none, None, target.view(width))
+        return Difference(name, change, old_xxh3, xxh3(target))
+    base = old.bytes_of(name)
+    compared = Comparison(min(CHUNK, len(target)) // dtype.width, width)
+    old_hash, new_hash = xxhash.xxh3_128(), xxhash.xxh3_128()
+    for at in range(0, len(target), CHUNK):
+        x, y = base[at : at + CHUNK], target[at : at + CHUNK]
+        compared.add(x.view(width), y.view(width), at // dtype.width)
+        old_hash.update(x.data)
+        new_hash.update(y.data)
+        if (at + CHUNK) % BEHIND == 0:
+            old.release(name, at + CHUNK - BEHIND, at + CHUNK)
+            new.release(name, at + CHUNK - BEHIND, at + CHUNK)
+    change = Change(dtype, shape, *compared.changes(), base.view(width), target.view(width))
+    return Difference(name, change, old_hash.digest(), new_hash.digest())
+
+
+def differences(old: State, new: State, threads: int) -> Iterator[Difference]:
+    """All tensors of both states, in the order of their names' bytes."""
+    names = sorted({*old.tensors, *new.tensors}, key=str.encode)
+    return ordered_map(lambda name: difference(name, old, new), names, threads)

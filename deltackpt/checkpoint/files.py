@@ -1,0 +1,158 @@
+"""Which files of a directory make up the checkpoint, which go along with it, and which are left out, and why."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from deltackpt.checkpoint.sniff import CONVERT
+from deltackpt.errors import CheckpointError
+from deltackpt.format.canonical import loads_strict
+from deltackpt.format.manifest import is_path
+from deltackpt.util.disk import open_regular
+
+MAX_SIDE: Final = 64 << 20  # bytes of one side file
+MAX_INDEX: Final = 100_000_000  # bytes of an index
+
+INDEX_SUFFIX: Final = ".safetensors.index.json"
+_SINGLE: Final = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_model.safetensors")
+_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """All paths are relative POSIX paths, sorted; ``weight_map`` (tensor to shard) is None where there is no index."""
+
+    shards: tuple[str, ...]
+    weight_map: dict[str, str] | None
+    side: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+
+def find_files(root: Path) -> CheckpointFiles:
+    """Choose the files of the checkpoint in ``root``; reads the index, opens no shard.
+
+    An index wins, then the usual single names, then the only safetensors file. Raises CheckpointError
+    checkpoint-missing, checkpoint-empty, checkpoint-pickle, checkpoint-ambiguous, index-field, shard-escapes,
+    not-a-file, not-readable; FormatError json-* for an index that is not strict JSON.
+    """
+    try:
+        names = sorted(path.name for path in root.iterdir())
+    except OSError as error:
+        have = error.strerror or "an error"
+        raise CheckpointError("checkpoint-missing", where=root, have=have, need="a checkpoint directory") from error
+    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    if len(indexes) > 1:
+        raise _ambiguous(root, indexes, "Keep the index of one checkpoint here, and move the others.")
+    weight_map = _read_index(root / indexes[0]) if indexes else None
+    shards = (_single(root, names),) if weight_map is None else tuple(sorted(set(weight_map.values())))
+    side, left_out = [], []
+    for name, reason in _walk(root):
+        if name in shards:
+            continue
+        if reason:
+            left_out.append((name, reason))
+        else:
+            side.append(name)
+    return CheckpointFiles(shards, weight_map, tuple(sorted(side)), tuple(sorted(left_out)))
+
+
+def is_plain(name: str) -> bool:
+    """Whether ``name`` is a relative POSIX path that stays in its folder, in one spelling, on every system."""
+    return is_path(name) and name.isprintable()
+
+
+def _single(root: Path, names: list[str]) -> str:
+    weights = [name for name in names if name.endswith(".safetensors")]
+    for name in _SINGLE:
+        if name in weights:
+            return name
+    if len(weights) > 1:
+        raise _ambiguous(root, weights, f"Add the index that names the shards (model{INDEX_SUFFIX}), or keep one file.")
+    if weights:
+        return weights[0]
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        have = f"pickles ({_some(pickles)})"
+        raise CheckpointError("checkpoint-pickle", where=root, have=have, need="safetensors files", hint=CONVERT)
+    raise CheckpointError(
+        "checkpoint-empty",
+        where=root,
+        have=_some(names) or "an empty directory",
+        need="a safetensors file, or an index of several",
+        hint="Name the directory that save_pretrained wrote.",
+    )
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            data = file.read(MAX_INDEX + 1)
+    except FileNotFoundError as error:
+        raise CheckpointError("not-readable", where=path, have="a link to nothing", need="the index") from error
+    # Some tools write total_size as a float; it is not used here.
+    index: Any = loads_strict(data, limit=MAX_INDEX, where=str(path), depth=8, allow_floats=True)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(
+            "index-field", where=path, have="no such weight_map", need="weight_map: an object of tensor name to shard"
+        )
+    for shard in set(weight_map.values()):
+        if not is_plain(shard):
+            have = f"the shard name {shard[:80]!r}"
+            raise CheckpointError(
+                "shard-escapes", where=path, have=have, need="a plain relative path inside the folder"
+            )
+    return weight_map
+
+
+def _walk(root: Path) -> Iterator[tuple[str, str]]:
+    """Every file below ``root`` with why it is left out ("" for a side file); folders count only where not entered."""
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                name = folder + entry.name
+                if not entry.is_dir(follow_symlinks=False):
+                    yield _printable(name), _reason(name, Path(entry.path))
+                elif entry.name.startswith("."):
+                    yield _printable(name) + "/", "dot-directory"
+                else:
+                    folders.append(name + "/")
+
+
+def _reason(name: str, path: Path) -> str:
+    if not is_plain(name) or _printable(name) != name:
+        return "its name is no plain path on every system"
+    if name.endswith(".safetensors"):
+        return "not part of this checkpoint"
+    if name.endswith(_PICKLES):
+        return "a pickle"  # nothing that could end in a loader that runs it is carried to readers
+    try:
+        info = path.stat()
+    except OSError as error:
+        return f"not readable: {error.strerror}"
+    if stat.S_ISDIR(info.st_mode):
+        return "a link to a directory"
+    if not stat.S_ISREG(info.st_mode):
+        return "not a regular file"
+    return f"larger than {MAX_SIDE >> 20} MiB" if info.st_size > MAX_SIDE else ""
+
+
+def _printable(name: str) -> str:
+    """The name with the bytes that are not UTF-8 as question marks."""
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
+def _ambiguous(root: Path, names: list[str], hint: str) -> CheckpointError:
+    return CheckpointError("checkpoint-ambiguous", where=root, have=_some(names), need="one checkpoint", hint=hint)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(map(_printable, names[:4])) + more

@@ -1,0 +1,1 @@
+"""Folds and later anchors, which make a long chain short to read."""

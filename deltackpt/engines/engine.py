@@ -1,0 +1,61 @@
+"""One rank of an engine, and what its ranks tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from deltackpt import errors
+from deltackpt.engines.tracing import Load
+from deltackpt.errors import ChainError, CheckpointError, DeltackptError
+from deltackpt.torch_views.names import listed
+
+
+class Engine(Protocol):
+    """What the receiver needs of an engine's rank."""
+
+    rank: int
+    whole: bool  # it holds all of the model
+    model: torch.nn.Module
+    load: Load  # the model's own loader
+
+    def native(self, folder: Path) -> list[str]:
+        """Take a whole checkpoint in, in place; -> parameters that it has nothing for, as far as the engine tells.
+        May leave a mix when it raises."""
+
+    def mend(self) -> None:
+        """Make the engine ready for `native` again after it raised."""
+
+    def agree(self, word: Any) -> list[Any]:
+        """What every rank says, in their order."""
+
+
+def model_differs(where: str, missing: Sequence[str]) -> CheckpointError:
+    """A step without weights for some parameters of the engine."""
+    need, hint = "all weights of the engine's model", "Is it the repository of this model?"
+    return CheckpointError("model-differs", where=where, have=f"none for {listed(missing, 5)}", need=need, hint=hint)
+
+
+def attempt(work: Callable[[], object]) -> DeltackptError | None:
+    """Any error as a typed one: the other ranks have to hear of it, whatever it is."""
+    try:
+        work()
+    except DeltackptError as error:
+        return error
+    except Exception as error:
+        have = f"{type(error).__name__}: {str(error)[:300]}"
+        need, hint = "the engine to take the step", "The engine was taken back to its step."
+        return ChainError("engine-refused", where="the engine", have=have, need=need, hint=hint)
+    return None
+
+
+def raise_on_all(engine: Engine, mine: DeltackptError | None) -> None:
+    """Raise on every rank what any of them met."""
+    for said in engine.agree(None if mine is None else (type(mine).__name__, mine.to_dict())):
+        if said is not None:
+            kind, error = said
+            words = {key: error[key] for key in ("where", "have", "need", "hint")}
+            raise getattr(errors, kind)(error["error"], **words)

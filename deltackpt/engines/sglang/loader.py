@@ -1,0 +1,121 @@
+"""Inside of an unpatched SGLang: `--custom-weight-loader deltackpt.engines.sglang.load_weights`.
+
+Every worker then calls `load_weights` with what `update_weights_from_tensor` brings under that load format: here one
+tiny tensor that names repository, cache and step. The worker reads the patch itself.
+
+    ask = Ask("s3://bucket/run", "/var/cache/run", step=12)
+    engine.update_weights_from_tensor(ask.tensors, load_format=LOADER)
+    ask.taken()
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.engines.receiver import Receiver
+from deltackpt.engines.update import RankReport, Update, raise_first, read_reports
+from deltackpt.engines.weights import to_torch
+from deltackpt.errors import DeltackptError, StoreError, UsageError
+
+NAME: Final = "deltackpt"
+LOADER: Final = "deltackpt.engines.sglang.load_weights"
+log = logging.getLogger(__name__)
+_RECEIVERS: WeakKeyDictionary[torch.nn.Module, tuple[tuple[str, str], Receiver]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One update. ``cache`` is a directory of the engine's host; ``step`` and ``mode`` are those of `Update`."""
+
+    repository: str
+    cache: str
+    step: int | str = "latest"
+    state: str | None = None
+    mode: str = "auto"
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """What every worker has to be given: one tensor of uint8, JSON."""
+        return [(NAME, torch.frombuffer(bytearray(json.dumps(asdict(self)).encode()), dtype=torch.uint8))]
+
+    def taken(self) -> list[RankReport]:
+        """What the ranks say, once the call is back. Raises ChainError ``engine-refused`` or ``engine-wedged`` with
+        what one of them met, StoreError ``engine-silent`` where none says anything."""
+        reports = read_reports(self.cache, self.token)
+        if not reports:
+            need = "a report of every rank"
+            raise StoreError("engine-silent", where=self.cache, have="no report", need=need)
+        raise_first(reports, "sglang")
+        return reports
+
+
+def load_weights(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """SGLang's custom weight loader. Raises UsageError ``engine-form`` for tensors that no `Ask` made.
+
+    What an update meets is not raised, since a loader that raises ends SGLang: the engine goes on with its old step,
+    and `Ask.taken` tells.
+    """
+    for name, tensor in named_tensors:
+        if name != NAME or tensor.dtype != torch.uint8:
+            have, need = f"a tensor {name[:80]!r}", f"one named {NAME!r}, as `Ask` makes it"
+            raise UsageError("engine-form", where="load_weights", have=have, need=need)
+        want = json.loads(bytes(tensor.cpu().numpy()))
+        _update(model, want.pop("repository"), want.pop("cache"), Update(**want))
+
+
+def _update(model: torch.nn.Module, url: str, cache: str, want: Update) -> None:
+    rank = SglangRank(model)
+    try:
+        held = _RECEIVERS.get(model)
+        if held is None or held[0] != (url, cache):
+            held = _RECEIVERS[model] = (url, cache), Receiver(rank, url, cache)
+    except DeltackptError as error:
+        log.error("deltackpt: %s", error)
+        RankReport(rank.rank, want.phase, error=error.to_dict()).save(cache, want.token)
+        return
+    try:
+        held[1].update(want)
+        held[1].confirm()
+    except DeltackptError as error:
+        log.error("deltackpt: %s", error)
+
+
+class SglangRank:
+    """Implements `receiver.Engine` over a plain module with `load_weights`, and torch.distributed if there is any."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.load = model, model.load_weights
+        there = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.rank = torch.distributed.get_rank() if there else 0
+        self._ranks = torch.distributed.get_world_size() if there else 1
+        self.whole = self._ranks == 1
+
+    def native(self, folder: Path) -> list[str]:
+        with Checkpoint.open(folder) as found:
+            loaded = self.load(
+                (name, to_torch(found.bytes_of(name).copy(), t.dtype, t.shape, name))
+                for name, t in found.tensors.items()
+            )
+        parameters = {name for name, _ in self.model.named_parameters()}
+        return sorted(parameters - loaded) if isinstance(loaded, set) else []
+
+    def mend(self) -> None:
+        """A loader that copies needs no mending."""
+
+    def agree(self, word: Any) -> list[Any]:
+        if self._ranks == 1:
+            return [word]
+        said: list[Any] = [None] * self._ranks
+        torch.distributed.all_gather_object(said, word)
+        return said

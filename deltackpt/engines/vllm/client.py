@@ -1,0 +1,120 @@
+"""A vLLM server with the `deltackpt` backend, by its RL routes (VLLM_SERVER_DEV_MODE=1)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from deltackpt.engines.clients.base import Client, Host, Ready
+from deltackpt.engines.update import RankReport, raise_first, read_reports
+from deltackpt.errors import ChainError, StoreError
+from deltackpt.format.manifest import Link
+
+_POLL = 0.02  # seconds
+
+
+class VllmClient(Client):
+    kind = "vllm"
+
+    def __init__(self, url: str, host: Host) -> None:
+        super().__init__(url, host)
+        self._want: dict[str, Any] = {}
+        self._step, self._ranks = "", 0
+        self._open = False  # vLLM's update session
+
+    def version(self) -> str:
+        return str(self.http.field("/weight_info", "weight_version"))
+
+    def stage(self, link: Link, state: str, path: Path) -> Ready:
+        self._want = {"step": f"{link.step}-{link.id}", "state": state, "mode": self.host.mode}
+        self._step = str(link.step)
+        reports = self._staged()
+        raise_first(reports, self.name)
+        ready = _ready(reports)
+        ready.quiet = all(r.mode == "none" or (r.mode == "scatter" and r.elements == 0) for r in reports)
+        if any(report.open for report in reports):  # a follower that was killed left it so
+            self._close()
+        self._begin()
+        return ready
+
+    def _staged(self) -> list[RankReport]:
+        """Attach, begin to prepare, and wait until every rank has. No session is needed for that."""
+        token = secrets.token_hex(8)
+        init = {"repository": self.host.repository, "cache": str(self.host.cache), "ref": self.host.ref}
+        self.http.post("/init_weight_transfer_engine", {"init_info": {**init, **self._want, "token": token}})
+        self._ranks = int(self.http.field("/get_world_size?include_dp=true", "world_size"))
+        found: list[RankReport] = []
+        end = time.monotonic() + self.host.timeout
+        while len(found) < self._ranks:
+            found += read_reports(self.host.cache, f"{token}-staged")
+            if time.monotonic() > end:
+                have, need = f"{len(found)} of {self._ranks} ranks", "all of them"
+                raise StoreError("engine-silent", where=self.name, have=have, need=need)
+            time.sleep(_POLL)
+        read_reports(self.host.cache, token)
+        return found
+
+    def _begin(self) -> None:
+        self.http.post("/start_weight_update")
+        self._open = True
+
+    def _close(self, **more: str) -> None:
+        self._open = False
+        self.http.post("/finish_weight_update", more)
+
+    def _phase(self, phase: str) -> list[RankReport]:
+        """Of an open session, which an error closes; no answer leaves it open."""
+        token = secrets.token_hex(8)
+        try:
+            self.http.post("/update_weights", {"update_info": {**self._want, "phase": phase, "token": token}})
+        except ChainError:
+            self._open = False
+            raise
+        reports = read_reports(self.host.cache, token)
+        if any(report.error is not None for report in reports):
+            self._close()
+        raise_first(reports, self.name)
+        if len(reports) != self._ranks:
+            have, need = f"{len(reports)} of {self._ranks} ranks", "all of them"
+            raise StoreError("engine-silent", where=self.name, have=have, need=need)
+        return reports
+
+    def pause(self) -> None:
+        self.http.post(f"/pause?mode={self.host.pause}")
+
+    def apply(self) -> Ready:
+        return _ready(self._phase("apply"))
+
+    def drop_cache(self) -> None:
+        """Requests that stand still are computed anew, or the blocks that they hold would stay."""
+        answer = self.http.post("/reset_prefix_cache?reset_running_requests=true")
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise ChainError("engine-refused", where=self.name, have="a prefix cache that stays", need="an empty one")
+
+    def finish(self) -> None:
+        self._close(weight_version=self._step)
+        if (found := self.version()) != self._step:
+            raise ChainError("engine-refused", where=self.name, have=f"version {found}", need=self._step)
+
+    def undo(self) -> None:
+        if self._open:  # else it was final, or it never began
+            self._phase("undo")
+            self._close()
+
+    def resume(self) -> None:
+        self.http.post("/resume")
+
+    def check(self) -> None:
+        if self._open:
+            self._phase("check")
+            return
+        self._begin()
+        self._phase("check")
+        self._close()
+
+
+def _ready(reports: list[RankReport]) -> Ready:
+    first = reports[0] if reports else RankReport()
+    return Ready(first.mode, first.reason, sum(r.elements for r in reports))

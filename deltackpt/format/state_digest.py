@@ -1,0 +1,153 @@
+"""The state digest: the identity of a set of weights, however it is sharded (FORMAT section "State digest").
+
+Per tensor, two lanes of 64 bits: D = sum over i of A[i mod 4096] * B[i div 4096] * v(bits_i), modulo 2^64, where i is
+the flat row-major index in the global tensor and A and B are fixed pseudo-random numbers. It is linear in v(bits), so
+the shares of ranks add up, and a step updates it by one sum over its changes. This is multilinear hashing (Carter and
+Wegman, 1979) with the key of an element a product of two numbers. It detects mistakes and corruption, not an adversary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deltackpt import kernels
+from deltackpt.format.dtypes import DType
+
+BLOCK = 1 << 12
+LANES = 2
+_TOGETHER = 16  # blocks a pass: their terms stay in the cache
+DOMAIN = b"deltackpt state 1\n"
+
+Words = npt.NDArray[np.uint64]
+Sums = tuple[int, int]
+ZERO: Sums = (0, 0)
+
+
+def mix(n: Words) -> Words:
+    """SplitMix64 (Steele, Lea and Flood, 2014): the n-th output of the generator seeded with 0, counted from 0."""
+    z: Words = (n + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
+
+
+@cache
+def _low_keys() -> tuple[Words, Words]:
+    """A of both lanes: mix(4 j) and mix(4 j + 1)."""
+    j = np.arange(BLOCK, dtype=np.uint64) * np.uint64(4)
+    return mix(j), mix(j + np.uint64(1))
+
+
+def _high_keys(block: Words) -> tuple[Words, Words]:
+    """B of both lanes: mix(4 h + 2) and mix(4 h + 3), made odd so that no information is lost."""
+    h = block * np.uint64(4)
+    return mix(h + np.uint64(2)) | np.uint64(1), mix(h + np.uint64(3)) | np.uint64(1)
+
+
+def _value(bits: npt.NDArray[Any]) -> Words:
+    """v: the bits as a number; 64-bit words fold their upper half down, or a sign flip would move a single bit of D."""
+    value = bits.astype(np.uint64)
+    return value ^ (value >> np.uint64(32)) if bits.dtype.itemsize == 8 else value
+
+
+def of_run(bits: npt.NDArray[Any], first: int = 0) -> Sums:
+    """D of the elements first, first + 1, ... of a tensor, given as unsigned words. Shares of one tensor add up."""
+    if kernels.LIB is not None:
+        return kernels.digest_run(bits, first)
+    head = min(-first % BLOCK, len(bits))
+    body = (len(bits) - head) // BLOCK * BLOCK + head
+    total = _of_rows(bits[None, :head], first) if head else ZERO
+    if body > head:
+        total = add(total, _of_rows(bits[head:body].reshape(-1, BLOCK), first + head))
+    return add(total, _of_rows(bits[None, body:], first + body)) if body < len(bits) else total
+
+
+def _of_rows(rows: npt.NDArray[Any], first: int) -> Sums:
+    """D of consecutive blocks, a row each; the only row, or every row, starts at element ``first`` of its tensor."""
+    block, offset = divmod(first, BLOCK)
+    low = [keys[offset : offset + rows.shape[1]] for keys in _low_keys()]
+    inner = np.empty((LANES, len(rows)), np.uint64)
+    for at in range(0, len(rows), _TOGETHER):
+        value = _value(rows[at : at + _TOGETHER])
+        for lane in range(LANES):
+            np.einsum("ij,j->i", value, low[lane], out=inner[lane, at : at + _TOGETHER])
+    high = _high_keys(np.arange(block, block + len(rows), dtype=np.uint64))
+    return int(np.dot(inner[0], high[0])), int(np.dot(inner[1], high[1]))
+
+
+def of_change(positions: npt.NDArray[np.int64], old: npt.NDArray[Any], new: npt.NDArray[Any]) -> Sums:
+    """What D gains when the elements at ``positions`` (flat in the global tensor, sorted) turn from ``old`` to new."""
+    if len(positions) == 0:
+        return ZERO
+    if kernels.LIB is not None:
+        return kernels.digest_change(positions, old, new)
+    delta = _value(new)
+    delta -= _value(old)
+    blocks = np.arange(int(positions[0]) // BLOCK, int(positions[-1]) // BLOCK + 1)
+    edges = np.searchsorted(positions, blocks * BLOCK)
+    held = np.diff(edges, append=len(positions)) > 0
+    edges, high = edges[held], _high_keys(blocks[held].astype(np.uint64))
+    low = positions & (BLOCK - 1)
+    a, b = (int(np.dot(np.add.reduceat(k[low] * delta, edges), high[lane])) for lane, k in enumerate(_low_keys()))
+    return a, b
+
+
+def add(a: Sums, b: Sums) -> Sums:
+    return (a[0] + b[0]) % (1 << 64), (a[1] + b[1]) % (1 << 64)
+
+
+def of_box(bits: npt.NDArray[Any], offset: tuple[int, ...], shape: tuple[int, ...]) -> Sums:
+    """The share of a box: ``bits`` has the box's shape, ``offset`` is its corner in the global tensor ``shape``."""
+    if bits.size == 0:
+        return ZERO
+    rows = bits.reshape(-1, bits.shape[-1]) if bits.ndim else bits.reshape(1, 1)
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    corner = sum(o * s for o, s in zip(offset, strides, strict=True))
+    total = ZERO
+    for row, index in zip(rows, np.ndindex(*bits.shape[:-1]), strict=True):
+        total = add(total, of_run(row, corner + sum(i * s for i, s in zip(index, strides, strict=False))))
+    return total
+
+
+def xxh3(data: npt.NDArray[np.uint8] | memoryview | bytes) -> bytes:
+    """The xxh3-128 of a tensor's bytes, 16 bytes, most significant first."""
+    return xxhash.xxh3_128_digest(memoryview(data))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class TensorDigest:
+    """What proves one whole tensor: ``sums`` for shards and engines, ``xxh3`` of its bytes at memory speed."""
+
+    sums: Sums
+    xxh3: bytes
+
+    def __str__(self) -> str:
+        return f"xxh3 {self.xxh3.hex()}, sums {self.sums[0]:016x} {self.sums[1]:016x}"
+
+
+def of_tensor(data: npt.NDArray[np.uint8], dtype: DType) -> TensorDigest:
+    """Both digests of a whole tensor, given as its bytes."""
+    return TensorDigest(of_run(data.view(f"<u{dtype.width}")), xxh3(data))
+
+
+def state(tensors: Iterable[tuple[str, str, tuple[int, ...], Sums]]) -> str:
+    """The state digest, hex: sha256 over (name, dtype, shape, D) of every tensor in the order of its name's bytes."""
+    digest = hashlib.sha256(DOMAIN)
+    for name, dtype, shape, sums in sorted(tensors, key=lambda t: t[0].encode()):
+        raw = name.encode()
+        digest.update(len(raw).to_bytes(4, "little") + raw)
+        digest.update(len(dtype).to_bytes(1, "little") + dtype.encode())
+        digest.update(len(shape).to_bytes(1, "little") + b"".join(d.to_bytes(8, "little") for d in shape))
+        digest.update(b"".join(s.to_bytes(8, "little") for s in sums))
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""What no kept step and no lease reaches: planned, shown, removed."""

@@ -1,0 +1,122 @@
+"""What a repository holds, read once: every manifest, edge, ref, tag, lease and object, and a print of what may
+move.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deltackpt.errors import ChainError, DeltackptError, FormatError, NotFoundError
+from deltackpt.format.canonical import dumps
+from deltackpt.format.edge import Edge
+from deltackpt.format.manifest import MAX_MANIFEST, File, Link
+from deltackpt.repository import Ref, Repository
+from deltackpt.repository.edges import StoredEdges
+from deltackpt.repository.leases import Lease, read_leases
+from deltackpt.repository.paths import Node
+from deltackpt.store import ObjectInfo
+from deltackpt.util.parallel import ordered_map
+
+READERS = 16  # manifests that are asked for at a time where each takes a request
+PAYLOADS = ("patches/", "folds/", "states/", "anchors/")  # in the order in which a gc removes them
+FOLDERS = ("steps/", "edges/", *PAYLOADS)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """``now`` is taken first, so that nothing looks older than it is; refs before the steps, so that none is missing
+    that a ref names; leases last, so that whoever put a step that is listed either still has its lease here, or has
+    moved its ref since."""
+
+    now: float
+    refs: tuple[Ref, ...]
+    tags: tuple[Ref, ...]
+    leases: tuple[Lease, ...]
+    objects: dict[str, ObjectInfo]
+    nodes: dict[str, Node]
+    edges: tuple[Edge, ...]
+    broken: tuple[DeltackptError, ...]  # what is wrong with the edges that cannot be read
+
+    @classmethod
+    def take(cls, repo: Repository) -> Survey:
+        """Raises FormatError for a manifest that is damaged, or a record of a newer version: what it needs cannot be
+        told. A step that a gc removes meanwhile is not in it."""
+        now = repo.store.now()
+        refs, tags = tuple(repo.refs()), tuple(repo.refs("tags/"))
+        objects = {info.name: info for folder in FOLDERS for info in repo.store.list(folder)}
+        links = repo.listed(objects)
+        nodes: dict[str, Node] = {}
+        readers = 1 if repo.store.capabilities.local else READERS
+        for link, node in zip(links, ordered_map(lambda link: _there(repo, link), links, readers), strict=True):
+            if node is not None:
+                nodes[link.id] = node
+            else:
+                del objects[link.name]
+        edges, broken = _edges(repo)
+        return cls(now, refs, tags, tuple(read_leases(repo)), objects, nodes, edges, broken)
+
+    def age(self, name: str) -> float:
+        return self.now - self.objects[name].modified
+
+    def there(self, files: Iterable[File]) -> bool:
+        """Are all of these in the store, with their sizes?"""
+        return all((info := self.objects.get(f.name)) is not None and info.size == f.size for f in files)
+
+    @property
+    def live(self) -> list[Lease]:
+        return [lease for lease in self.leases if lease.expires > self.now]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint([*self.refs, *self.tags], self.objects)
+
+
+def fingerprint(refs: Iterable[Ref], names: Iterable[str]) -> str:
+    """Of the refs and tags, and of the names of all manifests and edges."""
+    moving = [[ref.name, ref.link.to_dict()] for ref in refs]
+    return hashlib.sha256(dumps([moving, sorted(n for n in names if n.startswith(FOLDERS[:2]))])).hexdigest()
+
+
+def current_fingerprint(repo: Repository) -> str:
+    """What the fingerprint is now."""
+    refs = [*repo.refs(), *repo.refs("tags/")]
+    return fingerprint(refs, [info.name for folder in FOLDERS[:2] for info in repo.store.list(folder)])
+
+
+def _there(repo: Repository, link: Link) -> Node | None:
+    """A step that was listed, None if it went meanwhile."""
+    try:
+        return _node(repo, link)
+    except NotFoundError:
+        if any(repo.store.list(link.name)):  # a store that is at odds with itself is not to be planned upon
+            raise
+        return None
+
+
+def _node(repo: Repository, link: Link) -> Node:
+    raw = repo.store.get(link.name, MAX_MANIFEST)
+    if hashlib.sha256(raw).hexdigest() == link.id:
+        try:
+            return Node.peek(raw, link)
+        except (KeyError, TypeError, ValueError):
+            pass
+    return Node.of(repo.load(link), link)
+
+
+def _edges(repo: Repository) -> tuple[tuple[Edge, ...], tuple[DeltackptError, ...]]:
+    """Those that can be read, and why the others cannot: a gc removes these, unless a step needs what they may be."""
+    stored = StoredEdges(repo.store, repo.id)
+    found: list[Edge] = []
+    broken: list[DeltackptError] = []
+    for name in stored.names:
+        try:
+            found.append(stored.load(name))
+        except (FormatError, ChainError) as error:
+            if error.code == "version-unknown":  # not damage: whoever wrote it can read it
+                raise
+            broken.append(error)
+        except NotFoundError:  # removed meanwhile
+            continue
+    return tuple(found), tuple(broken)

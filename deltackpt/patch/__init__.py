@@ -1,0 +1,1 @@
+"""Patches: what a part holds, read from memory or by ranges, and written."""

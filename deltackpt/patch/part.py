@@ -1,0 +1,94 @@
+"""One part of a patch: a safetensors file with a table, a payload, and the plain tensors of the simple encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from deltackpt.codecs import Decoded, Encoded, Entry, check, decode, decode_into
+from deltackpt.codecs.table import write_table
+from deltackpt.codecs.types import Buffer, DecodeBuffer, Elements
+from deltackpt.format.dtypes import DTYPES
+from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
+from deltackpt.patch.index import PAYLOAD, TABLE, VERSION, Origin, PartIndex, Span, collides, table_of
+
+__all__ = ["PAYLOAD", "TABLE", "VERSION", "Origin", "PartReader", "PartWriter", "collides"]
+
+
+class PartWriter:
+    """Collects the encoded tensors of one part; :meth:`chunks` is the file. Holds encoded bytes, never a tensor."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._items: list[tuple[Entry, Encoded]] = []
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, entry: Entry, encoded: Encoded | None = None) -> None:
+        self._items.append((entry, encoded or Encoded(None)))
+        self.size += self._items[-1][1].size
+
+    def chunks(self) -> Iterator[Buffer]:
+        """The bytes of the file: header, plain tensors by falling width (so that all are aligned), table, payload."""
+        items = sorted(self._items, key=lambda item: (item[0].name.encode(), item[0].offset))
+        table = write_table([entry for entry, _ in items])
+        plain = [(entry.name + p.suffix, p) for entry, encoded in items for p in encoded.plain if not entry.boxed]
+        plain.sort(key=lambda item: (-DTYPES[item[1].dtype].width, item[0].encode()))
+        payload = sum(entry.payload for entry, _ in items)
+        rows = [(name, p.dtype, p.shape, len(p.data)) for name, p in plain]
+        rows += [(TABLE, "U8", (len(table),), len(table)), (PAYLOAD, "U8", (payload,), payload)]
+        ends = list(accumulate(size for *_, size in rows))
+        tensors = [Tensor(n, d, s, end - size, end) for (n, d, s, size), end in zip(rows, ends, strict=True)]
+        yield build_header(tensors, self._origin.to_metadata())
+        for _, p in plain:
+            yield p.data
+        yield table
+        for entry, encoded in items:
+            yield from encoded.payload
+            if entry.boxed:
+                yield from (p.data for p in encoded.plain)
+
+
+class PartReader(PartIndex):
+    """A part in memory or mapped: its header and table are checked when it is made, tensors when they are decoded."""
+
+    def __init__(self, data: memoryview, where: str) -> None:
+        self._data = data
+        head = bytes(data[: head_size(bytes(data[:8]), len(data), where)])
+        header = parse_header(head, len(data), where)
+        super().__init__(header, self._at(table_of(header, where)), where)
+
+    def _at(self, span: Span) -> memoryview:
+        return self._data[slice(*span)]
+
+    def _bytes(self, name: str) -> memoryview:
+        return self._at(self._span(name))
+
+    def check(self, entry: Entry) -> None:
+        """Raise FormatError unless the bytes of an entry have the checksums that the table gives."""
+        check(entry, _Source(self, entry), f"{self.where}, {entry.name!r}")
+
+    def decode(self, entry: Entry, base: Elements | None, room: DecodeBuffer | None = None) -> Decoded:
+        """New elements of an entry, in ``room`` if that can take them. ``base``: flat old elements of its tensor or
+        box; None where the entry is `full`.
+        """
+        return decode(entry, base, _Source(self, entry), f"{self.where}, {entry.name!r}", room)
+
+    def decode_into(self, entry: Entry, elements: Elements) -> None:
+        """The same, written to ``elements``, which hold the old ones. After a FormatError they are worth nothing."""
+        decode_into(entry, elements, _Source(self, entry), f"{self.where}, {entry.name!r}")
+
+
+@dataclass(frozen=True)
+class _Source:
+    part: PartReader
+    entry: Entry
+
+    def payload(self) -> memoryview:
+        return self.part._at(self.part.payload(self.entry))
+
+    def plain(self, suffix: str) -> memoryview:
+        return self.part._at(self.part.plain(self.entry, suffix))

@@ -1,0 +1,167 @@
+"""A part read by byte ranges: header and table, then just the bytes of an entry, or of some of its tiles.
+
+Each tile is proven by its crc32, and the part's sha256 is not looked at: that finds every accident, and no adversary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from deltackpt.codecs import Decoded, Entry, decode, subset
+from deltackpt.codecs.bits import Ints, starts
+from deltackpt.codecs.plain import suffixes
+from deltackpt.codecs.types import DecodeBuffer, Elements
+from deltackpt.errors import UsageError
+from deltackpt.format.dtypes import storage_shape
+from deltackpt.format.safetensors_header import head_size, parse_header
+from deltackpt.patch.index import PartIndex, Span, table_of
+from deltackpt.store import Store
+
+FIRST = 16 << 10  # bytes of the first request: the header of most parts, and the table of small ones
+GAP = 64 << 10  # bytes between two ranges that are read rather than asked around
+WINDOW = 16 << 20  # bytes of tiles held at a time, unless one tile is larger
+
+
+class RangedPart(PartIndex):
+    """A part in a store. Opening it reads header and table; decoding reads what is decoded.
+
+    Memory is that of the table and of what is decoded, and WINDOW bytes or one tile. Raises what
+    `deltackpt.patch.part.PartReader` raises, and what `Store.get_range` does.
+    """
+
+    def __init__(self, store: Store, name: str, size: int, gap: int) -> None:
+        self._ranges = _Ranges(store, name, gap)
+        where = f"{store.url}/{name}"
+        first = store.get_range(name, 0, min(size, FIRST))
+        need = head_size(first[:8], size, where)
+        first += self._ranges.one((len(first), max(len(first), need)))
+        header = parse_header(first[:need], size, where)
+        start, end = table_of(header, where)
+        if end > len(first):
+            kept = first[start:]
+            table = kept + self._ranges.one((start + len(kept), end))
+        else:
+            table = first[start:end]
+        super().__init__(header, table, where)
+
+    @classmethod
+    def open(cls, store: Store, name: str, size: int | None = None, *, gap: int = GAP) -> RangedPart:
+        """``size`` of the object in bytes, which a manifest tells, spares a request.
+
+        Two ranges with at most ``gap`` bytes between them are read as one.
+        """
+        return cls(store, name, store.stat(name).size if size is None else size, gap)
+
+    def decode(self, entry: Entry, base: Elements | None, room: DecodeBuffer | None = None) -> Decoded:
+        """New elements of an entry; ``room`` is not used. ``base``: flat old elements of its tensor or box; None where
+        it is `full`.
+        """
+        if subset.has_pieces(entry):
+            assert base is not None
+            found = self._decode(entry, np.arange(len(subset.lengths(entry))), base)
+            return Decoded(None, found.values) if entry.encoding == "planes" else found
+        spans = (
+            [self.plain(entry, suffix) for suffix in suffixes(entry.encoding)] if entry.encoding != "removed" else []
+        )
+        data = dict(zip(suffixes(entry.encoding), self._ranges.all(spans), strict=False))
+        return decode(entry, base, _Read(data), self._at(entry))
+
+    def decode_into(self, entry: Entry, elements: Elements) -> None:
+        """The same, written to ``elements``, which hold the old ones."""
+        self.decode(entry, elements).write_to(elements)
+
+    def decode_tiles(self, entry: Entry, tiles: Sequence[int], base: Elements) -> Decoded:
+        """New elements of some tiles of a `packed` entry, or some chunks of a `planes` one, by number.
+
+        ``base``: flat old elements of the entry's whole tensor or box; those of other tiles may be anything. Positions
+        are flat in the entry. Raises UsageError ``usage`` for a tile that there is not.
+        """
+        wanted = np.unique(np.array(tiles, np.int64))
+        count = len(subset.lengths(entry)) if subset.has_pieces(entry) else 0
+        if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < count:
+            raise UsageError("usage", where=self._at(entry), have=f"tiles {tiles}"[:80], need=f"tiles below {count:,}")
+        return self._decode(entry, wanted, base)
+
+    def decode_box(self, entry: Entry, offset: Sequence[int], shape: Sequence[int], base: Elements | None) -> Decoded:
+        """New elements of an entry that lie in a box of it; the rest as `decode_tiles`, of the tiles that it touches.
+
+        ``offset`` and ``shape`` count storage elements of the entry's own tensor or box. An encoding without tiles is
+        read whole. Raises UsageError ``usage`` for a box that lies elsewhere.
+        """
+        at, size, stored = tuple(offset), tuple(shape), storage_shape(entry.dtype, entry.shape)
+        if not len(at) == len(size) == len(stored) or any(
+            o < 0 or n < 0 or o + n > d for o, n, d in zip(at, size, stored, strict=True)
+        ):
+            have = f"box {list(size)} at {list(at)}"
+            raise UsageError("usage", where=self._at(entry), have=have, need=f"a box of {list(stored)}")
+        if subset.has_pieces(entry):
+            assert base is not None
+            found = self._decode(entry, subset.touched(entry, at, size), base)
+        else:
+            found = self.decode(entry, base)
+        positions = np.arange(len(found.values)) if found.positions is None else found.positions
+        inside = subset.inside(entry, positions, at, size)
+        return Decoded(positions[inside], found.values[inside])
+
+    def _decode(self, entry: Entry, pieces: Ints, base: Elements) -> Decoded:
+        sizes = subset.lengths(entry)
+        bounds = starts(sizes) + self.payload(entry)[0]
+        found = []
+        for group in subset.groups(sizes[pieces], WINDOW):
+            some = pieces[group]
+            spans = list(zip(bounds[some].tolist(), bounds[some + 1].tolist(), strict=True))
+            payload = b"".join(self._ranges.all(spans))
+            found.append(subset.decode(entry, some, memoryview(payload), base, self._at(entry)))
+        if len(found) == 1:
+            return found[0]
+        positions = [d.positions for d in found if d.positions is not None]
+        return Decoded(
+            np.concatenate([np.zeros(0, np.int64), *positions]), np.concatenate([base[:0], *(d.values for d in found)])
+        )
+
+    def _at(self, entry: Entry) -> str:
+        return f"{self.where}, {entry.name!r}"
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    store: Store
+    name: str
+    gap: int
+
+    def one(self, span: Span) -> bytes:
+        start, end = span
+        return self.store.get_range(self.name, start, end - start) if start < end else b""
+
+    def all(self, spans: Sequence[Span]) -> list[memoryview]:
+        """The bytes of every span, in the order given; what is near each other is one request."""
+        found: dict[Span, memoryview] = {}
+        run: list[Span] = []
+        for span in sorted({s for s in spans if s[0] < s[1]}):
+            if run and (span[0] - run[-1][1] > self.gap or span[1] - run[0][0] > WINDOW):
+                found |= self._run(run)
+                run = []
+            run.append(span)
+        found |= self._run(run)
+        return [found.get(span, memoryview(b"")) for span in spans]
+
+    def _run(self, run: Sequence[Span]) -> dict[Span, memoryview]:
+        if not run:
+            return {}
+        start = run[0][0]
+        data = memoryview(self.one((start, max(end for _, end in run))))
+        return {(a, b): data[a - start : b - start] for a, b in run}
+
+
+@dataclass(frozen=True)
+class _Read:
+    data: dict[str, memoryview]
+
+    def payload(self) -> memoryview:
+        raise KeyError("payload")
+
+    def plain(self, suffix: str) -> memoryview:
+        return self.data[suffix]

@@ -1,0 +1,1 @@
+"""From weights to a published step: compared, encoded, stored, committed."""

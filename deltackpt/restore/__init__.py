@@ -1,0 +1,1 @@
+"""From patches to weights: a step is rebuilt tensor by tensor, proven, and written."""

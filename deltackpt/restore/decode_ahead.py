@@ -1,0 +1,111 @@
+"""Tensors that go through a chain of patches in memory, while later patches are still on their way.
+
+Nothing is written anywhere. What comes out is not proven: who uses it compares it with what is there, and proves the
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition, Thread
+
+from deltackpt.checkpoint.diff import State
+from deltackpt.format.dtypes import DTYPES, nbytes
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.replay import Bytes, write_step
+
+HELD = 512 << 20  # bytes of tensors in memory; those beyond go through the patches when they are asked for
+
+
+class DecodeAhead:
+    """``base`` is the state that the patches apply to. Each thread has tensors of its own, and takes patch by patch."""
+
+    def __init__(self, base: State, threads: int) -> None:
+        self._base = base
+        self._patches: list[PatchReader] = []
+        self._all = self._stopped = False
+        self._changed = Condition()
+        self._new: dict[str, Bytes] = {}
+        shares = _shares(base, threads)
+        self._threads = [Thread(target=self._run, args=(names,), name="deltackpt-early") for names in shares]
+
+    @classmethod
+    @contextmanager
+    def of(
+        cls, base: State, patches: Iterable[PatchReader], threads: int
+    ) -> Iterator[tuple[DecodeAhead, list[PatchReader]]]:
+        """All patches, in this order, and what they make of the tensors that there was room for."""
+        early = cls(base, threads)
+        try:
+            for thread in early._threads:
+                thread.start()
+            for patch in patches:
+                with early._changed:
+                    early._patches.append(patch)
+                    early._changed.notify_all()
+            early._end()
+            yield early, early._patches
+        finally:
+            early._stopped = True
+            early._end()
+            early._new.clear()
+
+    def take(self, name: str) -> Bytes | None:
+        """The tensor after the last patch, once; None if it has to be decoded. The caller's to write to."""
+        return self._new.pop(name, None)
+
+    def _end(self) -> None:
+        with self._changed:
+            self._all = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None:  # the system may have had no room for all of them
+                thread.join()
+
+    def _arriving(self) -> Iterator[PatchReader]:
+        k = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: k < len(self._patches) or self._all)  # noqa: B023 - called at once
+                if self._stopped or k == len(self._patches):
+                    return
+                patch = self._patches[k]
+            yield patch
+            k += 1
+
+    def _run(self, names: Sequence[str]) -> None:
+        left = set(names)
+        new: dict[str, Bytes] = {}
+        for patch in self._arriving():
+            for name in [name for name in left if patch.entries_of(name)]:
+                try:
+                    fits = self._advance(name, patch, new)
+                except Exception:  # whoever needs the tensor is told, as it is then decoded again
+                    fits = False
+                if not fits:
+                    left.discard(name)
+                    new.pop(name, None)
+        if not self._stopped:
+            self._new.update(new)
+
+    def _advance(self, name: str, patch: PatchReader, new: dict[str, Bytes]) -> bool:
+        """False for a tensor that becomes another one, which is for others to find out."""
+        if name not in new:
+            new[name] = self._base.bytes_of(name).copy()
+            self._base.release(name)
+        meta = self._base.tensors[name]
+        return write_step(new[name], (meta.dtype, tuple(meta.shape)), patch.entries_of(name))
+
+
+def _shares(base: State, threads: int) -> list[list[str]]:
+    """Names of tensors for each thread, about as many bytes of them each."""
+    sizes = {name: nbytes(DTYPES[t.dtype], t.shape) for name, t in base.tensors.items()}
+    shares: list[tuple[int, list[str]]] = [(0, []) for _ in range(threads)]
+    room = HELD
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if sizes[name] <= room:
+            room -= sizes[name]
+            lightest = min(range(threads), key=lambda i: shares[i][0])
+            shares[lightest] = (shares[lightest][0] + sizes[name], [*shares[lightest][1], name])
+    return [names for _, names in shares if names]

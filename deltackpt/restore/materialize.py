@@ -1,0 +1,237 @@
+"""A step as a plain checkpoint directory: built beside, proven tensor by tensor, then renamed into place."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt.checkpoint.diff import State
+from deltackpt.errors import ChainError, ConflictError, NotFoundError
+from deltackpt.format import state_digest
+from deltackpt.format.digests import proves
+from deltackpt.format.layout import Layout, Shard
+from deltackpt.format.manifest import File
+from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.state_digest import TensorDigest
+from deltackpt.repository import Repository
+from deltackpt.repository.chain import Plan
+from deltackpt.repository.leases import pinned
+from deltackpt.restore.replay import Replay
+from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, space_errors
+from deltackpt.util.mapped_file import make_huge, write_at
+from deltackpt.util.parallel import ordered_map, threads_or_default
+from deltackpt.util.progress import SILENT, Progress
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ApplyResult:
+    """What `apply` did. ``anchor`` is the step read whole, None where the start was at hand; ``read`` counts bytes.
+
+    ``rebuilt`` says why the state that was there could not be brought along, if there was one. ``leased`` is False
+    where the store is read-only, so that gc could not be told to wait.
+    """
+
+    path: str
+    step: int
+    id: str
+    state: str
+    anchor: int | None
+    patches: int
+    read: int
+    written: int
+    seconds: float
+    rebuilt: str | None = None
+    leased: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def apply(
+    repo: Repository,
+    out: str | os.PathLike[str],
+    step: str | int = "latest",
+    *,
+    ref: str = "main",
+    sync: bool = False,
+    threads: int | None = None,
+    progress: Progress = SILENT,
+) -> ApplyResult:
+    """Materialize a step into ``out``, which must not exist or be empty.
+
+    With ``sync`` it survives a power cut once this returns; without, it does as soon as the system has written it back,
+    as with any copy, and `verify_checkpoint` tells.
+    Raises ConflictError ``output-exists``, NotFoundError ``step-missing``, ChainError, FormatError, NoSpaceError; then
+    there is no ``out``.
+    """
+    began = time.monotonic()
+    out = Path(out)
+    _check_free(out)
+    with pinned(repo, step, ref) as (link, held):
+
+        def once() -> tuple[Plan, int]:
+            plan = repo.resolve(link)
+            layout = repo.layout(plan.target)
+            with beside(out) as folder, Replay.open(repo, plan, order=build_order(layout)) as state:
+                build(repo, layout, repo.digests(plan.target), state, folder, threads_or_default(threads), progress)
+                if sync:
+                    fsync_tree(folder)
+                _move(folder, out)
+                if sync:
+                    fsync_dir(out.absolute().parent)
+            return plan, layout.size
+
+        plan, written = again_if_gone(repo, once)
+    return replace(result(out, plan, written, began), leased=held is not None)
+
+
+def _check_free(out: Path) -> None:
+    """Raise ConflictError ``output-exists`` unless a directory can be renamed to ``out``."""
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        hint = "Choose another path; `--cache` keeps a directory that follows a repository."
+        raise _in_the_way(out, "something there", hint)
+    if out.exists() and (out.samefile(os.curdir) or out.is_mount()):
+        hint = "The step is built beside it and takes its place at once. Name a directory inside it."
+        raise _in_the_way(out, "the directory that is worked in, or a mount point", hint)
+
+
+def _in_the_way(out: Path, have: str, hint: str) -> ConflictError:
+    return ConflictError("output-exists", where=out, have=have, need="no such path, or an empty directory", hint=hint)
+
+
+def _move(folder: Path, out: Path) -> None:
+    try:
+        os.rename(folder, out)
+    except OSError:
+        _check_free(out)  # somebody else may have filled it meanwhile
+        with space_errors(out):
+            raise
+
+
+def again_if_gone(repo: Repository, work: Callable[[], T]) -> T:
+    """Once more where an object is gone: a gc removed steps that this process remembered, and others lead there."""
+    try:
+        return work()
+    except NotFoundError as error:
+        if error.code != "object-missing":
+            raise
+        repo.load.cache_clear()
+        return work()
+
+
+def result(path: Path, plan: Plan, written: int, began: float) -> ApplyResult:
+    target = plan.target
+    return ApplyResult(
+        path=str(path),
+        step=target.step,
+        id=target.link.id,
+        state=target.state,
+        anchor=plan.anchor.step if plan.anchor else None,
+        patches=len(plan.patches),
+        read=plan.bytes,
+        written=written,
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+@contextmanager
+def beside(out: Path) -> Iterator[Path]:
+    """A new folder next to ``out``, on the same file system; gone again unless it was renamed."""
+    folder = out.parent / f".{out.name}.tmp-{secrets.token_hex(4)}"
+    with space_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def build_order(layout: Layout) -> Iterator[str]:
+    """The names of the tensors in the order in which `build` asks for them."""
+    return (tensor.name for _, tensor in _in_place(layout))
+
+
+def _in_place(layout: Layout) -> Iterator[tuple[Shard, Tensor]]:
+    """As they are in the files, which their headers may list otherwise."""
+    return ((shard, t) for shard in layout.shards for t in sorted(shard.header.tensors, key=lambda t: (t.start, t.end)))
+
+
+def build(
+    repo: Repository,
+    layout: Layout,
+    digests: Mapping[str, TensorDigest],
+    state: State,
+    folder: Path,
+    threads: int,
+    progress: Progress,
+) -> None:
+    """Write every file of the layout into an empty folder, and prove every tensor by its digest."""
+    ensure_space(folder, layout.size)
+    progress.start("apply", layout.size)
+    files = {shard.path: _new_shard(folder, shard) for shard in layout.shards}
+
+    def place(item: tuple[Shard, Tensor]) -> int:
+        shard, tensor = item
+        data = state.bytes_of(tensor.name)
+        check_tensor(tensor.name, data, digests, layout)
+        with space_errors(folder / shard.path):
+            write_at(files[shard.path], data.data, shard.header.data_start + tensor.start)
+        state.release(tensor.name)
+        return len(data)
+
+    try:
+        for count in ordered_map(place, _in_place(layout), threads):
+            progress.advance(count)
+    finally:
+        for fd in files.values():
+            os.close(fd)
+    for side in layout.side:
+        path = folder / side.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(repo, side.file, path)
+        progress.advance(side.file.size)
+
+
+def save(repo: Repository, file: File, path: Path) -> None:
+    """Write an object to a new file, piece by piece. Raises FormatError ``object-hash``; then a part of it is there."""
+    with space_errors(path), path.open("xb") as out:
+        for chunk in repo.stream(file):
+            out.write(chunk)
+
+
+def check_tensor(name: str, data: npt.NDArray[np.uint8], digests: Mapping[str, TensorDigest], layout: Layout) -> None:
+    """Raise ChainError ``tensor-differs`` unless ``data`` has the digest that the step gives."""
+    if not proves(data, layout.tensors[name].dtype, digests[name]):
+        raise ChainError(
+            "tensor-differs",
+            where=name[:200],
+            have=f"xxh3 {state_digest.xxh3(data).hex()}",
+            need=f"the step's {digests[name]}",
+            hint="A base or an anchor was changed after it was published. `deltackpt verify` finds out which.",
+        )
+
+
+def _new_shard(folder: Path, shard: Shard) -> int:
+    path = folder / shard.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    with space_errors(path):
+        write_at(fd, memoryview(shard.header.head), 0)
+        os.truncate(fd, shard.size)
+        make_huge(
+            fd, shard.size, [shard.header.data_start, *(shard.header.data_start + t.end for t in shard.header.tensors)]
+        )
+    return fd

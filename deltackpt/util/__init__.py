@@ -1,0 +1,1 @@
+"""Helpers that know nothing of weights: threads, progress, files on a disk, mappings."""

@@ -1,0 +1,182 @@
+"""Every vector through every path of the library and through spec/decode.py: one verdict, and one code."""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+from support.tile_by_tile import PARTS
+from support.vectors import (
+    FIXTURES,
+    INDEX,
+    base_of,
+    by_second,
+    code_of,
+    data_of,
+    decoded_apart,
+    in_place,
+    name_of,
+    of_kind,
+    proofs,
+    read_checkpoint,
+    read_record,
+    read_record_by_second,
+    restore,
+    second,
+    streamed,
+    tree,
+)
+
+from deltackpt.codecs import Change, Entry, encode
+from deltackpt.codecs.plain import encode_full
+from deltackpt.codecs.table import REMOVED, read_table, write_table
+from deltackpt.codecs.types import words
+from deltackpt.format.dtypes import DTYPES, storage_shape
+from deltackpt.patch.part import TABLE, PartReader, PartWriter
+from deltackpt.repository import Repository
+from deltackpt.verify import verify_part, verify_repository
+
+pytestmark = pytest.mark.usefixtures("engine")
+
+# What only the old elements tell; verify of a lone part cannot.
+NEEDS_OLD = {
+    *(
+        "base-shape",
+        "boxes-overlap",
+        "boxes-too-many",
+        "count-differs",
+        "indices-order",
+        "plane-length",
+        "frame-size",
+        "frame-broken",
+    ),
+    *("tile-short", "tile-length", "unary-count", "gap-outside", "position-outside", "padding", "step-outside"),
+    *("list-wrong", "count-outside"),
+}
+
+
+def test_there_are_enough():
+    assert len(of_kind("part", "manifest", "layout", "digests", "edge", valid=True)) >= 40
+    assert sum("error" in v for v in INDEX) >= 80
+    sizes = [p.stat().st_size for p in FIXTURES.rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    assert sum(sizes) < 2 << 20
+
+
+@pytest.mark.parametrize("vector", of_kind("part"), ids=name_of)
+def test_parts(vector):
+    """Whole, by ranges, tile by tile, in place, entry by entry, by the second decoder, and verified without a base."""
+    data, base, code = data_of(vector), base_of(vector), vector.get("error")
+    for reader in (*(partial(streamed, read=read) for read in PARTS.values()), in_place, by_second):
+        found = {}
+        assert code_of(lambda: found.update(reader(data, base))) == code, reader  # noqa: B023
+        if code is None:
+            assert proofs(found).items() >= vector["result"].items()
+    for read in PARTS.values():
+        apart = code_of(lambda: decoded_apart(data, base, read))  # noqa: B023
+        assert apart == (None if code in ("base-shape", "boxes-overlap", "boxes-too-many") else code)
+    codes = {finding.code for finding in verify_part(FIXTURES / vector["path"]).findings}
+    assert codes == {code} or (codes == set() and (code is None or code in NEEDS_OLD))
+
+
+@pytest.mark.parametrize("vector", of_kind("part", valid=True), ids=name_of)
+def test_round_trip(vector):
+    """The table, read and written, is the same bytes; so is the whole part where a writer has no choice."""
+    base, part = base_of(vector), PartReader(memoryview(data_of(vector)), "vector")
+    table = bytes(part._bytes(TABLE))
+    assert write_table(read_table(table, "vector")) == table
+    if "written" not in vector:
+        return
+    result, writer = streamed(data_of(vector), base), PartWriter(part.origin)
+    for name, encoding in vector["written"].items():
+        if (value := result[name]) is None:
+            writer.add(Entry(name, "removed", REMOVED))
+            continue
+        dtype, shape = DTYPES[value[0]], value[1]
+        target = words(value[2], dtype.width)
+        old = words(base[name][2], dtype.width) if name in base else None
+        changed = (old != target).nonzero()[0] if old is not None else target[:0].astype("i8")
+        stored = storage_shape(dtype, shape)
+        before = target[:0] if old is None else old[changed]
+        change = Change(dtype, stored, changed, before, target[changed] if old is not None else before, old, target)
+        if old is None:
+            used, encoded = "full", encode_full(change, shape)
+        else:
+            used, encoded = encode(change, shape, encoding)
+        assert used == encoding
+        writer.add(Entry(name, used, dtype, shape, shape, (0,) * len(shape), encoded.detail), encoded)
+    assert b"".join(map(bytes, writer.chunks())) == data_of(vector)
+
+
+@pytest.mark.parametrize("vector", of_kind("manifest", "layout", "digests", "edge"), ids=name_of)
+def test_records(vector):
+    data = data_of(vector)
+    assert code_of(lambda: read_record(vector, data)) == vector.get("error")
+    assert code_of(lambda: read_record_by_second(vector, data)) == vector.get("error")
+    if "error" not in vector and vector["kind"] in ("manifest", "edge"):
+        assert read_record(vector, data).encode() == data
+
+
+@pytest.mark.parametrize("vector", of_kind("checkpoint"), ids=name_of)
+def test_checkpoints(vector):
+    found = {}
+    assert code_of(lambda: found.update(read_checkpoint(FIXTURES / vector["path"]))) == vector.get("error")
+    assert proofs(found) == vector.get("result", {})
+
+
+@pytest.mark.parametrize("vector", of_kind("chain"), ids=name_of)
+def test_chains(vector, tmp_path):
+    """Restored by both readers, and verified."""
+    source, repository, code = FIXTURES / vector["path"], tmp_path / "repository", vector.get("error")
+    shutil.copytree(source, repository)
+    for out, call in ((tmp_path / "a", restore), (tmp_path / "b", second().restore)):
+        where = repository if call is restore else source  # a lease is left to the copy
+        assert code_of(lambda: call(where, vector["step"], out)) == code, call  # noqa: B023
+        assert (tree(out) if out.exists() else {}) == vector.get("files", {})
+    assert {p.name for p in tmp_path.iterdir()} <= {"repository", "a", "b"}
+    codes: set[str] = set()
+    failed = code_of(lambda: codes.update(f.code for f in verify_repository(Repository.open(repository)).findings))
+    if code is None:
+        assert (failed, codes) == (None, set(vector.get("verify", ())))
+    else:
+        assert code in codes | {failed}
+
+
+GOLDEN = FIXTURES / "stores/golden-v1"
+EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("step", sorted(EXPECTED))
+def test_golden_repository(step, tmp_path):
+    """Written by version 0.1.0, and readable for ever."""
+    shutil.copytree(GOLDEN / "repository", tmp_path / "repository")
+    restore(tmp_path / "repository", int(step), tmp_path / "out")
+    assert tree(tmp_path / "out") == EXPECTED[step]
+    second().restore(GOLDEN / "repository", int(step), tmp_path / "second")
+    assert tree(tmp_path / "second") == EXPECTED[step]
+
+
+def test_golden_repository_is_whole(tmp_path):
+    shutil.copytree(GOLDEN / "repository", tmp_path / "repository")
+    repo = Repository.open(tmp_path / "repository")
+    assert verify_repository(repo).ok
+    assert repo.find("golden") == repo.find(2)
+    assert {edge.start is None for found in repo.edges().values() for edge in found} == {True, False}
+
+
+def test_vectors_are_as_made(tmp_path):
+    """fixtures/make.py gives the very bytes that are committed."""
+    subprocess.run([sys.executable, FIXTURES / "make.py", tmp_path], check=True, capture_output=True)
+    for name in ("valid", "invalid", "chains"):
+        assert tree(tmp_path / name) == tree(FIXTURES / name)
+    assert (tmp_path / "index.json").read_bytes() == (FIXTURES / "index.json").read_bytes()
+
+
+def test_the_maker_knows_nothing_of_the_library():
+    for path in FIXTURES.glob("*.py"):
+        nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
+        names = {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+        names |= {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
+        assert path.name == "golden.py" or not any(name.startswith("deltackpt") for name in names)
