@@ -42,7 +42,7 @@ test: $(TRAINING) ## the tests, those of hooks and engines with torch on the CPU
 	$(PYTEST) -m "not heavy and not stores and not vllm"
 
 test-hooks: $(TRAINING) ## the long tests of the hooks: FSDP and DTensors over real ranks, GPU kernels in Triton's interpreter
-	$(PYTEST) -m heavy tests/hooks
+	$(PYTEST) -m heavy tests/hooks tests/gpu
 
 test-stores: $(STORES) ## the back ends against real servers on loopback
 	$(PYTEST) -m "stores and not heavy" tests/store
