@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.engines.base import Held
+from deltackpt.engines.identify import Held
 from deltackpt.errors import CheckpointError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DType, uint

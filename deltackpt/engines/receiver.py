@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 from deltackpt.cache.cache import find_current
+from deltackpt.engines.cached_steps import slot_of
 from deltackpt.engines.engine import Engine, attempt, model_differs, raise_on_all
 from deltackpt.engines.identify import identify
 from deltackpt.engines.memory import Copies, memories
 from deltackpt.engines.proof import Proof, derived, prove, quantized, same
 from deltackpt.engines.scatter import Scatter
 from deltackpt.engines.shared_cache import bring, reading
-from deltackpt.engines.slots import slot_of
 from deltackpt.engines.staging import StagedStep
 from deltackpt.engines.tracing import trace
 from deltackpt.engines.update import PHASES, RankReport, Update

@@ -6,10 +6,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from deltackpt.engines.cached_steps import shapes, slot_of
 from deltackpt.engines.engine import attempt
 from deltackpt.engines.scatter import Fallback, Scatter, prepare
 from deltackpt.engines.shared_cache import bring
-from deltackpt.engines.slots import shapes, slot_of
 from deltackpt.engines.update import RankReport, Update
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.format.manifest import Link

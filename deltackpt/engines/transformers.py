@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 
 from deltackpt.codecs import Decoded
-from deltackpt.engines.base import find_base, state_of
+from deltackpt.engines.identify import find_base, state_of
 from deltackpt.engines.module import WeightPlace, held, places
-from deltackpt.engines.moves import Moves
+from deltackpt.engines.step_changes import StepChanges
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
@@ -90,7 +90,7 @@ def refresh(
             _MODULES[model] = known
             return RefreshResult(link.step, link.id, target.state, link.step, 0, None, 0, 0, _since(began))
         plan = repo.resolve(link, have=known.link)
-        with Moves(repo, plan) as moves:
+        with StepChanges(repo, plan) as moves:
             changes = _prepare(moves, found)
         sums = _check(repo, plan, found, changes, known)
         _write(found, changes)
@@ -112,7 +112,7 @@ def refresh(
 Changes = dict[str, tuple[Decoded, Words]]  # by name: new elements, and the old words in their places
 
 
-def _prepare(moves: Moves, found: dict[str, WeightPlace]) -> Changes:
+def _prepare(moves: StepChanges, found: dict[str, WeightPlace]) -> Changes:
     changes: Changes = {}
     for name in moves.names:
         if name not in found:

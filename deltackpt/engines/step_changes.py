@@ -18,7 +18,7 @@ from deltackpt.restore.patch_reader import Found, PatchReader
 from deltackpt.restore.replay import Bytes, Known, Replay, decode_step
 
 
-class Moves:
+class StepChanges:
     """What leads to a plan's target. Patches where it begins at a state that is there, all tensors where at an anchor.
 
     A context manager: every part is fetched and hashed on entry.
@@ -30,7 +30,7 @@ class Moves:
         self._patches: Sequence[PatchReader] = ()
         self._whole: Replay | None = None
 
-    def __enter__(self) -> Moves:
+    def __enter__(self) -> StepChanges:
         if self._plan.anchor is not None:
             self._whole = self._stack.enter_context(Replay.open(self._repo, self._plan))
         else:
