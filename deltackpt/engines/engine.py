@@ -10,6 +10,7 @@ import torch
 
 from deltackpt import errors
 from deltackpt.engines.tracing import Load
+from deltackpt.engines.traits import EngineTraits
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.torch_views.names import listed
 
@@ -21,6 +22,7 @@ class Engine(Protocol):
     whole: bool  # it holds all of the model
     model: torch.nn.Module
     load: Load  # the model's own loader
+    traits: EngineTraits
 
     def native(self, folder: Path) -> list[str]:
         """Take a whole checkpoint in, in place; -> parameters that it has nothing for, as far as the engine tells.

@@ -50,16 +50,16 @@ class Memory:
             self.flat[where] = from_host(values, self.flat.device)
 
 
-class Copies:
-    """All words of an engine, kept in host memory for going back."""
+class MemoryBackup:
+    """All words of an engine, copied to host memory for a rollback."""
 
     def __init__(self, memory: Mapping[int, Memory]) -> None:
-        self._kept = [(held, held.words().copy()) for held in memory.values()]
+        self._copies = [(storage, storage.words().copy()) for storage in memory.values()]
 
     def rollback(self) -> None:
         """Put all of them back."""
-        for held, words in self._kept:
-            held.flat.copy_(from_host(words, "cpu"))
+        for storage, words in self._copies:
+            storage.flat.copy_(from_host(words, "cpu"))
 
 
 def memories(model: torch.nn.Module) -> dict[int, Memory]:

@@ -23,6 +23,7 @@ import torch
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.engines.receiver import Receiver
+from deltackpt.engines.sglang.traits import TRAITS
 from deltackpt.engines.update import RankReport, Update, raise_first, read_reports
 from deltackpt.engines.weights import to_torch
 from deltackpt.errors import DeltackptError, StoreError, UsageError
@@ -92,7 +93,9 @@ def _update(model: torch.nn.Module, url: str, cache: str, want: Update) -> None:
 
 
 class SglangRank:
-    """Implements `receiver.Engine` over a plain module with `load_weights`, and torch.distributed if there is any."""
+    """Implements `engine.Engine` over a plain module with `load_weights`, and torch.distributed if there is any."""
+
+    traits = TRAITS
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model, self.load = model, model.load_weights

@@ -11,16 +11,19 @@ from vllm.distributed.parallel_state import get_world_group
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.platforms import current_platform
 
-from deltackpt.engines.proof import quantized
 from deltackpt.engines.receiver import Receiver
+from deltackpt.engines.traits import quantized
 from deltackpt.engines.vllm import loader
 from deltackpt.engines.vllm.disk import left_out, weights_in
+from deltackpt.engines.vllm.traits import TRAITS
 from deltackpt.engines.vllm.world import everyone
 from deltackpt.errors import CheckpointError
 
 
 class VllmRank:
-    """Implements `receiver.Engine`."""
+    """Implements `engine.Engine`."""
+
+    traits = TRAITS
 
     def __init__(self, model: torch.nn.Module, config: VllmConfig) -> None:
         self.model, self.config = model, config
@@ -64,10 +67,10 @@ def attach(model: torch.nn.Module, config: VllmConfig, repository: str, cache: s
 
 def _packed(model: torch.nn.Module) -> str | None:
     """Why vLLM's own load in place would leave wrong weights: it packs them once only, which it does on CPUs."""
-    if current_platform.is_cpu() and (why := quantized(model)):
+    if current_platform.is_cpu() and (why := quantized(model, TRAITS)):
         return why
     for name, module in model.named_modules():
-        experts = getattr(getattr(getattr(module, "quant_method", None), "moe_kernel", None), "fused_experts", None)
+        experts = getattr(getattr(getattr(module, TRAITS.method, None), "moe_kernel", None), "fused_experts", None)
         packs = getattr(experts, "process_weights_after_loading", None)
         if getattr(packs, "__module__", "").endswith(".cpu_moe"):
             return f"experts {name!r} that were packed for the CPU"
