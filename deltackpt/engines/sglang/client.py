@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltackpt.engines.clients.base import Client, Host, Ready
+from deltackpt.engines.clients.base import Client, ClientOptions, EngineReport
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.format.manifest import Link
 
@@ -17,29 +17,29 @@ class SglangClient(Client):
 
     kind = "sglang"
 
-    def __init__(self, url: str, host: Host) -> None:
+    def __init__(self, url: str, options: ClientOptions) -> None:
         """Raises UsageError ``engine-form`` for a way to pause that SGLang does not have."""
-        super().__init__(url, host)
-        if host.pause not in _PAUSES:
+        super().__init__(url, options)
+        if options.pause not in _PAUSES:
             need = " or ".join(_PAUSES)
-            raise UsageError("engine-form", where=f"--pause, for {self.name}", have=host.pause, need=need)
+            raise UsageError("engine-form", where=f"--pause, for {self.name}", have=options.pause, need=need)
         self._path, self._step = Path(), ""
         self._before = Path(), ""
 
     def version(self) -> str:
         return str(self.http.field("/model_info", "weight_version"))
 
-    def stage(self, link: Link, state: str, path: Path) -> Ready:
+    def stage(self, link: Link, state: str, path: Path) -> EngineReport:
         self._path, self._step = path, str(link.step)
         self._before = Path(str(self.http.field("/model_info", "model_path"))), self.version()
-        return Ready("reload", "SGLang reads whole checkpoints")
+        return EngineReport("reload", "SGLang reads whole checkpoints")
 
     def pause(self) -> None:
-        self.http.post("/pause_generation", {"mode": _PAUSES[self.host.pause]})
+        self.http.post("/pause_generation", {"mode": _PAUSES[self.options.pause]})
 
-    def apply(self) -> Ready:
+    def apply(self) -> EngineReport:
         self._load(self._path, self._step)
-        return Ready("reload", "SGLang reads whole checkpoints")
+        return EngineReport("reload", "SGLang reads whole checkpoints")
 
     def _load(self, path: Path, version: str) -> None:
         body = {"model_path": str(path), "flush_cache": True, "abort_all_requests": False, "weight_version": version}
