@@ -76,11 +76,11 @@ class CachedSteps:
     # What is in the cache
 
     def ensure(self, link: Link) -> None:
-        """Bring the cache to a step, unless it is there. Raises what `apply_to_cache` raises."""
+        """Move the cache to a step, unless it is there. Raises what `apply_to_cache` raises."""
         ensure_cached(self._repo, self.cache, link)
 
     def ensure_any(self, link: Link) -> None:
-        """Bring the cache to a step if it has none yet."""
+        """Move the cache to a step if it has none yet."""
         try:
             find_current(self.cache)
         except NotFoundError:

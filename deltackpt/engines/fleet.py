@@ -32,6 +32,7 @@ class EngineState:
 
     @property
     def name(self) -> str:
+        """Its kind and URL."""
         return self.client.name
 
     def resume(self) -> None:
@@ -58,6 +59,7 @@ class UpdateEvent:
     lag: float
 
     def to_dict(self) -> dict[str, Any]:
+        """By the names of its fields."""
         return asdict(self)
 
 

@@ -33,6 +33,7 @@ class Proof:
     mismatch: bool = False  # some word that was read back is another
 
     def summary(self) -> dict[str, Any]:
+        """Counts of tensors, for a report."""
         return {"proven": len(self.regions), "unproven": len(self.unproven), "ties": len(self.ties)}
 
     def share(self, table: Mapping[str, Tensor]) -> str:
@@ -48,8 +49,8 @@ def prove(
 
     A tensor is proven if all that the loader did with it was plain copies that nothing overwrote, into parameters
     that hold nothing but such copies and constants, and if every word that was read back is the step's. ``whole``: the
-    engine holds all of the model, so each element has to have a place. ``read`` gives a tensor's bytes. Nothing of a
-    model that holds anything else made of its weights is proven.
+    engine holds all of the model, so each element has to have a place. ``read`` returns a tensor's bytes. Nothing
+    of a model that holds anything else made of its weights is proven; ``traits`` say where to look.
     """
     proof = Proof()
     everything = found.broken or quantized(model, traits) or derived(model, memory, traits)
@@ -63,15 +64,15 @@ def prove(
         by_memory.setdefault(region.memory, []).append(region)
         if region.tensor:
             by_tensor[region.tensor].append(region)
-    for address, held in memory.items():
+    for address, storage in memory.items():
         regions = by_memory.get(address, [])
-        why = found.spoiled.get(address) or _covered(held, regions, proof)
+        why = found.spoiled.get(address) or _covered(storage, regions, proof)
         if why is not None:
             for region in regions:
                 if region.tensor:
                     proof.unproven.setdefault(region.tensor, why)
             blamed = address in found.spoiled and address not in found.strays
-            if any(own for _, _, own in held.tensors) and not regions and not blamed:
+            if any(own for _, _, own in storage.tensors) and not regions and not blamed:
                 proof.unproven.update(dict.fromkeys(table, why))
     for name, regions in by_tensor.items():
         if name in proof.unproven:
@@ -84,10 +85,10 @@ def prove(
     return proof
 
 
-def _covered(held: Memory, regions: Sequence[Region], proof: Proof) -> str | None:
+def _covered(storage: Memory, regions: Sequence[Region], proof: Proof) -> str | None:
     """Why a storage is not exactly what the regions put there, the last writer winning."""
-    parameters = [(name, t) for name, t, own in held.tensors if own]
-    marks = np.zeros(len(held.flat), np.uint16)
+    parameters = [(name, t) for name, t, own in storage.tensors if own]
+    marks = np.zeros(len(storage.flat), np.uint16)
     if len(regions) > 65_000:
         return "too many pieces in one parameter"
     for i, region in enumerate(regions):
@@ -129,7 +130,7 @@ def _read_back(
 
 
 def same(proof: Proof, memory: Mapping[int, Memory], table: Mapping[str, Tensor], read: ReadTensor) -> list[str]:
-    """Names of the tensors whose bits in the engine are not those that ``read`` gives."""
+    """Names of the tensors whose bits in the engine are not those that ``read`` returns."""
     wrong = []
     for name, regions in proof.regions.items():
         if regions and _read_back(regions, memory, table[name], read(name), False):

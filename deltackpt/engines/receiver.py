@@ -196,7 +196,7 @@ class Receiver:
             report.checked = self.proof.share(slot.table)
         if wrong:
             have, need = f"other bits than step {self.link.step if self.link else '?'}", "those of the step"
-            hint = "Restart the engine; until then it answers from weights that nobody published."
+            hint = "Restart the engine; until then it answers from unpublished weights."
             raise ChainError("engine-wedged", where=wrong[0][:80], have=have, need=need, hint=hint)
 
     def _roll_back(self, undo: Undo, before: Link | None) -> None:

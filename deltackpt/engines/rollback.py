@@ -23,7 +23,7 @@ def roll_back(engine: Engine, before: RankContext, undo: Undo) -> None:
     if isinstance(undo, Scatter):
         undo.rollback()
         return
-    engine.mend()
+    engine.reset()
     if undo is None:
         _reload(engine, before)
         return
@@ -33,7 +33,7 @@ def roll_back(engine: Engine, before: RankContext, undo: Undo) -> None:
 
 
 def _reload(engine: Engine, before: RankContext) -> None:
-    """The old step from its slot, unless all of it is still there."""
+    """The old step from its slot, unless the engine still has all of it."""
     with before.steps.slot(before.link) as slot:
         if slot is None:
             raise ValueError("no slot of the old step")

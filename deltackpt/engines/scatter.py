@@ -43,7 +43,7 @@ class ChangeSource(Protocol):
     def writes(self, context: RankContext, link: Link) -> Sequence[Write]:
         """All that leads from the step of ``context`` to ``link`` on this rank; nothing is written yet.
 
-        A writer of these has held the words to be overwritten against the step before. Called in a thread of its own,
+        The words to be overwritten have been compared with those of the step before. Called in a thread of its own,
         with a context that has a link and a proof. Raises Fallback where the step cannot be scattered, ChainError
         ``tied-differs`` for values that the engine cannot hold.
         """
@@ -62,6 +62,7 @@ class MemoryWrite:
 
     @property
     def elements(self) -> int:
+        """How many."""
         return len(self.new)
 
     def apply(self) -> None:

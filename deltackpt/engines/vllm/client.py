@@ -28,9 +28,11 @@ class VllmClient(Client):
         self._open = False  # vLLM's update session
 
     def version(self) -> str:
+        """The weight version that the engine tells its users."""
         return str(self.http.field("/weight_info", "weight_version"))
 
     def stage(self, link: Link, state: str, path: Path) -> EngineReport:
+        """Every rank prepares the step in the background; then an update session is opened."""
         self._want = {"step": f"{link.step}-{link.id}", "state": state, "mode": self.options.mode}
         self._step = str(link.step)
         reports = self._staged()
@@ -85,31 +87,37 @@ class VllmClient(Client):
         return reports
 
     def pause(self) -> None:
+        """Stop generation; requests in flight as the options say."""
         self.http.post(f"/pause?mode={self.options.pause}")
 
     def apply(self) -> EngineReport:
+        """Scatter or reload, as staged."""
         return _report_of(self._phase("apply"))
 
     def drop_cache(self) -> None:
-        """Requests that stand still are computed anew, or the blocks that they hold would stay."""
+        """Requests that are paused are computed anew, or the blocks that they hold would stay."""
         answer = self.http.post("/reset_prefix_cache?reset_running_requests=true")
         if isinstance(answer, dict) and answer.get("success") is False:
             raise ChainError("engine-refused", where=self.name, have="a prefix cache that stays", need="an empty one")
 
     def finish(self) -> None:
+        """Close the session with the new version."""
         self._close(weight_version=self._step)
         if (found := self.version()) != self._step:
             raise ChainError("engine-refused", where=self.name, have=f"version {found}", need=self._step)
 
     def undo(self) -> None:
+        """Every rank goes back, in the open session, which is closed."""
         if self._open:  # else it was final, or it never began
             self._phase("undo")
             self._close()
 
     def resume(self) -> None:
+        """Generation goes on."""
         self.http.post("/resume")
 
     def check(self) -> None:
+        """Every rank compares all proven weights with its step; in a session of its own where none is open."""
         if self._open:
             self._phase("check")
             return

@@ -44,8 +44,8 @@ class VllmRank:
             layerwise.finalize_layerwise_reload(self.model, self.config.model_config)
         return left_out(parameters, loaded, self.config.model_config)
 
-    def mend(self) -> None:
-        """Layers that wait for the rest of their weights forget them, and get their memory back."""
+    def reset(self) -> None:
+        """Layers that wait for the rest of their weights discard them, and get their memory back."""
         with set_current_vllm_config(self.config):
             for module in self.model.modules():
                 info = layerwise.get_layerwise_info(module)
@@ -55,6 +55,7 @@ class VllmRank:
             layerwise.finalize_layerwise_reload(self.model, self.config.model_config)
 
     def agree(self, word: Any) -> list[Any]:
+        """The words of all ranks, by vLLM's group of them."""
         return everyone(word)
 
 
@@ -89,5 +90,5 @@ def _local(config: VllmConfig) -> str:
 
         where = {"revision": config.model_config.revision, "cache_dir": config.load_config.download_dir}
         return str(snapshot_download(name, local_files_only=True, allow_patterns=["*.safetensors*"], **where))
-    except Exception:  # no snapshot, or no hub's name: then nobody knows which step it is
+    except Exception:  # no snapshot, or no hub's name: then its step is not known
         return ""
