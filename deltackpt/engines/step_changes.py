@@ -72,7 +72,7 @@ def _step(name: str, old: Bytes, known: Known, found: Sequence[Found]) -> Decode
         have, need = f"old values that a patch does not apply to [{error.code}]", "those of the step before"
         hint = "Other code wrote to the weights. Load them again."
         raise ChainError("base-differs", where=name[:80], have=have, need=need, hint=hint) from error
-    if decoded is None:
+    if decoded is None:  # [F-APPLY-5]: the set of tensors is the layout's
         raise ChainError("tensor-shape", where=name[:80], have="another tensor of this name", need="the same tensor")
     return decoded
 

@@ -115,7 +115,7 @@ def _prepare(changes: StepChanges, found: dict[str, WeightPlace]) -> Changes:
     """What is written where, with the old words of those places. Nothing is written."""
     writes: Changes = {}
     for name in changes.names:
-        if name not in found:
+        if name not in found:  # [F-APPLY-5]
             have, need = "a tensor that was added or removed", "the same tensors"
             raise ChainError("tensor-shape", where=name[:80], have=have, need=need)
         place = found[name]
@@ -139,7 +139,7 @@ def _check(
     for name, w in changes.items():
         sums[name] = state_digest.add(sums[name], state_digest.of_change(w.positions, w.old, w.new))
     for name, want in digests.items():
-        if sums[name] != want.sums:
+        if sums[name] != want.sums:  # [F-APPLY-5]
             raise ChainError(
                 "base-differs",
                 where=name[:80],
@@ -148,7 +148,7 @@ def _check(
                 hint="Other code wrote to the module. Load it again; `full=True` digests all of it.",
             )
     state = state_of({name: (*place.known, sums[name]) for name, place in found.items()})
-    if state != target.state:
+    if state != target.state:  # [F-APPLY-5]
         raise ChainError("base-differs", where="the model", have=f"state {state[:16]}", need=target.state[:16])
     _check_ties(found, changes)
     return sums

@@ -258,7 +258,7 @@ def test_what_is_no_engine_is_told_apart_from_one_that_is_away(tmp_path, fakes):
     fakes[0] = FakeSglang()
 
 
-def test_one_that_is_away_comes_later_and_one_that_was_restarted_is_brought_along(tmp_path, fakes):
+def test_one_that_is_away_comes_later_and_one_that_was_restarted_is_updated(tmp_path, fakes):
     world = World(tmp_path)
     made, told, _ = serving(world, fakes)
     fakes[0].vanishes = True

@@ -166,7 +166,7 @@ class Derived(Fused):
 
 
 class Quantized(Fused):
-    """Its map looks whole; what a method made of the weights, such as a number, nobody sees."""
+    """Its map looks whole; what a method made of the weights, such as a number, is not seen."""
 
     class PackedMethod: ...
 
@@ -227,7 +227,7 @@ def test_tied_under_both_names(tmp_path):
     assert bits(model) == fresh(Fused, run, 1, tied=True)
 
 
-def test_memory_that_somebody_wrote_to_is_not_built_on(tmp_path):
+def test_memory_that_other_code_wrote_to_is_not_built_on(tmp_path):
     model = Fused()
     run, receiver = attached(tmp_path, model)
     run.publish(nudge(run.states[0], 1, 0.2))
@@ -396,7 +396,7 @@ def test_sglang_reads_the_patch_itself(tmp_path):
         (report,) = request.reports()
         modes.append(report.mode)
         assert (report.step, bits(model)) == (step, fresh(Fused, run, step))
-    assert modes == ["reload", "scatter", "scatter"]  # before the first nobody knows which step it is
+    assert modes == ["reload", "scatter", "scatter"]  # before the first its step is not known
 
 
 def test_sglang_goes_on_where_a_step_cannot_be_taken(tmp_path):
