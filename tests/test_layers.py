@@ -31,7 +31,8 @@ ORDER = [
 ]
 PURE = ["errors", "bits", "digest", "format", "codecs", "chain"]  # no files, no network, no clock
 OUTSIDE = {"os", "io", "pathlib", "mmap", "tempfile", "shutil", "socket", "subprocess", "time", "fsspec", "requests"}
-EDGES = ["torch_views", "gpu", "hooks", "engines"]  # where torch and the engines are
+EDGES = ["torch_views", "gpu", "hooks", "engines"]  # where torch and the engines are, above all of the core
+APART = {("engines", "hooks"), ("engines", "gpu")}  # though the list would allow it: sides that share torch_views
 
 
 def name_of(path: Path) -> str:
@@ -70,6 +71,21 @@ def test_imports_point_down(name):
 
 def test_no_cycles_inside_a_package():
     TopologicalSorter({name: imports(name) & MODULES.keys() - {name} for name in CORE}).prepare()
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.partition(".")[0] in EDGES])
+def test_imports_point_down_where_torch_is(name):
+    unit, order = name.partition(".")[0], [*ORDER, *EDGES]
+    for module in imports(name) & MODULES.keys():
+        other = module.partition(".")[0]
+        assert other == unit or order.index(other) < order.index(unit), f"{name} imports {module}"
+        assert (unit, other) not in APART, f"{name} imports {module}"
+
+
+@pytest.mark.parametrize("unit", ["torch_views", "gpu", "hooks"])
+def test_no_cycles_where_torch_is(unit):
+    names = [name for name in MODULES if name.partition(".")[0] == unit and "." in name]
+    TopologicalSorter({name: imports(name) & set(names) - {name} for name in names}).prepare()
 
 
 @pytest.mark.parametrize("name", CORE)
