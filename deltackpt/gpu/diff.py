@@ -92,10 +92,10 @@ def _found(loaded: Iterator[Loaded], device: torch.device) -> Iterator[tuple[Gro
     last = True
     for load in loaded:
         after = _launch(load, device)
-        ready, ahead = ahead, after
-        if ready is not None:
-            found = ready()
-            del ready  # it references the bits, which the consumer frees
+        gather, ahead = ahead, after
+        if gather is not None:
+            found = gather()
+            del gather  # it references the bits, which the consumer frees
             yield found, last
             del found
         piece, _, stop = load.batch[-1]

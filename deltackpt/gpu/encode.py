@@ -81,7 +81,7 @@ def encode(
 
 
 def _measure(group: Group, which: Sequence[int]) -> _Measured:
-    """Launch what brings the changes of the pieces into order, and says how long each tile will be."""
+    """Launch the kernels that sort the changes of the pieces by tile, and measure how long each tile will be."""
     from deltackpt.gpu.triton.arrange import arrange, count
     from deltackpt.gpu.triton.measure import measure
     from deltackpt.gpu.triton.scale import scale
@@ -108,7 +108,7 @@ def _measure(group: Group, which: Sequence[int]) -> _Measured:
 
 
 def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) -> Copy:
-    """Launch what writes the tiles, ``size`` bytes in all; -> they and their checksums, on their way to the host."""
+    """Launch the kernels that write the tiles, ``size`` bytes in all; -> the host copies of tiles and checksums."""
     from deltackpt.gpu.triton.crc import checksums
     from deltackpt.gpu.triton.write import write
 

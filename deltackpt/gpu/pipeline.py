@@ -15,7 +15,7 @@ from deltackpt.codecs import wants_base
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.changes import deltas_of, join_runs, sparse, wide
 from deltackpt.gpu.diff import Group, advance, apart, groups
-from deltackpt.gpu.digest import fast, has_triton, of_changes, to_whole
+from deltackpt.gpu.digest import has_kernels, has_triton, of_changes, to_whole
 from deltackpt.gpu.encode import encode
 from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
 from deltackpt.torch_views.delta import Delta
@@ -38,7 +38,7 @@ def capture(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], *, 
     if not pieces:
         return
     device = pieces[0].tensor.device
-    if fast(device):
+    if has_kernels(device):
         _capture_by_kernels(pieces, snapshot, found, limit, encoded)
         return
     warn_without_kernels(device)
@@ -69,7 +69,6 @@ def _capture_by_kernels(
 ) -> None:
     device = pieces[0].tensor.device
     side = copy_stream(device)
-    behind = apart(snapshot, pieces[0])
     mine: list[Delta] = []
     jobs = (_deltas(group, snapshot, (found, mine), limit, encoded, side) for group in groups(pieces, snapshot))
     with current(device):
@@ -83,8 +82,8 @@ def _capture_by_kernels(
         others = found[: len(found) - len(mine)]
         mine = join_runs(mine, limit, lambda name: snapshot.array(name).copy())
         found[:] = [*others, *mine]  # at once: no instant without the old words
-    if behind:
-        snapshot.advance_behind(mine)
+    if apart(snapshot, pieces[0]):
+        snapshot.advance_in_background(mine)
 
 
 def interleaved(jobs: Iterable[Job]) -> Iterable[Any]:
@@ -127,8 +126,8 @@ def _deltas(
     sums = Copy([group.sums])
     made = yield from work
     positions, old, new = (t.numpy() for t in arrays.wait())
-    kept = {i: on_host(words, small[i].dtype) for i, words in zip(small, bases.wait(), strict=True)}
-    deltas = deltas_of(changes, (positions, old, new), kept, made, _sums(group, sums))
+    words = {i: on_host(base, small[i].dtype) for i, base in zip(small, bases.wait(), strict=True)}
+    deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, sums))
     for found in into:
         found += deltas
     if not apart(snapshot, changes.pieces[0]):

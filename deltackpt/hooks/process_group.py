@@ -39,15 +39,19 @@ class SingleProcess:
     rank, size = 0, 1
 
     def broadcast(self, value: Any) -> Any:
+        """Rank 0's value."""
         return value
 
     def gather(self, value: Any) -> list[Any]:
+        """The one value."""
         return [value]
 
     def send(self, data: torch.Tensor, to: int) -> None:
+        """Not called: there is no other rank."""
         raise AssertionError("there is no other rank")
 
     def receive(self, data: torch.Tensor, of: int) -> None:
+        """Not called: there is no other rank."""
         raise AssertionError("there is no other rank")
 
 
@@ -65,19 +69,23 @@ class Processes:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, at every rank."""
         box = [value]
         self._guarded(lambda: self._dist.broadcast_object_list(box, src=0, group=self._group))
         return box[0]
 
     def gather(self, value: Any) -> list[Any] | None:
+        """All values by rank, at rank 0."""
         into: list[Any] | None = [None] * self.size if self.rank == 0 else None
         self._guarded(lambda: self._dist.gather_object(value, into, dst=0, group=self._group))
         return into
 
     def send(self, data: torch.Tensor, to: int) -> None:
+        """Send host memory to a rank."""
         self._guarded(lambda: self._dist.send(data, dst=to, group=self._group))
 
     def receive(self, data: torch.Tensor, of: int) -> None:
+        """Receive host memory from a rank."""
         self._guarded(lambda: self._dist.recv(data, src=of, group=self._group))
 
     def _guarded(self, call: Callable[[], Any]) -> None:

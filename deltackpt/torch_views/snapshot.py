@@ -69,7 +69,7 @@ class Snapshot:
         self.wait()
         self._put(delta, delta.new)
 
-    def advance_behind(self, deltas: Sequence[Delta]) -> None:
+    def advance_in_background(self, deltas: Sequence[Delta]) -> None:
         """`advance` in host memory, in the background: scattered writes take longer than to find what changed."""
         self.wait()
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="deltackpt-snapshot")

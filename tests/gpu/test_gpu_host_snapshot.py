@@ -25,7 +25,7 @@ SHAPES = [(1,), (7,), (5000,), (300, 70), (4, 40, 50), (0, 3), (), (90, 100)]
 def small_runs(monkeypatch):
     """No kernels, and runs and batches of which a test has several."""
     for module in (device_digest, pipeline):
-        monkeypatch.setattr(module, "fast", lambda device: False)
+        monkeypatch.setattr(module, "has_kernels", lambda device: False)
     monkeypatch.setattr(pipeline, "warn_without_kernels", lambda device: None)
     monkeypatch.setattr(torch_diff, "RUN", 3000)
     monkeypatch.setattr(torch_diff, "BATCH", 500)

@@ -26,8 +26,8 @@ pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the int
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch):
-    monkeypatch.setattr(device_digest, "fast", lambda device: True)
-    monkeypatch.setattr(pipeline, "fast", lambda device: True)
+    monkeypatch.setattr(device_digest, "has_kernels", lambda device: True)
+    monkeypatch.setattr(pipeline, "has_kernels", lambda device: True)
     monkeypatch.setattr(device_changes, "SMALL", 0)
 
 
@@ -185,6 +185,36 @@ def test_an_interrupted_capture_of_a_wide_piece_can_be_undone(monkeypatch, narro
     assert len(set(calls)) == len(found) == 3
     snapshot.restore(found)
     assert snapshot.array("w0").tobytes() == olds["w0"].tobytes()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and 10 GB of its memory")
+@pytest.mark.parametrize("shape", [((1 << 31) + 5000,), (3, 1 << 15, 1 << 15)])
+@pytest.mark.parametrize("host", [False, True])
+def test_a_piece_of_more_elements_than_int32_counts(shape, host):
+    tensor = torch.zeros(shape, dtype=torch.bfloat16, device=WHERE)
+    piece = Piece("w", DTYPES["BF16"], Box.all_of(shape), tensor)
+    snapshot = Snapshot([piece], host=host)
+    at = torch.arange(0, tensor.numel(), 99_991, device=WHERE)
+    at = torch.cat((at, torch.tensor([tensor.numel() - 1], device=WHERE)))
+    words = tensor.view(torch.int16).view(-1)
+    words[at] = (at % 1000 + 1).to(torch.int16)
+    found = []
+    pipeline.capture([piece], snapshot, found, limit=0, encoded=True)
+    [delta] = found
+    positions, new = at.cpu().numpy(), (at % 1000 + 1).cpu().numpy().astype(np.uint16)
+    assert np.array_equal(delta.positions, positions)
+    assert np.array_equal(delta.new, new)
+    assert not delta.old.any()
+    assert delta.encoded is None
+    assert delta.sums == state_digest.of_change(positions, np.zeros_like(new), new)
+    for part in (slice(0, 1 << 20), slice(tensor.numel() - (1 << 20), tensor.numel())):
+        assert torch.equal(snapshot.of("w")[part].cpu(), words[part].cpu())
+    entry, have = entry_of(delta, {"w"}, scan_limit=0)
+    assert entry.encoding == "packed"
+    assert have.detail.changes.sum() == len(positions)
+    found.clear()
+    pipeline.capture([piece], snapshot, found, limit=0, encoded=True)
+    assert not found
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])

@@ -23,7 +23,7 @@ NAMES = [name for name, dtype in DTYPES.items() if dtype.width in packed.WIDTHS 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch):
-    monkeypatch.setattr(device_digest, "fast", lambda device: True)
+    monkeypatch.setattr(device_digest, "has_kernels", lambda device: True)
 
 
 def encoded(group):
