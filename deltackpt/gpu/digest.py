@@ -166,7 +166,7 @@ def of_positions(positions: torch.Tensor, delta: torch.Tensor) -> Sums:
 
 
 def of_change(positions: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> Sums:
-    """What the sums gain when elements change: flat int64 ``positions`` in the whole tensor, and integer words there."""
+    """What the sums gain by a change: flat int64 ``positions`` in the whole tensor, and integer words there."""
     return of_positions(positions, values(new) - values(old))
 
 
