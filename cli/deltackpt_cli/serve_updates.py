@@ -52,7 +52,7 @@ def serve_updates(
     that does not take it goes on with its old step, and is told of. With --json every event is a line. With --once the
     command ends with 4 if an engine is not at the newest step.
     """
-    from deltackpt.engines.clients import Host, client_of
+    from deltackpt.engines.clients import ClientOptions, client_of
     from deltackpt.engines.metrics import Metrics
     from deltackpt.engines.serve import Serving
     from deltackpt.sync.follow import Follower
@@ -65,8 +65,8 @@ def serve_updates(
     folder, metrics = Path(cache).absolute(), Metrics()
     with voice.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
         source = read_through(repo, None, "20GB")
-        host = Host(_absolute(str(repo)), folder, ref, pause, patience, mode)
-        clients = [client_of(spec, host) for spec in engine]
+        options = ClientOptions(_absolute(str(repo)), folder, ref, pause, patience, mode)
+        clients = [client_of(spec, options) for spec in engine]
         follower = Follower(source, folder, ref=ref, poll=every, threads=threads, progress=progress, stop=stop)
         serving = Serving(source, follower, clients, _Teller(voice), metrics, folder, together=together, check=check)
         if port is not None:
@@ -74,8 +74,8 @@ def serve_updates(
         if not once:
             serving.run(stop, every)
             return
-        serving.move()
-        if not serving.engines():
+        serving.update_cache()
+        if not serving.update_engines():
             have, need = "an engine at another step", "all of them at the newest"
             raise ChainError("engine-refused", where=str(repo), have=have, need=need, hint="The lines above say why.")
 

@@ -151,7 +151,7 @@ class FsspecDriver(Plain):
         self._fs.invalidate_cache()
         slash = "/" if prefix.startswith("/") else ""  # which some file systems drop, and some add
         for name, info in self._fs.find(prefix.rpartition("/")[0], detail=True).items():
-            if info["type"] == "file":
+            if info.get("type") == "file":  # an empty folder of a web server is told of as {}
                 key = slash + name.lstrip("/")
                 # Listings of web servers tell no sizes.
                 yield Head(key, info["size"], _modified(info)) if info["size"] is not None else self.head(key)
