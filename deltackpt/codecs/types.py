@@ -20,9 +20,10 @@ Buffer = bytes | memoryview
 class ChangedElements(NamedTuple):
     """Where two states of a tensor or box differ: shape (changes,) each, by rising position, in host memory.
 
-    `deltackpt.gpu` has its like in device memory: three tensors of the same meaning, positions in 32 bits where they
-    fit. `Change` and `Decoded` say more, and less: a Change has the whole tensor beside it, for an encoder; a Decoded
-    has no old elements, and may stand for all elements.
+    `deltackpt.gpu.changes.DeviceChanges` is its like in device memory: tensors of the same meaning, positions in 32
+    bits where they fit, the words as the signed integers that torch has, of several tensors in a row. `Change` and
+    `Decoded` say more, and less: a Change has the whole tensor beside it, for an encoder; a Decoded has no old
+    elements, and may stand for all elements.
     """
 
     positions: Positions  # flat, row-major
