@@ -21,12 +21,13 @@ from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.plan import check_plan, files_of, held_by, plan_state, shard_size
 from deltackpt.hooks.process_group import Processes, ProcessGroup, SingleProcess, everyone, share
-from deltackpt.hooks.publish import Publisher
+from deltackpt.hooks.publish import Publisher, PublishOptions, TrainerState
 from deltackpt.hooks.resume import Resume, resume_from
 from deltackpt.hooks.side import Side, side_files
 from deltackpt.hooks.state import added, all_sums, owned, state_of
 from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.publish.step import EncodeOptions
 from deltackpt.repository import Repository
 from deltackpt.torch_views.extract import Cast, Locate, Piece, Source, pieces_of
 from deltackpt.torch_views.names import Rename
@@ -135,10 +136,11 @@ class TrainerHook:
             self.repo, ref, snapshot, self._front, mine, None if fresh else link,
             scan_limit=scan_limit, encoding=encoding, threads=self._threads, device=on_device,
         )  # fmt: skip
+        published = TrainerState(plan, files, self._taker.words, self._taker.sums)
+        encode = EncodeOptions(encoding, scan_limit, self._threads)
         self.publisher = Publisher(
-            self.repo, ref, back, plan, files, self._taker.words, self._taker.sums,
-            policy=anchor, encoding=encoding, scan_limit=scan_limit, threads=self._threads, metadata=metadata,
-        )  # fmt: skip
+            self.repo, ref, back, published, PublishOptions(anchor, encode, dict(metadata or {}))
+        )
         self.publisher.base, self.publisher.seek, self.publisher.fresh = leaders["base"], leaders["seek"], fresh
         self._plan, self._rank = plan, self._front.rank
         self._last: int | None = link.step if link else None
