@@ -1,4 +1,4 @@
-"""Folds for a chain: plan -> show -> execute. With levels, so that whoever is any distance behind reads few of them."""
+"""Folds for a chain: plan -> show -> execute. With levels, so that a reader that is any distance behind reads few."""
 
 from __future__ import annotations
 

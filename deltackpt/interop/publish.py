@@ -14,10 +14,10 @@ from deltackpt.interop.working import Working
 from deltackpt.patch.part import Origin
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.publish.objects import StepObjects
-from deltackpt.publish.repository_sink import PublishedStep, RepositorySink, StepTarget
+from deltackpt.publish.repository_sink import CommittedStep, RepositorySink, StepTarget
 from deltackpt.publish.sink import StepCommit, elements_of, publish_step
 from deltackpt.publish.step import Comparing, EncodeOptions, base_differs, encode_step
-from deltackpt.publish.write import CheckpointFiles
+from deltackpt.publish.write import ShardReader
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.writer_lease import publishing
 from deltackpt.util.parallel import ordered_map
@@ -59,7 +59,7 @@ def publish_changes(
     metadata: Mapping[str, Any],
     threads: int = 1,
     progress: Progress = SILENT,
-) -> PublishedStep:
+) -> CommittedStep:
     """Apply ``touched`` to ``working``, the state that ``head`` is at, and publish it as the next step of that branch
     unless ``prove`` raises.
 
@@ -79,7 +79,7 @@ def publish_changes(
             origin = Origin(repo.id, step, before.id, parent.state)
             builder = encode_step(sink, origin, states, EncodeOptions(threads=threads), progress)
             prove(working)
-            files = CheckpointFiles(new, progress)
+            files = ShardReader(new, progress)
             return StepCommit(new, builder.digests, builder.counts(elements_of(new)), metadata, read=files.chunks)
 
         return publish_step(sink, encode)

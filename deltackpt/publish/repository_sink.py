@@ -27,7 +27,7 @@ class StepTarget:
 
 
 @dataclass(frozen=True)
-class PublishedStep:
+class CommittedStep:
     """A step that readers can see. ``bytes`` counts those of its new objects, without the manifest."""
 
     link: Link
@@ -77,7 +77,7 @@ class RepositorySink:
         """Name the parts, and the anchor, that are durable: those of all ranks, where several publish one step."""
         self._parts, self._anchor = list(parts), anchor
 
-    def commit(self, record: StepCommit) -> PublishedStep:
+    def commit(self, record: StepCommit) -> CommittedStep:
         """Build the manifest, put it, and swap the ref.
 
         Raises ConflictError ``lease-lapsed``, ``ref-moved``, ``ref-forked``, FormatError, and what `Store.put` raises.
@@ -91,7 +91,7 @@ class RepositorySink:
         self.manifest, self.committing = manifest, True
         link = repo.publish(manifest, target.ref, target.head, self._lease.check)
         self._lease.published(link)
-        return PublishedStep(link, manifest, sum(file.size for file in self.objects.put))
+        return CommittedStep(link, manifest, sum(file.size for file in self.objects.put))
 
     def abort(self) -> None:
         if not self.committing:

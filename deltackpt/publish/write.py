@@ -21,7 +21,7 @@ from deltackpt.patch.part import Origin
 from deltackpt.publish.diff_ahead import diff_ahead
 from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, since_anchor
 from deltackpt.publish.objects import StepObjects
-from deltackpt.publish.repository_sink import PublishedStep, RepositorySink, StepTarget
+from deltackpt.publish.repository_sink import CommittedStep, RepositorySink, StepTarget
 from deltackpt.publish.sink import StepCommit, elements_of, publish_step
 from deltackpt.publish.step import (
     PIECE,
@@ -177,7 +177,7 @@ class _WriteJob:
     def encode(self, sink: RepositorySink, metadata: Mapping[str, Any]) -> StepCommit:
         """Hand what differs to the sink; -> the record to commit."""
         self.builder = self._encode(sink)
-        counts, read = self.builder.counts(elements_of(self._new)), CheckpointFiles(self._new, self._progress).chunks
+        counts, read = self.builder.counts(elements_of(self._new)), ShardReader(self._new, self._progress).chunks
         return StepCommit(self._new, self.builder.digests, counts, metadata, read=read)
 
     def _encode(self, sink: RepositorySink) -> StepBuilder:
@@ -212,7 +212,7 @@ class _WriteJob:
             self._in_memory.add(found, new.tensors.get(name))
         return found
 
-    def follow(self, repo: Repository, ref: str, done: PublishedStep) -> None:
+    def follow(self, repo: Repository, ref: str, done: CommittedStep) -> None:
         """Let the cache follow to the step that was published."""
         repo.know(done.manifest, self.builder.digests)
         if self._in_memory is not None:
@@ -227,7 +227,7 @@ class _WriteJob:
 
 
 @dataclass
-class CheckpointFiles:
+class ShardReader:
     """The files of a checkpoint's shards, for a sink that stores the step whole."""
 
     new: Checkpoint
@@ -270,7 +270,7 @@ def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None
 
 
 def _result(
-    sink: RepositorySink, done: PublishedStep, builder: StepBuilder, new: Checkpoint, times: tuple[float, float]
+    sink: RepositorySink, done: CommittedStep, builder: StepBuilder, new: Checkpoint, times: tuple[float, float]
 ) -> WriteResult:
     m, target = done.manifest, sink.target
     counts, head = m.counts, target.head
