@@ -24,12 +24,17 @@ def receive(source: StepSource, base: State, start: Link, end: Link) -> Iterator
     ``base`` is the state of the step ``start``; it is not written to. All parts are fetched and proven before the first
     tensor is rebuilt. Each tensor is proven by its digest before it is yielded, and the digests by the state digest of
     the step's record. Raises ChainError ``chain-broken``, ``base-shape``, ``tensor-shape``, ``tensor-differs``;
-    FormatError ``object-hash``, ``state-differs``, and others for parts that do not decode; what the source raises.
+    FormatError ``object-hash``, ``digests-shape``, ``state-differs``, and others for parts that do not decode; what the
+    source raises.
     """
     hops = hops_between(source, start, end)
     record, layout, digests = source.step(end), source.layout(end), source.digests(end)
+    where = f"step {end.step}, {source.url}"
+    if digests.keys() != layout.tensors.keys():
+        need = "one for every tensor of the layout"
+        raise FormatError("digests-shape", where=where, have="digests of other tensors", need=need)  # [F-DOBJ-1]
     if (found := state_of(layout, digests)) != record.state:  # [F-DOBJ-2]
-        where, need = f"step {end.step}, {source.url}", f"state digest {record.state}"
+        need = f"state digest {record.state}"
         raise FormatError("state-differs", where=where, have=found, need=need)
     with PatchReader.open_all(source, hops) as patches:
         state = Replay(base, patches, layout)
