@@ -30,7 +30,7 @@ from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.sink import EncodedPart, publish_step
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.leases import lease
-from deltackpt.restore.materialize import check_tensor
+from deltackpt.restore.materialize import check_tensor, file_order
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Replay, describe
 from deltackpt.store import Buffer
@@ -61,20 +61,20 @@ class EdgeSink:
     `publish.sink.Sink`). One part is on its way at a time."""
 
     def __init__(self, repo: Repository, start: Link | None, end: Link) -> None:
-        self.objects = StepObjects(repo, end.step, at_once=0)
+        self.objects = StepObjects(repo, end.step, "folds", at_once=0)
         self._repo, self._start, self._end = repo, start, end
         self._committing = False
 
     @property
     def size(self) -> int:
         """Bytes of the objects that were put."""
-        return sum(file.size for file in self.objects.put)
+        return sum(file.size for file in self.objects.stored)
 
     def part_bytes(self, most: int) -> int:
-        return most
+        return most  # of any store: one part is put at a time
 
     def put(self, part: EncodedPart) -> None:
-        self.objects.put_part(part, "folds")
+        self.objects.put(part)
 
     def commit(self, files: Sequence[File]) -> Edge:
         """Record the edge, whose ``files`` are durable."""
@@ -137,7 +137,7 @@ def write_anchor(
 
         def chunks(shard: Shard) -> Iterator[Buffer]:
             yield shard.header.head
-            for tensor in sorted(shard.header.tensors, key=lambda t: (t.start, t.end)):
+            for tensor in file_order(shard):
                 data = state.bytes_of(tensor.name)
                 check_tensor(tensor.name, data, digests, layout)
                 yield data.data

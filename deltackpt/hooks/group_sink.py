@@ -16,13 +16,13 @@ Attempt = tuple[Share, Exception | None]  # what a rank did, and the error that 
 class GroupSink:
     """Every rank commits what it did: the step is published for all of them, or for none.
 
-    ``sink`` is this rank's own. The leader (rank 0) calls ``lead`` with the shares of all ranks, which commits its own
-    sink, and says whether an anchor is due at the next step.
+    ``sink`` is this rank's own. Rank 0 calls ``lead`` with the shares of all ranks, which commits its own sink, and
+    returns whether an anchor is due at the next step.
     """
 
     def __init__(self, group: ProcessGroup, sink: RepositorySink, lead: Callable[[list[Share]], bool]) -> None:
         self._group, self._sink, self._lead = group, sink, lead
-        self._unclear = False  # the leader may have committed what this rank stored
+        self._unclear = False  # rank 0 may have committed what this rank stored
 
     def part_bytes(self, most: int) -> int:
         """``most``: parts of one size by every rank."""
@@ -32,7 +32,7 @@ class GroupSink:
         self._sink.put(part)
 
     def commit(self, attempt: Attempt) -> tuple[list[Share], bool]:
-        """-> the shares of all ranks (at the leader; none at the others), and whether an anchor is due.
+        """-> the shares of all ranks (at rank 0; none at the others), and whether an anchor is due.
 
         Raises the error of this rank, StoreError ``rank-failed`` with that of another, ``rank-lost`` where one does not
         answer.
@@ -41,7 +41,7 @@ class GroupSink:
             shares = collect(self._group, *attempt)
             return shares, self._commit(shares)
         except DeltackptError as error:
-            # The leader knows what it did. What it did without this rank, this rank cannot know.
+            # Rank 0 may have committed without this rank; only rank 0 knows.
             self._unclear = self._unclear or (self._group.rank > 0 and error.code == "rank-lost")
             raise
 

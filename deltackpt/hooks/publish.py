@@ -1,4 +1,4 @@
-"""One step, from changes in memory to a manifest that the ref names: every rank its share, the leader the record."""
+"""One step, from changes in memory to a manifest that the ref names: every rank its share, rank 0 the record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from deltackpt.torch_views.delta import since
 
 @dataclass(frozen=True)
 class Base:
-    """The step that the next one follows. Only the leader holds its manifest and digests."""
+    """The step that the next one follows. Only rank 0 has its manifest and digests."""
 
     link: Link
     manifest: Manifest
@@ -44,7 +44,7 @@ class Base:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What the leader decides before a step: the folders of its objects, and what its parts apply to (None: no part).
+    """What rank 0 decides before a step: the folders of its objects, and what its parts apply to (None: no part).
 
     ``adopted`` is an earlier attempt that seemed to fail, and took effect. With ``whole`` the step is stored as an
     anchor too.
@@ -99,8 +99,8 @@ class Publisher:
         self.seek: Ref | None = None
         self.due = False  # the policy wants an anchor at the next step
         self.cancelled = False
-        self.lease = WriterLease(repo)  # the leader's, from its first step until it is closed
-        self.shares: list[Share] = []  # of the last step, at the leader
+        self.lease = WriterLease(repo)  # rank 0's, from its first step until it is closed
+        self.shares: list[Share] = []  # of the last step, at rank 0
         self.traffic: list[Traffic] = []  # of each rank for the last anchor
         self._state, self._options = state, options
         self._attempts: dict[str, Base] = {}  # by manifest id: what may be published though an error was raised
@@ -131,7 +131,7 @@ class Publisher:
         self._tried.clear()
         return self._metrics(captured, sum(f.size for s in shares for f in s.parts))
 
-    # The leader
+    # Rank 0
 
     def _begin(self, captured: CapturedStep, stack: ExitStack) -> StepPlan:
         self._check()

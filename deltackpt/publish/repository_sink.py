@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.publish.manifest import AnchorPolicy, build_manifest, since_anchor
-from deltackpt.publish.objects import FIRST_PART, StepObjects
+from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.sink import EncodedPart, StepCommit
 from deltackpt.repository import Ref
 from deltackpt.repository.writer_lease import WriterLease
@@ -66,12 +66,10 @@ class RepositorySink:
         self._anchor: tuple[File, ...] | None = None
 
     def part_bytes(self, most: int) -> int:
-        if self.objects.repo.store.capabilities.local:
-            return most
-        return min(most // 2, max(FIRST_PART, self.objects.part_bytes // 4))  # four are on their way while one is made
+        return self.objects.part_bytes(most)
 
     def put(self, part: EncodedPart) -> None:
-        self.objects.put_part(part)
+        self.objects.put(part)
 
     def add(self, parts: Iterable[File], anchor: tuple[File, ...] | None) -> None:
         """Name the parts, and the anchor, that are durable: those of all ranks, where several publish one step."""
@@ -91,7 +89,7 @@ class RepositorySink:
         self.manifest, self.committing = manifest, True
         link = repo.publish(manifest, target.ref, target.head, self._lease.check)
         self._lease.published(link)
-        return CommittedStep(link, manifest, sum(file.size for file in self.objects.put))
+        return CommittedStep(link, manifest, sum(file.size for file in self.objects.stored))
 
     def abort(self) -> None:
         if not self.committing:
@@ -104,7 +102,7 @@ class RepositorySink:
         steps, patches = self._since() if self._since else since_anchor(self.objects.repo, before, policy)
         whole = sum(shard.size for shard in record.files.shards)
         density = record.counts.changed_elements / max(1, record.counts.elements)
-        return policy.wants(steps, patches + self.objects.part_bytes, whole, density)
+        return policy.wants(steps, patches + self.objects.patch_bytes, whole, density)
 
     def _store_whole(self, record: StepCommit) -> tuple[File, ...]:
         assert record.read is not None, "a step that may be stored whole can be read"

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from deltackpt.checkpoint.diff import State
 from deltackpt.errors import FormatError
 from deltackpt.format.digests import state_of
@@ -14,11 +17,11 @@ from deltackpt.format.manifest import Link
 from deltackpt.patch.source import StepSource
 from deltackpt.restore.materialize import check_tensor
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import Bytes, Replay
+from deltackpt.restore.replay import Replay
 from deltackpt.restore.source import hops_between
 
 
-def receive(source: StepSource, base: State, start: Link, end: Link) -> Iterator[tuple[str, Bytes]]:
+def receive(source: StepSource, base: State, start: Link, end: Link) -> Iterator[tuple[str, npt.NDArray[np.uint8]]]:
     """Every tensor of the step ``end``: its name and its bytes (uint8, one dimension), in order of the names' bytes.
 
     ``base`` is the state of the step ``start``; it is not written to. All parts are fetched and proven before the first
