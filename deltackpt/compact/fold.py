@@ -71,9 +71,11 @@ class EdgeSink:
         return sum(file.size for file in self.objects.stored)
 
     def part_bytes(self, most: int) -> int:
-        return most  # of any store: one part is put at a time
+        """``most``, whatever the store: one part is put at a time."""
+        return most
 
     def put(self, part: EncodedPart) -> None:
+        """Put a part of a fold; it is durable when this returns."""
         self.objects.put(part)
 
     def commit(self, files: Sequence[File]) -> Edge:
@@ -84,6 +86,7 @@ class EdgeSink:
         return edge
 
     def abort(self) -> None:
+        """Delete what was put, unless the edge may be recorded."""
         if not self._committing:
             self.objects.withdraw()
 

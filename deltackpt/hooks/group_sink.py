@@ -10,7 +10,7 @@ from deltackpt.hooks.process_group import ProcessGroup, collect, describe, rank_
 from deltackpt.publish.repository_sink import RepositorySink
 from deltackpt.publish.sink import EncodedPart
 
-Attempt = tuple[Share, Exception | None]  # what a rank did, and the error that kept it from doing all
+Attempt = tuple[Share, Exception | None]  # what a rank did, and the error that stopped it
 
 
 class GroupSink:
@@ -29,6 +29,7 @@ class GroupSink:
         return most
 
     def put(self, part: EncodedPart) -> None:
+        """Put a part of this rank."""
         self._sink.put(part)
 
     def commit(self, attempt: Attempt) -> tuple[list[Share], bool]:
@@ -60,5 +61,6 @@ class GroupSink:
         return bool(due)
 
     def abort(self) -> None:
+        """Withdraw what this rank put, unless rank 0 may have committed it."""
         if not self._unclear:
             self._sink.abort()

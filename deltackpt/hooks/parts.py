@@ -1,4 +1,4 @@
-"""What one rank does of a step: its changes encoded, cut into parts, and handed to a sink."""
+"""One rank's share of a step: its changes encoded, cut into parts, and handed to a sink."""
 
 from __future__ import annotations
 

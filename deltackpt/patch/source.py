@@ -26,7 +26,8 @@ class DeviceBytes(Protocol):
     """
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Their number."""
 
     def __dlpack__(self, *, stream: Any = None) -> Any: ...
 
@@ -64,7 +65,7 @@ class PartSource(Protocol):
     """The bytes of parts. Both methods may be called by several threads at once.
 
     ``url`` says where the parts are, for errors. ``parallel`` is how many requests it can serve at a time. What a
-    method returns is the caller's to read, for as long as it refers to it, and nobody's to write to.
+    method returns stays as it is for as long as the caller refers to it, and may not be written to.
     """
 
     @property

@@ -80,7 +80,7 @@ def build_manifest(
         producer=f"deltackpt {__version__}",
         metadata=dict(commit.metadata),
     )
-    decode(made.encode(), f"the record of step {objects.step}")  # what no reader would take is not published
+    decode(made.encode(), f"the record of step {objects.step}")  # what no reader would accept is not published
     return made
 
 

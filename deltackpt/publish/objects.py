@@ -55,7 +55,7 @@ class StepObjects:
         return self._uploads.begin(name, chunks)
 
     def part_bytes(self, most: int) -> int:
-        """Parts of a store that takes time are small at first, and grow: four are on their way while one is made."""
+        """Small parts for a remote store at first, larger ones later: `AT_ONCE` of them are put while one is made."""
         if self.repo.store.capabilities.local:
             return most
         return min(most // 2, max(FIRST_PART, self.patch_bytes // 4))

@@ -66,9 +66,11 @@ class RepositorySink:
         self._anchor: tuple[File, ...] | None = None
 
     def part_bytes(self, most: int) -> int:
+        """What `StepObjects.part_bytes` says."""
         return self.objects.part_bytes(most)
 
     def put(self, part: EncodedPart) -> None:
+        """Put a part in the background. Raises what an earlier one met with."""
         self.objects.put(part)
 
     def add(self, parts: Iterable[File], anchor: tuple[File, ...] | None) -> None:
@@ -92,6 +94,7 @@ class RepositorySink:
         return CommittedStep(link, manifest, sum(file.size for file in self.objects.stored))
 
     def abort(self) -> None:
+        """Delete what was put, unless the commit may have taken effect."""
         if not self.committing:
             self.objects.withdraw()
 

@@ -1,6 +1,6 @@
 """Where a publisher's steps go: the narrow end of the trainer's side.
 
-A sink takes the encoded parts of one step, and then all of it or nothing: a commit, with the state digest and the
+A sink receives the encoded parts of one step, and then all of it or nothing: a commit, with the state digest and the
 record of the step, or an abort. It need not be a store: a carrier over a network fabric keeps the parts in memory and
 lets receivers pull them. `deltackpt.publish.repository_sink.RepositorySink` is the one into a repository; the other end
 is `deltackpt.patch.source.StepSource`.
@@ -45,7 +45,7 @@ class EncodedPart:
 
     @classmethod
     def of(cls, writer: PartWriter, number: int) -> EncodedPart:
-        """What ``writer`` has collected; it takes nothing more after this."""
+        """What ``writer`` has collected. Nothing is added to it after this."""
         chunks = tuple(writer.chunks())
         size = sum(memoryview(chunk).nbytes for chunk in chunks)
         return cls(number, writer.origin, writer.entries, chunks, size)
@@ -120,16 +120,16 @@ class StepCommit:
 
 
 class PartSink(Protocol):
-    """Takes the parts of one patch, while later ones are still being encoded."""
+    """Where the parts of one patch go, while later ones are still being encoded."""
 
     def part_bytes(self, most: int) -> int:
         """Encoded bytes after which a part is handed over and the next one begun; at most ``most``.
 
-        It may change from part to part: a sink whose parts take time to go asks for small ones first.
+        It may change from part to part: a sink over a slow network asks for small ones first.
         """
 
     def put(self, part: EncodedPart) -> None:
-        """Take a part over. May return before the part is where it goes, and may wait, to bound what is on its way.
+        """Accept a part. May return before the part is where it goes, and may wait, to bound what is on its way.
 
         Called by one thread at a time, in the order of the parts' numbers. Raises StoreError, or what an earlier part
         met with; the step is then aborted.

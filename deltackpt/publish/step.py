@@ -67,6 +67,7 @@ class StepBuilder:
 
 
 def check_names(new: Checkpoint) -> None:
+    """Raise CheckpointError ``name-reserved`` for a tensor whose name belongs to the format."""
     for name in new.tensors:
         if name.startswith(RESERVED):
             need = f"no name that starts with {RESERVED!r}"
@@ -74,6 +75,8 @@ def check_names(new: Checkpoint) -> None:
 
 
 def digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, TensorDigest]:
+    """Both digests of every tensor, by name, in one pass over the bytes."""
+
     def one(name: str) -> tuple[str, TensorDigest, int]:
         data, dtype = new.bytes_of(name), DTYPES[new.tensors[name].dtype]
         sums, xxh3 = state_digest.ZERO, xxhash.xxh3_128()
@@ -92,6 +95,7 @@ def digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, T
 
 
 def check_base(base: Checkpoint, parent: Layout, where: Path) -> None:
+    """Raise ChainError ``base-differs`` unless ``base`` has the parent step's tensors, by name, dtype and shape."""
     have = {name: (t.dtype, t.shape) for name, t in base.tensors.items()}
     need = {name: (t.dtype, t.shape) for name, t in parent.tensors.items()}
     if have != need:
@@ -100,6 +104,7 @@ def check_base(base: Checkpoint, parent: Layout, where: Path) -> None:
 
 
 def base_differs(where: str | os.PathLike[str], names: list[str]) -> ChainError:
+    """The error for a base whose tensors ``names`` are not the parent step's."""
     shown = ", ".join(name[:80] for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return ChainError(
         "base-differs",

@@ -84,9 +84,10 @@ class WriteResult:
     left_out: list[tuple[str, str]]
     seconds: float
     published: float = 0.0  # seconds until readers could see the step; a cache follows after that
-    rewound: int | None = None  # the step that the ref was at, where it was taken back
+    rewound: int | None = None  # the step that the ref was at, where it was moved back
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return asdict(self)
 
 
@@ -108,7 +109,7 @@ def write(
 
     The old values are the repository's own, rebuilt from anchor and chain; ``base``, the parent step's directory, or
     ``cache``, a managed cache that then follows to the new step, saves that work and is proven tensor by tensor in the
-    pass that compares. ``resume_from`` takes the ref back to a step on purpose: the new step follows that one, and
+    pass that compares. ``resume_from`` moves the ref back to a step on purpose: the new step follows that one, and
     those after it are left behind, readable until gc. ``options`` are `WriteOptions`. Raises ConflictError
     ``step-order`` (not after the ref's step), ``ref-moved``, ``lease-lapsed``; ChainError ``base-differs``;
     CheckpointError; then nothing is published.
@@ -168,7 +169,7 @@ class _WriteJob:
     def since_anchor(
         self, repo: Repository, target: StepTarget, policy: AnchorPolicy
     ) -> Callable[[], tuple[int, int]] | None:
-        """`since_anchor`, asked while a base that was opened early is compared; None where there is none."""
+        """`since_anchor`, asked while a base is compared ahead; None where none is."""
         if target.before is None or self._opened is None:
             return None
         pool = self._stack.enter_context(ThreadPoolExecutor(1))

@@ -57,6 +57,7 @@ class ApplyResult:
     leased: bool = True
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return asdict(self)
 
 

@@ -34,24 +34,30 @@ class RepositorySource:
 
     @property
     def url(self) -> str:
+        """Of the store."""
         return self._repo.store.url
 
     @property
     def parallel(self) -> int:
+        """1 for files of this machine, which are only mapped and hashed."""
         return 1 if self._repo.store.capabilities.local else FETCHES
 
     def latest(self) -> Link | None:
+        """The step that the branch is at. Raises FormatError for a damaged ref."""
         head = self._repo.ref(self._ref)
         return head.link if head else None
 
     def step(self, link: Link) -> StepRecord:
+        """What the manifest says. Raises what `Repository.load` raises."""
         found = self._repo.load(link)
         return StepRecord(found.repository, link, found.parent, found.base, found.state, found.patch)
 
     def layout(self, link: Link) -> Layout:
+        """The step's layout object, which the manifest names by sha256."""
         return self._repo.layout(self._repo.load(link))
 
     def digests(self, link: Link) -> Mapping[str, TensorDigest]:
+        """The step's digests object, checked against the manifest's state digest."""
         return self._repo.digests(self._repo.load(link))
 
     def part(self, file: File) -> memoryview:
@@ -90,6 +96,7 @@ class RepositorySource:
             return spool
 
     def ranges(self, file: File, spans: Sequence[Span]) -> list[bytes]:
+        """A request for each span that is not empty."""
         store = self._repo.store
         return [store.get_range(file.name, start, end - start) if start < end else b"" for start, end in spans]
 

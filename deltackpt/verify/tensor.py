@@ -12,8 +12,8 @@ from deltackpt.restore.replay import describe
 
 
 def verify_tensor(state: State, want: StoredTensor, name: str, digests: Mapping[str, TensorDigest], where: str) -> None:
-    """Raise ChainError ``tensor-shape`` or ``tensor-differs`` unless ``state`` has the tensor, of the dtype and shape of
-    ``want``, with the digest that the step states."""
+    """Raise ChainError ``tensor-shape`` or ``tensor-differs`` unless ``state`` has the tensor, with the dtype and shape
+    of ``want`` and the digest that the step states."""
     have, need = state.tensors.get(name), (want.dtype, want.shape)
     if have is None or (have.dtype, have.shape) != need:
         shown = describe((have.dtype, have.shape) if have else None)
