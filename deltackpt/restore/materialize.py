@@ -223,17 +223,15 @@ def save(repo: Repository, file: File, path: Path) -> None:
 
 
 def check_tensor(name: str, data: npt.NDArray[np.uint8], digests: Mapping[str, TensorDigest], layout: Layout) -> None:
-    """Raise ChainError ``tensor-differs`` unless ``data``, all bytes of a tensor (uint8, flat), has the digest that the
-    step states."""
-    hint = "A base or an anchor was changed after it was published. `deltackpt verify` finds out which."
-    check_bytes(name[:200], data, layout.tensors[name].dtype, digests[name], hint)
-
-
-def check_bytes(where: str, data: npt.NDArray[np.uint8], dtype: str, digest: TensorDigest, hint: str = "") -> None:
-    """Raise ChainError ``tensor-differs`` unless ``data``, all bytes of a tensor (uint8, flat), has the digest."""
-    if not proves(data, dtype, digest):  # [F-APPLY-5]
-        have, need = f"xxh3 {state_digest.xxh3(data).hex()}", f"the step's {digest}"
-        raise ChainError("tensor-differs", where=where, have=have, need=need, hint=hint)
+    """Raise ChainError ``tensor-differs`` unless ``data`` has the digest that the step gives."""
+    if not proves(data, layout.tensors[name].dtype, digests[name]):
+        raise ChainError(
+            "tensor-differs",
+            where=name[:200],
+            have=f"xxh3 {state_digest.xxh3(data).hex()}",
+            need=f"the step's {digests[name]}",
+            hint="A base or an anchor was changed after it was published. `deltackpt verify` finds out which.",
+        )
 
 
 def _new_shard(folder: Path, shard: Shard) -> int:

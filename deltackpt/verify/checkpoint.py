@@ -15,7 +15,7 @@ from deltackpt.util.disk import open_regular
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.verify.findings import Findings, VerifyReport
-from deltackpt.verify.tensor import verify_tensor
+from deltackpt.verify.tensor import check_tensor
 
 
 def verify_checkpoint(
@@ -42,7 +42,7 @@ def verify_checkpoint(
         progress.start("verify", sum(t.end - t.start for t in layout.tensors.values()))
 
         def tensor(name: str) -> None:
-            verify_tensor(found, layout.tensors[name], name, digests, os.fspath(path))
+            check_tensor(found, layout.tensors[name], name, digests, os.fspath(path))
             progress.advance(layout.tensors[name].end - layout.tensors[name].start)
 
         findings.each("tensors", tensor, layout.tensors, threads_or_default(threads))
