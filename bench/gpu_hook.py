@@ -28,7 +28,6 @@ import torch
 from deltackpt.codecs import Change as HostChange
 from deltackpt.codecs import encode as encode_on_host
 from deltackpt.format import state_digest
-from deltackpt.format.manifest import File
 from deltackpt.gpu import digest, pipeline, torch_diff
 from deltackpt.gpu.changes import DeviceChanges, sparse
 from deltackpt.gpu.diff import groups
@@ -37,10 +36,12 @@ from deltackpt.gpu.transfers import CopyStream, copy_stream
 from deltackpt.hooks import TrainerHook
 from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.options import HookOptions
-from deltackpt.hooks.parts import put_parts
-from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.hooks.parts import encode_deltas
+from deltackpt.patch.part import Origin
 from deltackpt.publish.manifest import AnchorPolicy
-from deltackpt.store import LocalStore
+from deltackpt.publish.objects import StepObjects
+from deltackpt.publish.step import EncodeOptions
+from deltackpt.repository import Repository
 from deltackpt.torch_views.extract import Piece, pieces_of
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import on_host
@@ -206,17 +207,13 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
     result["step() blocks"] = clock.seconds(take, again) * 1e3
     names = {piece.name for piece in pieces}
     with scratch() as folder:
-        store, count = LocalStore(folder / "store"), iter(range(1 << 30))
+        repo, count = Repository.open_or_create(folder / "store"), iter(range(1 << 30))
 
         def part() -> None:
             take()
-            origin, folder = Origin("ab" * 16, 1, "cd" * 32, "ef" * 32), f"patches/{next(count)}"
-
-            def put(index: int, writer: PartWriter) -> File:
-                done = store.put(f"{folder}/{index}", writer.chunks())
-                return File(done.name, done.size, done.sha256)
-
-            put_parts(deltas, origin, names, put, lambda: None, scan_limit=limit, threads=taker.threads)
+            origin, objects = Origin("ab" * 16, 1, "cd" * 32, "ef" * 32), StepObjects(repo, next(count))
+            encode_deltas(objects, origin, deltas, names, EncodeOptions(threads=taker.threads))
+            objects.wait()
 
         result["diff + encode + part in memory-backed storage"] = size / clock.seconds(part, again) / 1e9
     if where.type == "cuda":

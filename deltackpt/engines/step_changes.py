@@ -14,20 +14,22 @@ from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.patch.apply import decode_step
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch
+from deltackpt.patch.source import PartSource
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Replay
+from deltackpt.restore.source import RepositorySource
 
 
 class StepChanges:
     """What leads to a plan's target. Patches where it begins at a state that is there, all tensors where at an anchor.
 
-    A context manager: every part is fetched and hashed on entry.
+    A context manager: every part is fetched and hashed on entry, from ``source``, or the repository if it is None.
     """
 
-    def __init__(self, repo: Repository, plan: Plan) -> None:
-        self._repo, self._plan = repo, plan
+    def __init__(self, repo: Repository, plan: Plan, source: PartSource | None = None) -> None:
+        self._repo, self._plan, self._source = repo, plan, source or RepositorySource(repo)
         self._stack = ExitStack()
         self._patches: Sequence[Patch] = ()
         self._whole: Replay | None = None
@@ -36,7 +38,7 @@ class StepChanges:
         if self._plan.anchor is not None:
             self._whole = self._stack.enter_context(Replay.open(self._repo, self._plan))
         else:
-            self._patches = self._stack.enter_context(PatchReader.open_all(self._repo, self._plan.patches))
+            self._patches = self._stack.enter_context(PatchReader.open_all(self._source, self._plan.patches))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -23,12 +23,13 @@ from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, R
 from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
 from deltackpt.hooks.process_group import Processes, ProcessGroup, SingleProcess, everyone, share
-from deltackpt.hooks.publish import Base, Publisher
+from deltackpt.hooks.publish import Base, Publisher, PublishOptions, TrainerState
 from deltackpt.hooks.resume import resume_from
 from deltackpt.hooks.side import Side, side_files
 from deltackpt.hooks.state import added, all_sums, owned, state_of
 from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.publish.step import EncodeOptions
 from deltackpt.repository import Ref, Repository
 from deltackpt.torch_views.extract import Cast, Locate, Piece, Source, pieces_of
 from deltackpt.torch_views.names import Rename
@@ -170,11 +171,10 @@ class TrainerHook:
 
     def _publisher(self, group: ProcessGroup, plan: Mapping[str, Global], start: _Start) -> Publisher:
         options = self._options
-        publisher = Publisher(
-            self.repo, options.ref, group, plan, start.files, self._capture.words, self._capture.sums,
-            policy=options.anchor, encoding=options.encoding, scan_limit=options.scan_limit,
-            threads=options.threads_or_default, metadata=options.metadata,
-        )  # fmt: skip
+        state = TrainerState(plan, start.files, self._capture.words, self._capture.sums)
+        encode = EncodeOptions(options.encoding, options.scan_limit, options.threads_or_default)
+        publishing = PublishOptions(options.anchor, encode, dict(options.metadata or {}))
+        publisher = Publisher(self.repo, options.ref, group, state, publishing)
         publisher.base, publisher.seek, publisher.fresh = start.base, start.seek, start.fresh
         return publisher
 

@@ -22,7 +22,7 @@ from deltackpt.errors import ConflictError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.interop.files import gap_error
 from deltackpt.interop.protocol import LayoutReader, Step
-from deltackpt.interop.publish import check_working, publish_changes
+from deltackpt.interop.publish import check_working, head_at, publish_changes
 from deltackpt.interop.working import Working, by_name
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.publish.write import write
@@ -190,10 +190,9 @@ class _Import:
             check_working(repo, self._at, working, threads)
             self._move_to(working.checkpoint.root, working)
         touched = by_name(self._reader.read(step, working.checkpoint), working.checkpoint, step.path)
-        link, draft = publish_changes(
+        done = publish_changes(
             repo,
-            self._ref,
-            self._at,
+            head_at(repo, self._ref, self._at),
             step.number,
             working,
             touched,
@@ -203,7 +202,7 @@ class _Import:
             metadata=self._said(step),
             progress=self._options["progress"],
         )
-        self._count(step, link, draft.changed_elements, sum(file.size for file in draft.put))
+        self._count(step, done.link, done.manifest.counts.changed_elements, done.bytes)
 
     def _said(self, step: Step) -> dict[str, Any]:
         return {FIELD: {"format": self._name, "step": step.number, "proof": step.proof}}

@@ -21,12 +21,17 @@ class PartWriter:
     """Collects the encoded tensors of one part; :meth:`chunks` is the file. Holds encoded bytes, never a tensor."""
 
     def __init__(self, origin: Origin) -> None:
-        self._origin = origin
+        self.origin = origin
         self._items: list[tuple[Entry, Encoded]] = []
         self.size = 0
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries of the table, in its order."""
+        return tuple(entry for entry, _ in self._ordered())
 
     def add(self, entry: Entry, encoded: Encoded | None = None) -> None:
         """One tensor or box; ``encoded`` has its bytes, if it has some."""
@@ -35,7 +40,7 @@ class PartWriter:
 
     def chunks(self) -> Iterator[Buffer]:
         """The bytes of the file: header, plain tensors by falling width (so that all are aligned), table, payload."""
-        items = sorted(self._items, key=lambda item: (item[0].name.encode(), item[0].offset))
+        items = self._ordered()
         table = write_table([entry for entry, _ in items])
         plain = [(entry.name + p.suffix, p) for entry, encoded in items for p in encoded.plain]
         plain.sort(key=lambda item: (-DTYPES[item[1].dtype].width, item[0].encode()))
@@ -44,12 +49,15 @@ class PartWriter:
         rows += [(TABLE, "U8", (len(table),), len(table)), (PAYLOAD, "U8", (payload,), payload)]
         ends = list(accumulate(size for *_, size in rows))
         tensors = [Tensor(n, d, s, end - size, end) for (n, d, s, size), end in zip(rows, ends, strict=True)]
-        yield build_header(tensors, self._origin.to_metadata())
+        yield build_header(tensors, self.origin.to_metadata())
         for _, p in plain:
             yield p.data
         yield table
         for _, encoded in items:
             yield from encoded.payload
+
+    def _ordered(self) -> list[tuple[Entry, Encoded]]:
+        return sorted(self._items, key=lambda item: (item[0].name.encode(), item[0].offset))
 
 
 class PartReader(Part):

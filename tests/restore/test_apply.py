@@ -18,7 +18,7 @@ from deltackpt.cache import apply_to_cache
 from deltackpt.errors import ChainError, ConflictError, DeltackptError, FormatError, NoSpaceError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor, build_header
-from deltackpt.publish import step as draft_module
+from deltackpt.publish import step as step_module
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.restore import materialize
@@ -82,12 +82,12 @@ def test_any_chain(tmp_path_factory, seed):
     plain, based, mixed = fresh(), fresh(), fresh()
     with pytest.MonkeyPatch.context() as patch:
         for i, path in enumerate(dirs):
-            patch.setattr(draft_module, "PART_BYTES", 128 << 20)
+            patch.setattr(step_module, "PART_BYTES", 128 << 20)
             results = [
                 write(path, plain, anchor=NEVER, threads=1),
                 write(path, based, base=dirs[i - 1] if i else None, anchor=replace(NEVER, every=3), threads=3),
             ]
-            patch.setattr(draft_module, "PART_BYTES", 2000)
+            patch.setattr(step_module, "PART_BYTES", 2000)
             encoding = str(rng.choice(["packed", "index", "nan", "planes", "full"]))
             results.append(
                 write(path, mixed, encoding=encoding, anchor=NEVER, scan_limit=int(rng.choice([0, 1 << 20])))
