@@ -28,7 +28,7 @@ from deltackpt.format.manifest import File, Link
 from deltackpt.patch.part import Origin, PartWriter, collides
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.leases import lease
-from deltackpt.repository.repository import new_folder
+from deltackpt.repository.objects import new_folder
 from deltackpt.restore.materialize import check_tensor
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Replay, describe

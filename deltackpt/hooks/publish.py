@@ -24,7 +24,7 @@ from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.manifest import AnchorPolicy, compose, elements_of, since_anchor
 from deltackpt.publish.step import Draft
 from deltackpt.repository import Ref, Repository
-from deltackpt.repository.repository import new_folder
+from deltackpt.repository.objects import new_folder
 from deltackpt.repository.writer_lease import WriterLease
 from deltackpt.torch_views.delta import since
 

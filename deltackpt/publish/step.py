@@ -28,7 +28,7 @@ from deltackpt.format.state_digest import TensorDigest
 from deltackpt.patch.part import Origin, PartWriter, collides
 from deltackpt.publish.uploads import Uploads
 from deltackpt.repository import Repository
-from deltackpt.repository.repository import new_folder
+from deltackpt.repository.objects import new_folder
 from deltackpt.restore.in_memory import InMemoryPatch
 from deltackpt.store import Buffer
 from deltackpt.util.parallel import ordered_map

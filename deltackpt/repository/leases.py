@@ -136,7 +136,7 @@ def must_exist(repo: Repository, link: Link) -> None:
     try:
         repo.confirm(link)
     except NotFoundError:
-        repo.load.cache_clear()
+        repo.manifests.cache.clear()
         raise repo.gone(link.step) from None
 
 

@@ -14,6 +14,7 @@ from threading import Lock
 
 from deltackpt.errors import ConflictError
 from deltackpt.format.manifest import Link
+from deltackpt.repository.commit import PublishLease
 from deltackpt.repository.heartbeat import Heartbeat, holder
 from deltackpt.repository.leases import TTL, Lease, must_exist, wait_for_gc
 from deltackpt.repository.repository import Repository
@@ -49,6 +50,18 @@ class WriterLease:
             yield
         finally:
             self._state = self._state[0], None
+
+    @contextmanager
+    def step_if_free(self, parent: Link | None) -> Iterator[bool]:
+        """`step`, unless another one is in progress; yields whether it is this one's."""
+        if not self._busy.acquire(blocking=False):
+            yield False
+            return
+        try:
+            with self.step(parent):
+                yield True
+        finally:
+            self._busy.release()
 
     def check(self) -> None:
         """Raise ConflictError ``lease-lapsed`` if what was put for the step in progress may be gone."""
@@ -110,16 +123,13 @@ def writer_lease(repo: Repository, *, ttl: float = TTL) -> Iterator[WriterLease]
 
 
 @contextmanager
-def publishing(repo: Repository, parent: Link | None) -> Iterator[WriterLease]:
-    """The lease under which a step that follows ``parent`` is published: the one that `writer_lease` keeps, or one for
+def publishing(repo: Repository, parent: Link | None) -> Iterator[PublishLease]:
+    """The lease under which a step that follows ``parent`` is published: the one that `writer_lease` holds, or one for
     this step alone. Raises what `WriterLease.step` raises."""
-    held: WriterLease | None = repo.writer
-    if held is not None and held._busy.acquire(blocking=False):
-        try:
-            with held.step(parent):
+    if (held := repo.writer) is not None:
+        with held.step_if_free(parent) as free:
+            if free:
                 yield held
-        finally:
-            held._busy.release()
-    else:
-        with closing(WriterLease(repo)) as own, own.step(parent):
-            yield own
+                return
+    with closing(WriterLease(repo)) as own, own.step(parent):
+        yield own

@@ -127,7 +127,7 @@ def again_if_gone(repo: Repository, work: Callable[[], T]) -> T:
     except NotFoundError as error:
         if error.code != "object-missing":
             raise
-        repo.load.cache_clear()
+        repo.manifests.cache.clear()
         return work()
 
 

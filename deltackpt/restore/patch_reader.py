@@ -22,7 +22,7 @@ from deltackpt.patch.part import PartReader
 from deltackpt.patch.remote_part import RangedPart
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
-from deltackpt.repository.repository import object_differs
+from deltackpt.repository.objects import object_differs
 from deltackpt.util.disk import ensure_space, space_errors
 from deltackpt.util.parallel import ordered_map
 

@@ -121,7 +121,7 @@ class Follower:
                     ahead.again()
                     wait = outage.wait(error)
                     self._failed(error, wait)
-                    self._repo.load.cache_clear()
+                    self._repo.manifests.cache.clear()
                     self.stop.wait(wait)
                     continue
                 if done is not None:
@@ -171,7 +171,7 @@ class Follower:
         target = self._repo.load(link)
         # A lease is some requests a step. The next step is new: if it goes nevertheless, there is a newer one.
         self._repo.pins = self._pins and target.parent != before
-        self._repo.bring_states(target, before)
+        self._repo.prefetch(target, before)
         done = apply_to_cache(
             self._repo,
             self._cache,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from deltackpt.format.manifest import File
-from deltackpt.repository.repository import object_differs
+from deltackpt.repository.objects import object_differs
 from deltackpt.store import Store
 from deltackpt.util.disk import ensure_space, space_errors
 from deltackpt.util.parallel import ordered_map

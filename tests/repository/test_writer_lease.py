@@ -77,7 +77,8 @@ class Open:
 
     @property
     def held(self) -> WriterLease:
-        found: WriterLease = self.repo.writer
+        found = self.repo.writer
+        assert isinstance(found, WriterLease)
         return found
 
     def publish(self, **options: Any) -> int:
