@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from deltackpt.cache.layout import CacheLayout
 from deltackpt.engines.engine import attempt
 from deltackpt.engines.scatter import Fallback, Scatter, prepare
 from deltackpt.engines.shared_cache import bring
@@ -100,7 +101,7 @@ class StagedStep:
         if to.wedged or to.link is None or to.proof is None:
             raise Fallback(to.why or "the engine's memory is not mapped")
         with slot_of(to.repo, to.cache, to.link) as before:
-            journal = Journal.read(to.cache / "journal")
+            journal = Journal.read(CacheLayout(to.cache).journal)
             if before is None or journal is None or (journal.start, journal.end) != (to.link, self.link):
                 raise Fallback(f"the cache does not lead from step {to.link.step} to {self.link.step}")
             return prepare(to.proof, to.memory, before.table, journal, before.read)

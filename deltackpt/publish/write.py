@@ -141,7 +141,7 @@ def write(
         if kept is not None:
             kept.end = link
         if cache is not None:
-            apply_to_cache(repo, cache, ref=ref, threads=threads, kept=kept, progress=progress)
+            apply_to_cache(repo, cache, ref=ref, threads=threads, in_memory=kept, progress=progress)
         rewound = head.link.step if head and head.link != before else None
         done = _result(draft, manifest, link, ref, new, began)
         return replace(done, rewound=rewound, published=round(published, 3))

@@ -45,6 +45,28 @@ def space_errors(path: Path) -> Iterator[None]:
         raise _no_space(path, error.strerror or "a full disk", "room for the whole file") from error
 
 
+def draft_of(path: Path) -> Path:
+    """Where the file that takes the place of ``path`` is made: ``.NAME`` beside it."""
+    return path.with_name(f".{path.name}")
+
+
+def replace_file(path: Path, data: bytes, *, sync: bool) -> None:
+    """Put a small file in the place of any at ``path``, in one step: readers find the old bytes or the new ones.
+
+    With ``sync`` bytes and name survive a power cut once this returns; without, a cut may leave either, or an empty
+    file. It is made at `draft_of`, so writers of one path must exclude each other. Raises OSError.
+    """
+    draft = draft_of(path)
+    with draft.open("wb") as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(draft, path)
+    if sync:
+        fsync_dir(path.parent)
+
+
 def fsync_dir(path: Path) -> None:
     """Make the names in the folder ``path`` durable: a file that is synced is lost if its name is not."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
