@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.engines.base import find_base
 from deltackpt.errors import CheckpointError
-from deltackpt.format import state_digest
-from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
+from deltackpt.restore.identify import held_in, identify_step
 
 
 def identify(repo: Repository, origin: str, ref: str = "main") -> Link | None:
@@ -25,9 +23,5 @@ def identify(repo: Repository, origin: str, ref: str = "main") -> Link | None:
             return None
         raise
     with found:
-        held = {}
-        for name, tensor in found.tensors.items():
-            words = found.bytes_of(name).view(f"<u{DTYPES[tensor.dtype].width}")
-            held[name] = tensor.dtype, tuple(tensor.shape), state_digest.of_run(words)
-            found.release(name)
-    return find_base(repo, held, ref).link
+        held = held_in(found)
+    return identify_step(repo, held, ref).link

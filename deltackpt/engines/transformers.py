@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from deltackpt.codecs import Decoded
-from deltackpt.engines.base import find_base, state_of
 from deltackpt.engines.module import WeightPlace, held, places
 from deltackpt.engines.moves import Moves
 from deltackpt.errors import ChainError
@@ -23,6 +22,7 @@ from deltackpt.format.state_digest import Sums
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
+from deltackpt.restore.identify import identify_step, state_of
 from deltackpt.torch_views.names import Rename
 
 Words = npt.NDArray[Any]
@@ -84,7 +84,7 @@ def refresh(
         found = places(model, repo.layout(target).tensors, rename)
         if known is None:
             weights = held(found)
-            base = find_base(repo, weights, ref).link
+            base = identify_step(repo, weights, ref).link
             known = _Known(repo.id, base, {name: value[2] for name, value in weights.items()})
         if known.link == link:
             _MODULES[model] = known

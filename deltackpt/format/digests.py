@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.errors import FormatError
+from deltackpt.errors import ChainError, FormatError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout
@@ -56,6 +56,13 @@ def proves(data: npt.NDArray[np.uint8], dtype: str, need: TensorDigest) -> bool:
     if need.xxh3 != UNSTATED:
         return state_digest.xxh3(data) == need.xxh3
     return state_digest.of_run(data.view(uint(DTYPES[dtype].width))) == need.sums
+
+
+def check_digest(data: npt.NDArray[np.uint8], dtype: str, need: TensorDigest, *, where: str, hint: str = "") -> None:
+    """Raise ChainError ``tensor-differs`` unless a tensor's bytes, uint8 [n], have the digest that a step gives."""
+    if not proves(data, dtype, need):  # [F-APPLY-5]
+        have = f"xxh3 {state_digest.xxh3(data).hex()}"
+        raise ChainError("tensor-differs", where=where, have=have, need=f"the step's {need}", hint=hint)
 
 
 def state_of(layout: Layout, digests: Mapping[str, TensorDigest]) -> str:

@@ -213,7 +213,7 @@ class Publisher:
             draft.digests = {
                 name: TensorDigest(sums.get(name, state_digest.ZERO), xxh3.get(name, UNSTATED)) for name in self.plan
             }
-        anchor = tuple(anchors[shard.name] for shard in self.files.shards) if begin.whole else None
+        anchor = tuple(anchors[shard.path] for shard in self.files.shards) if begin.whole else None
         manifest = compose(
             draft,
             self.files,

@@ -8,6 +8,7 @@ from deltackpt.errors import ChainError, ConflictError
 from deltackpt.format.manifest import Manifest
 from deltackpt.hooks.publish import Base
 from deltackpt.repository import Ref, Repository
+from deltackpt.restore.identify import step_of_state
 
 Resume = Literal["continue", "rewind", "anchor"]
 
@@ -26,7 +27,7 @@ def resume_from(repo: Repository, ref: str, state: str, resume: Resume) -> tuple
     newest = repo.load(head.link)
     if newest.state == state:
         return _base(repo, newest), head, False
-    if resume != "anchor" and (found := next((m for m in repo.log(ref) if m.state == state), None)) is not None:
+    if resume != "anchor" and (found := step_of_state(repo, head.link, state)) is not None:
         if resume == "rewind":
             return _base(repo, found), head, False
         raise ConflictError(

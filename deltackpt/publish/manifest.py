@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 from deltackpt import __version__
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.checkpoint.diff import StoredTensor
 from deltackpt.errors import NotFoundError
 from deltackpt.format import digests as digests_format
-from deltackpt.format.dtypes import DTYPES
+from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.layout import Layout, Shard, Side
 from deltackpt.format.manifest import Counts, File, Link, Manifest, decode
-from deltackpt.format.safetensors_header import Header
 from deltackpt.publish.step import PIECE, Draft
 from deltackpt.publish.uploads import done
 from deltackpt.repository import Repository
@@ -48,32 +48,14 @@ class Whole(Protocol):
     """A step as its record sees it: a checkpoint directory, or what a trainer has in memory."""
 
     @property
-    def shards(self) -> Sequence[ShardLike]: ...
+    def shards(self) -> Sequence[Shard]: ...
     @property
-    def tensors(self) -> Mapping[str, TensorLike]: ...
+    def tensors(self) -> Mapping[str, StoredTensor]: ...
     @property
     def side(self) -> Sequence[str]:
         """Paths of the side files."""
 
     def side_bytes(self, path: str) -> bytes: ...
-
-
-class ShardLike(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def header(self) -> Header: ...
-    @property
-    def size(self) -> int: ...
-
-
-class TensorLike(Protocol):
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
 
 
 def record(
@@ -97,14 +79,14 @@ def record(
     if wanted:
         progress.start("anchor", whole)
         anchor = tuple(
-            draft.store(draft.name("anchors", s.name), _file_chunks(new, s.name, progress)) for s in new.shards
+            draft.store(draft.name("anchors", s.path), _file_chunks(new, s.path, progress)) for s in new.shards
         )
     return compose(draft, new, before, parent, anchor, metadata)
 
 
 def elements_of(new: Whole) -> int:
     """Storage elements of a state."""
-    return sum((t.end - t.start) // DTYPES[t.dtype].width for t in new.tensors.values())
+    return sum(nbytes(DTYPES[t.dtype], t.shape) // DTYPES[t.dtype].width for t in new.tensors.values())
 
 
 def compose(
@@ -123,7 +105,7 @@ def compose(
     """
     anchored = anchor is not None
     known = {} if anchored or parent is None else {s.file.sha256: s.file for s in draft.repo.layout(parent).side}
-    shards = tuple(Shard(s.name, s.header) for s in new.shards)
+    shards = tuple(Shard(s.path, s.header) for s in new.shards)
     layout = Layout(shards, tuple(Side(path, _side(draft, new, path, known, anchored)) for path in new.side))
     raw = layout.encode()
     same = parent if parent and hashlib.sha256(raw).hexdigest() == parent.layout.sha256 else None

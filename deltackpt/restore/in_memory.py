@@ -9,8 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from deltackpt.checkpoint.diff import Difference
-from deltackpt.checkpoint.diff import StoredTensor as TensorLike
+from deltackpt.checkpoint.diff import Difference, StoredTensor
 from deltackpt.codecs import Decoded, Entry
 from deltackpt.codecs.types import DecodeBuffer, Elements
 from deltackpt.format.dtypes import DTYPES
@@ -34,7 +33,7 @@ class InMemoryPatch:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    def add(self, found: Difference, tensor: TensorLike | None) -> None:
+    def add(self, found: Difference, tensor: StoredTensor | None) -> None:
         """Take in how ``tensor`` of the new step differs, while there is room. Any thread may call it.
 
         None: it is gone.
