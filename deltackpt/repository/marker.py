@@ -7,10 +7,13 @@ import secrets
 from deltackpt.errors import ConflictError, FormatError, NotFoundError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import FORMAT, REPOSITORY_ID, VERSION
+from deltackpt.format.record import RecordKind
 from deltackpt.store import Store
 
 MARKER = "deltackpt.json"
 MAX_SMALL = 64 << 10  # bytes of a marker, a ref or a tag
+
+_KIND = RecordKind(FORMAT, VERSION, "repository", "marker-field")
 
 
 def read_marker(store: Store) -> str:
@@ -28,16 +31,10 @@ def read_marker(store: Store) -> str:
             hint="`deltackpt write CHECKPOINT_DIR REPO` makes one where there is nothing. If it was lost, "
             "`deltackpt mirror MIRROR REPO --repair` puts it back.",
         ) from error
-    value = loads_strict(raw, limit=MAX_SMALL, where=f"{store.url}/{MARKER}")
-    if (
-        not isinstance(value, dict)
-        or value.get("format") != FORMAT
-        or not REPOSITORY_ID.fullmatch(str(value.get("repository")))
-    ):  # [S-MARK-5]
-        raise FormatError("marker-field", where=store.url, have="another deltackpt.json", need="format and repository")
-    if type(value.get("version")) is not int or value["version"] != VERSION:  # [S-MARK-5]
-        have = f"version {value.get('version')!r}"
-        raise FormatError("version-unknown", where=store.url, have=have, need=f"repository version {VERSION}")
+    value = _KIND.check(loads_strict(raw, limit=MAX_SMALL, where=f"{store.url}/{MARKER}"), store.url)  # [S-MARK-5]
+    if not REPOSITORY_ID.fullmatch(str(value.get("repository"))):  # [S-MARK-5]
+        have, need = "no id, or another kind of id", "a repository of 32 hex digits"
+        raise FormatError("marker-field", where=store.url, have=have, need=need)
     if value.keys() != {"format", "repository", "version"} or dumps(value) != raw:  # [S-MARK-1]
         have, need = "more, or in another form", "canonical JSON of three fields"
         raise FormatError("marker-field", where=store.url, have=have, need=need)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError, UsageError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Fields, Link, Manifest
+from deltackpt.format.record import check_canonical
 from deltackpt.repository.marker import MAX_SMALL
 from deltackpt.repository.objects import Objects
 
@@ -134,8 +135,7 @@ def _link(raw: bytes, where: str) -> Link:
     link = fields.link("link")  # [S-REF-1]
     if link is None:
         fields.refuse("link", "null", "step and id")
-    if dumps(value) != raw:  # [S-REF-1]
-        raise FormatError("manifest-canonical", where=where, have="JSON in another form", need="canonical JSON")
+    check_canonical(dumps(value) == raw, where)
     return link
 
 
