@@ -100,12 +100,12 @@ def nbytes(dtype: DType, shape: Sequence[int], *, where: str = "tensor") -> int:
             empty = True  # the other dims are still bounded: numpy makes no array of them, whatever their order
             continue
         count *= dim
-        if dim < 0 or count * dtype.bits >= SIZE_LIMIT * 8:
+        if dim < 0 or count * dtype.bits >= SIZE_LIMIT * 8:  # [F-ELEM-2]
             raise FormatError(
                 "shape-overflow", where=where, have=f"{dtype.name} {_brief(shape)}", need="a size below 2^62 bytes"
             )
     bits = 0 if empty else count * dtype.bits
-    if bits % 8:
+    if bits % 8:  # [F-ELEM-2]
         raise FormatError(
             "shape-bits", where=where, have=f"{dtype.name} {_brief(shape)}", need="a whole number of bytes"
         )

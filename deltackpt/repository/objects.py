@@ -23,7 +23,7 @@ class Objects:
         ``object-missing``.
         """
         raw = self.store.get(file.name, limit)
-        if len(raw) != file.size or hashlib.sha256(raw).hexdigest() != file.sha256:  # [S-READ-2]
+        if len(raw) != file.size or hashlib.sha256(raw).hexdigest() != file.sha256:  # [F-MAN-12] [S-READ-2]
             raise object_differs(f"{self.store.url}/{file.name}", len(raw), file)
         return raw
 
@@ -36,7 +36,7 @@ class Objects:
             if size > file.size:
                 break
             yield chunk
-        if size != file.size or found.hexdigest() != file.sha256:  # [S-READ-2]
+        if size != file.size or found.hexdigest() != file.sha256:  # [F-MAN-12] [S-READ-2]
             raise object_differs(f"{self.store.url}/{file.name}", size, file)
 
     def prove(self, files: Iterable[File]) -> None:

@@ -38,7 +38,7 @@ class Anchor:
         """
         files = files or step.anchor or ()
         layout = repo.layout(step)
-        if [f.size for f in files] != [s.size for s in layout.shards]:
+        if [f.size for f in files] != [s.size for s in layout.shards]:  # [F-MAN-9]
             have, need = f"{len(files)} files of other sizes", f"the {len(layout.shards)} shards of the layout"
             raise ChainError("anchor-files", where=f"step {step.step}", have=have, need=need)
         self.tensors: Mapping[str, Tensor] = layout.tensors
