@@ -38,6 +38,7 @@ class File:
     sha256: str
 
     def to_dict(self) -> dict[str, Any]:
+        """FILE of the spec."""
         return {"name": self.name, "size": self.size, "sha256": self.sha256}
 
 
@@ -54,6 +55,7 @@ class Link:
         return f"steps/{self.step:08d}-{self.id}.json"
 
     def to_dict(self) -> dict[str, Any]:
+        """LINK of the spec."""
         return {"step": self.step, "id": self.id}
 
 
@@ -68,6 +70,7 @@ class Counts:
     changed_elements: int = 0
 
     def to_dict(self) -> dict[str, int]:
+        """The field ``counts``."""
         return dict(vars(self))
 
 
@@ -95,6 +98,7 @@ class Manifest:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """All fields, unknown ones too."""
         return {
             **self.extra,
             "format": FORMAT,
@@ -115,10 +119,12 @@ class Manifest:
         }
 
     def encode(self) -> bytes:
+        """The object's bytes: canonical JSON."""
         return dumps(self.to_dict())
 
     @property
     def link(self) -> Link:
+        """The step and the sha256 of its bytes."""
         return Link(self.step, hashlib.sha256(self.encode()).hexdigest())
 
     @property
@@ -248,6 +254,7 @@ class Fields:
         return Link(self._number(value["step"], name, MAX_STEP), value["id"])
 
     def file(self, value: Any, name: str) -> File:
+        """A FILE, given as its value. Raises ``name-escapes`` too."""
         if not isinstance(value, dict) or value.keys() != _FILE_KEYS:
             self.refuse(name, repr(value)[:80], "name, size and sha256")
         path, sha256 = value["name"], value["sha256"]

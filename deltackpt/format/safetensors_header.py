@@ -66,6 +66,7 @@ class Header:
 
     @property
     def file_size(self) -> int:
+        """Bytes of the file that the header is of."""
         return self.data_start + (self.tensors[-1].end if self.tensors else 0)
 
 

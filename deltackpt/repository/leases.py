@@ -122,7 +122,7 @@ def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl:
 def pinned(
     repo: Repository, step: str | int | Link, ref: str = "main", *, have: Link | None = None
 ) -> Iterator[tuple[Link, Lease | None]]:
-    """Find a step and pin it. Raises what `Repository.find` raises; one that is collected meanwhile is looked for again."""
+    """Find a step and pin it. Raises what `Repository.find` raises; a step collected meanwhile is found anew."""
     with ExitStack() as stack:
         for left in reversed(range(ATTEMPTS)):
             link = repo.find(step, ref)
