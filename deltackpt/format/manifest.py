@@ -21,7 +21,7 @@ VERSION = 1
 MAX_MANIFEST = 4 << 20
 MAX_STEP = 10**15
 MAX_PARTS = 100_000
-MAX_PATH = 960  # bytes: room for the folder before it in an object's name
+MAX_PATH = 960  # bytes: leaves space for the folder before it in an object's name
 FEATURES: frozenset[str] = frozenset()
 
 _KIND = RecordKind(FORMAT, VERSION, "manifest")

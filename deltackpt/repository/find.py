@@ -70,8 +70,8 @@ class StepFinder:
                 if after == (head.link if head else None):
                     raise
                 return self._only(number, self._manifests.numbered(number))
-        near = [found.step for found in (after, link) if found is not None]
-        raise self._missing(f"step {number}", near)
+        nearest = [found.step for found in (after, link) if found is not None]
+        raise self._missing(f"step {number}", nearest)
 
     def _only(self, spec: str | int, found: list[Link]) -> Link:
         if len(found) == 1:
@@ -87,11 +87,11 @@ class StepFinder:
     def gone(self, step: int) -> NotFoundError:
         """The error for a step that is not there, or no longer; names the nearest ones that are."""
         steps = [link.step for link in self._manifests.links()]
-        near = [max((s for s in steps if s < step), default=None), min((s for s in steps if s > step), default=None)]
-        return self._missing(f"step {step}", [s for s in near if s is not None])
+        nearest = [max((s for s in steps if s < step), default=None), min((s for s in steps if s > step), default=None)]
+        return self._missing(f"step {step}", [s for s in nearest if s is not None])
 
-    def _missing(self, what: str, near: list[int]) -> NotFoundError:
+    def _missing(self, what: str, nearest: list[int]) -> NotFoundError:
         hint = "`deltackpt log` lists what is there."
-        if near:
-            hint = f"The nearest step{'s are' if len(near) > 1 else ' is'} {' and '.join(map(str, near))}."
+        if nearest:
+            hint = f"The nearest step{'s are' if len(nearest) > 1 else ' is'} {' and '.join(map(str, nearest))}."
         return NotFoundError("step-missing", where=self._objects.store.url, have="no such step", need=what, hint=hint)

@@ -1,4 +1,4 @@
-"""A small object that says "I am at work until": kept alive by a thread, and lapsing by the store's clock if that
+"""A small object that says "I am at work until": renewed by a thread, and lapsing by the store's clock if that
 dies.
 """
 
@@ -47,7 +47,7 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._raw = self._sent = old
         self._renewed, self._expires = time.monotonic(), float("inf")
-        self._lapsed = self._taken = False
+        self._lapsed = self._lost = False
         self._renew(now)
         self._thread = threading.Thread(target=self._run, name="deltackpt-heartbeat", daemon=True)
         self._thread.start()
@@ -67,7 +67,7 @@ class Heartbeat:
         if self._process == os.getpid() and not self._stop.is_set():
             self._stop.set()
             with self._lock, suppress(DeltackptError):
-                if not self._taken:
+                if not self._lost:
                     self._store.delete(self.name)
 
     def _renew(self, now: float | None = None) -> None:
@@ -96,8 +96,8 @@ class Heartbeat:
                     self._raw = self._current()
                     if self._raw == sent:  # ours: the answer to the time before was lost
                         continue
-                    self._lapsed, self._taken = True, self._raw is not None
-                    if self._taken:  # another process found it lapsed, and took the object over
+                    self._lapsed, self._lost = True, self._raw is not None
+                    if self._lost:  # another process found it lapsed, and took the object over
                         return
 
     def _current(self) -> bytes | None:
