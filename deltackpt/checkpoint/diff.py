@@ -21,6 +21,8 @@ CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are
 
 
 class StoredTensor(Protocol):
+    """A tensor of a state: a dtype of the registry, and its shape in elements."""
+
     @property
     def dtype(self) -> str: ...
     @property
@@ -34,7 +36,7 @@ class State(Protocol):
     def tensors(self) -> Mapping[str, StoredTensor]: ...
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
-        """All bytes of a tensor, in order."""
+        """All bytes of a tensor in order, uint8 [n]."""
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
         """The caller is done with the tensor, or with its bytes from ``start`` to ``end``: their memory may go."""
@@ -54,6 +56,7 @@ class Difference:
 
     @property
     def empty(self) -> bool:
+        """Is the tensor the same in both states?"""
         return self.change is not None and self.change.base is not None and len(self.change.positions) == 0
 
 

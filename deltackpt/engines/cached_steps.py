@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.cache.cache import find_current
+from deltackpt.cache.layout import CacheLayout
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.engines.identify import identify
 from deltackpt.engines.shared_cache import ensure_cached, reading
@@ -106,5 +107,5 @@ class CachedSteps:
     def journal(self, start: Link, end: Link) -> Journal | None:
         """What changed from one step to the next, where the last move of the cache was just that, else None. To be
         called while no process moves the cache, as in `slot`."""
-        journal = Journal.read(self.cache / "journal")
+        journal = Journal.read(CacheLayout(self.cache).journal)
         return journal if journal is not None and (journal.start, journal.end) == (start, end) else None

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.engines.identify import Held
 from deltackpt.errors import CheckpointError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.restore.identify import Held
 from deltackpt.torch_views.names import Rename, listed, published_names
 from deltackpt.torch_views.words import dtype_of, from_host, on_host, shape_of, words
 

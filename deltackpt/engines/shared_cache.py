@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from deltackpt.cache import Cache, apply_to_cache, open_current
+from deltackpt.cache.cache import lock_cache
 from deltackpt.errors import CheckpointError, ConflictError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
@@ -56,17 +56,9 @@ def read_locked(cache: str | os.PathLike[str]) -> Iterator[Cache]:
 
     Raises ConflictError ``cache-locked`` while it is being moved.
     """
-    root = Path(cache)
-    fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            have, need = "another process at work", "a cache that stands still"
-            raise ConflictError("cache-locked", where=root, have=have, need=need, hint="Try again.") from error
-        yield Cache(root)
-    finally:
-        os.close(fd)
+    held = Cache(Path(cache))
+    with lock_cache(held, shared=True, need="a cache that stands still", hint="Try again."):
+        yield held
 
 
 @contextmanager

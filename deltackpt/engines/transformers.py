@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from deltackpt.engines.identify import find_base, state_of
 from deltackpt.engines.module import ModuleWrite, WeightPlace, places, weights_of
 from deltackpt.engines.scatter import Scatter
 from deltackpt.engines.step_changes import StepChanges
@@ -21,6 +20,7 @@ from deltackpt.format.manifest import Link, Manifest
 from deltackpt.format.state_digest import Sums, TensorDigest
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import pinned
+from deltackpt.restore.identify import identify_step, state_of
 from deltackpt.torch_views.names import Rename
 
 
@@ -83,7 +83,7 @@ def refresh(
         found = places(model, repo.layout(target).tensors, rename)
         if known is None:
             weights = weights_of(found)
-            base = find_base(repo, weights, ref).link
+            base = identify_step(repo, weights, ref).link
             known = _Known(repo.id, base, {name: value[2] for name, value in weights.items()})
         if known.link == link:
             _MODULES[model] = known

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deltackpt.cache.layout import CacheLayout
 from deltackpt.errors import ChainError
+from deltackpt.util.disk import replace_file
 
 PHASES = ("stage", "apply", "check", "undo")
-REPORTS = "receivers"  # in the cache
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,15 @@ class RankReport:
         """Into the cache, where the client that gave the token finds it: on the same host. Without a token, nowhere."""
         if not token:
             return
-        folder = Path(cache) / REPORTS
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{token}.{self.rank}.tmp"
-        draft.write_text(json.dumps(self.to_dict()))
-        os.replace(draft, folder / f"{token}.{self.rank}.json")
+        layout = CacheLayout(Path(cache))
+        layout.receivers.mkdir(parents=True, exist_ok=True)
+        replace_file(layout.report(token, self.rank), json.dumps(self.to_dict()).encode(), sync=False)
 
 
 def read_reports(cache: str | os.PathLike[str], token: str) -> list[RankReport]:
     """The reports of all ranks under a token, and remove them."""
     found = []
-    for path in sorted((Path(cache) / REPORTS).glob(f"{token}.*.json")):
+    for path in CacheLayout(Path(cache)).reports(token):
         found.append(RankReport(**json.loads(path.read_text())))
         path.unlink(missing_ok=True)
     return found

@@ -135,7 +135,7 @@ class GcPlan:
             removed[name.partition("/")[0]] += 1
             done += size
             progress.advance(size)
-        repo.load.cache_clear()
+        repo.manifests.cache.clear()
         return GcResult(self.repository, dict(removed), done)
 
     def check(self, repo: Repository) -> None:

@@ -16,8 +16,9 @@ import torch
 import xxhash
 
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
+from deltackpt.format.layout import Shard
 from deltackpt.format.manifest import File
-from deltackpt.hooks.plan import FilePlan, Global, NewShard
+from deltackpt.hooks.plan import FilePlan, Global
 from deltackpt.hooks.process_group import ProcessGroup
 from deltackpt.torch_views.boxes import Box, runs
 
@@ -52,7 +53,7 @@ class AnchorWriter:
             chunks = self._chunks(shard)
             try:
                 if failed is None:
-                    done[shard.name] = put(shard.name, chunks)
+                    done[shard.path] = put(shard.path, chunks)
             except BaseException as error:
                 if self._group.size == 1:
                     raise
@@ -63,7 +64,7 @@ class AnchorWriter:
             raise failed
         return done
 
-    def _chunks(self, shard: NewShard) -> Iterator[Any]:
+    def _chunks(self, shard: Shard) -> Iterator[Any]:
         yield shard.header.head
         for tensor in shard.header.tensors:
             known = self._plan[tensor.name]
@@ -90,7 +91,7 @@ class AnchorWriter:
                 block[part.inside(run)] = piece
         return block.reshape(-1)
 
-    def _serve(self, shard: NewShard, writer: int) -> None:
+    def _serve(self, shard: Shard, writer: int) -> None:
         """Send what the rank that writes a file needs, in the order in which it receives."""
         for tensor in shard.header.tensors:
             for _, shares in self._runs(self._plan[tensor.name]):

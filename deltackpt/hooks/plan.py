@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from deltackpt.errors import ChainError, CheckpointError, UsageError
 from deltackpt.format.dtypes import DTYPES, nbytes
-from deltackpt.format.layout import Layout
-from deltackpt.format.safetensors_header import Header, Tensor, build_header, parse_header
+from deltackpt.format.layout import Layout, Shard
+from deltackpt.format.safetensors_header import Tensor, build_header, parse_header
 from deltackpt.torch_views.boxes import Box, cover_once
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.names import listed
@@ -37,23 +37,10 @@ class Global:
 
 
 @dataclass(frozen=True)
-class NewShard:
-    """A safetensors file of the anchor."""
-
-    name: str
-    header: Header
-
-    @property
-    def size(self) -> int:
-        """Bytes, the header included."""
-        return self.header.file_size
-
-
-@dataclass(frozen=True)
 class FilePlan:
     """The checkpoint of a step without the values: its files, tensors and side files."""
 
-    shards: tuple[NewShard, ...]
+    shards: tuple[Shard, ...]
     contents: Mapping[str, bytes]  # side files by path
     tensors: Mapping[str, Tensor] = field(init=False)
 
@@ -145,7 +132,7 @@ def files_of(
     """
     known = {name: (t.dtype, t.shape) for name, t in parent.tensors.items()} if parent else None
     if parent is not None and known == {name: (g.dtype, g.shape) for name, g in plan.items()}:
-        return FilePlan(tuple(NewShard(s.path, s.header) for s in parent.shards), side)
+        return FilePlan(parent.shards, side)
     groups: list[list[str]] = [[]]
     filled = 0
     for name, tensor in plan.items():
@@ -164,7 +151,7 @@ def files_of(
     return FilePlan(shards, {**side, INDEX: f"{index}\n".encode()})
 
 
-def _shard(path: str, names: Sequence[str], plan: Mapping[str, Global]) -> NewShard:
+def _shard(path: str, names: Sequence[str], plan: Mapping[str, Global]) -> Shard:
     """Tensors by falling width, so that all are aligned, then by name."""
     order = sorted(names, key=lambda name: (-DTYPES[plan[name].dtype].width, name.encode()))
     tensors, at = [], 0
@@ -172,7 +159,7 @@ def _shard(path: str, names: Sequence[str], plan: Mapping[str, Global]) -> NewSh
         tensors.append(Tensor(name, plan[name].dtype, plan[name].shape, at, at + plan[name].nbytes))
         at += plan[name].nbytes
     head = build_header(tensors, {"format": "pt"})
-    return NewShard(path, parse_header(head, None, path))
+    return Shard(path, parse_header(head, None, path))
 
 
 def check_plan(now: Mapping[str, object], first: Mapping[str, object]) -> None:

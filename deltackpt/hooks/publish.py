@@ -28,7 +28,7 @@ from deltackpt.publish.sink import StepCommit, elements_of, publish_step
 from deltackpt.publish.step import EncodeOptions, StepBuilder
 from deltackpt.publish.uploads import AT_ONCE
 from deltackpt.repository import Ref, Repository
-from deltackpt.repository.repository import new_folder
+from deltackpt.repository.objects import new_folder
 from deltackpt.repository.writer_lease import WriterLease
 from deltackpt.torch_views.delta import since
 
@@ -163,7 +163,7 @@ class Publisher:
         """Combine the shares and commit the step. -> whether the next one is to be an anchor."""
         began = time.monotonic()
         anchors = {path: file for s in shares for path, file in s.anchor.items()}
-        anchor = tuple(anchors[shard.name] for shard in self._state.files.shards) if plan.whole else None
+        anchor = tuple(anchors[shard.path] for shard in self._state.files.shards) if plan.whole else None
         sink.add([file for s in shares for file in s.parts], anchor)
         builder = self._combine(shares)
         commit = StepCommit(

@@ -7,6 +7,7 @@ from deltackpt.format.manifest import Manifest
 from deltackpt.hooks.options import Resume
 from deltackpt.hooks.publish import Base
 from deltackpt.repository import Ref, Repository
+from deltackpt.restore.identify import step_of_state
 
 
 def resume_from(repo: Repository, ref: str, state: str, resume: Resume) -> tuple[Base | None, Ref | None, bool]:
@@ -23,7 +24,7 @@ def resume_from(repo: Repository, ref: str, state: str, resume: Resume) -> tuple
     newest = repo.load(head.link)
     if newest.state == state:
         return _base(repo, newest), head, False
-    if resume != "anchor" and (found := next((m for m in repo.log(ref) if m.state == state), None)) is not None:
+    if resume != "anchor" and (found := step_of_state(repo, head.link, state)) is not None:
         if resume == "rewind":
             return _base(repo, found), head, False
         raise ConflictError(

@@ -160,7 +160,7 @@ def write_tensors(
 def copy_checkpoint(new: Checkpoint, into: Path) -> None:
     """Every file of the checkpoint, into a new folder."""
     into.mkdir(parents=True)
-    for name in (*(shard.name for shard in new.shards), *new.side):
+    for name in (*(shard.path for shard in new.shards), *new.side):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         with space_errors(into):
             shutil.copyfile(new.root / name, into / name)

@@ -46,14 +46,14 @@ class Working:
         with Checkpoint.open(root) as checkpoint:
             self.checkpoint = checkpoint  # for its headers: what was written since is read through `bytes_of`
         self.tensors: Mapping[str, Located] = self.checkpoint.tensors
-        self._maps = {shard.name: _map(root / shard.name) for shard in self.checkpoint.shards}
+        self._maps = {shard.path: _map(root / shard.path) for shard in self.checkpoint.shards}
 
     @classmethod
     def copy(cls, base: Checkpoint, into: Path) -> Working:
         ensure_space(into, sum(shard.size for shard in base.shards))
         with space_errors(into):
             into.mkdir()
-            for path in (*(shard.name for shard in base.shards), *base.side):
+            for path in (*(shard.path for shard in base.shards), *base.side):
                 (into / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(base.root / path, into / path)
         return cls(into)

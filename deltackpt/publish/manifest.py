@@ -58,7 +58,7 @@ def build_manifest(
     """
     known = {} if anchor is not None or parent is None else _side_files(objects.repo, parent)
     side = tuple(Side(path, _side(objects, commit, path, known, anchor is not None)) for path in commit.files.side)
-    layout = Layout(tuple(Shard(s.name, s.header) for s in commit.files.shards), side)
+    layout = Layout(tuple(Shard(s.path, s.header) for s in commit.files.shards), side)
     raw = layout.encode()
     same = parent if parent and hashlib.sha256(raw).hexdigest() == parent.layout.sha256 else None
     layout_file = done(same.layout) if same else objects.begin(objects.name("states", "layout.json"), [raw])

@@ -11,7 +11,7 @@ from deltackpt.format.manifest import File
 from deltackpt.publish.sink import EncodedPart
 from deltackpt.publish.uploads import AT_ONCE, Uploads
 from deltackpt.repository import Repository
-from deltackpt.repository.repository import new_folder
+from deltackpt.repository.objects import new_folder
 from deltackpt.store import Buffer
 
 FIRST_PART = 4 << 20  # encoded bytes of a remote store's first parts; later ones grow with what was put before

@@ -10,7 +10,7 @@ from deltackpt.publish.manifest import AnchorPolicy, build_manifest, since_ancho
 from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.sink import EncodedPart, StepCommit
 from deltackpt.repository import Ref
-from deltackpt.repository.writer_lease import WriterLease
+from deltackpt.repository.commit import PublishLease
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RepositorySink:
         self,
         objects: StepObjects,
         target: StepTarget,
-        lease: WriterLease,
+        lease: PublishLease,
         policy: AnchorPolicy | None,
         *,
         since: Callable[[], tuple[int, int]] | None = None,
@@ -111,5 +111,5 @@ class RepositorySink:
         assert record.read is not None, "a step that may be stored whole can be read"
         objects = self.objects
         return tuple(
-            objects.store(objects.name("anchors", shard.name), record.read(shard.name)) for shard in record.files.shards
+            objects.store(objects.name("anchors", shard.path), record.read(shard.path)) for shard in record.files.shards
         )

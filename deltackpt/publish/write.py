@@ -224,7 +224,9 @@ class _WriteJob:
     def _to_cache(self, repo: Repository, ref: str, step: str, patch: InMemoryPatch | None = None) -> str:
         assert self._cache is not None
         threads, progress = self._options.threads, self._progress
-        return apply_to_cache(repo, self._cache, step, ref=ref, threads=threads, kept=patch, progress=progress).path
+        return apply_to_cache(
+            repo, self._cache, step, ref=ref, threads=threads, in_memory=patch, progress=progress
+        ).path
 
 
 @dataclass

@@ -40,7 +40,7 @@ def prove(repo: Repository, link: Link, folder: Path, threads: int, progress: Pr
 
 def _check_files(found: Checkpoint, layout: Layout) -> None:
     """The headers of the shards, and the side files."""
-    have = {shard.name: shard.header.text for shard in found.shards}
+    have = {shard.path: shard.header.text for shard in found.shards}
     if have != {shard.path: shard.header.text for shard in layout.shards}:
         raise _differs(found.root, "other shards, or another header")
     for side in layout.side:

@@ -18,7 +18,7 @@ from deltackpt.patch.index import Span
 from deltackpt.patch.source import PartSource, StepRecord, StepSource, to_host
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
-from deltackpt.repository.repository import object_differs
+from deltackpt.repository.objects import object_differs
 from deltackpt.util.disk import ensure_space, space_errors
 from deltackpt.util.parallel import ordered_map
 

@@ -139,7 +139,7 @@ class Store(Protocol):
 
 def check_name(name: str) -> None:
     """Refuse a name that is no safe path below a root, on any store: FormatError ``name-unsafe``."""
-    if reason := _unsafe(name):
+    if reason := _unsafe(name):  # [S-STORE-4] [S-NAME-1] [S-NAME-2]
         _refuse(name, reason)
 
 

@@ -10,7 +10,6 @@ A folder directly below the root is never removed, so this store syncs its entry
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -23,6 +22,7 @@ from pathlib import Path
 from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
 from deltackpt.store import base, dirfd
 from deltackpt.store.base import MAX_SWAP, Buffer, Capabilities, ObjectInfo, Written, check_name, check_prefix
+from deltackpt.util.lock import locked
 
 _ATTEMPTS = 100  # at making a folder that others prune
 
@@ -232,12 +232,8 @@ class LocalStore:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Alone among all swaps and deletes of this store; raises FileNotFoundError if there is no root."""
-        with dirfd.lock_file(self.root) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile shares the descriptor, and keeps it
+        with dirfd.lock_file(self.root) as file, locked(file):
+            yield
 
     # Reading
 

@@ -9,14 +9,15 @@ Locks are those of the kernel on open files: they end with the process that hold
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from deltackpt.util.lock import lock, lock_file
 
 LIMIT = 20 * 10**9  # bytes
 
@@ -132,15 +133,11 @@ class ObjectCache:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        with _usable():
-            (self.folder / "locks").mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.folder / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with ExitStack() as stack:
             with _usable():
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                (self.folder / "locks").mkdir(parents=True, exist_ok=True)
+                lock(stack.enter_context(lock_file(self.folder / "locks" / name)))
             yield
-        finally:
-            os.close(fd)
 
 
 @contextmanager

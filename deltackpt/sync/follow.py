@@ -16,6 +16,7 @@ from threading import Event
 from typing import Any
 
 from deltackpt.cache import apply_to_cache, open_current
+from deltackpt.cache.layout import CacheLayout
 from deltackpt.cache.slot import MappedSlot
 from deltackpt.cache.standby import prepare_standby
 from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError
@@ -25,9 +26,8 @@ from deltackpt.restore.materialize import ApplyResult
 from deltackpt.sync.backoff import Backoff
 from deltackpt.sync.poller import RefPoller, pause_of
 from deltackpt.sync.prefetch import Prefetcher
+from deltackpt.util.disk import replace_file
 from deltackpt.util.progress import SILENT, Progress
-
-TOLD = "told.json"  # beside the slots: the step that the callback came back from
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Follower:
                     ahead.again()
                     wait = outage.wait(error)
                     self._failed(error, wait)
-                    self._repo.load.cache_clear()
+                    self._repo.manifests.cache.clear()
                     self.stop.wait(wait)
                     continue
                 if done is not None:
@@ -130,9 +130,8 @@ class Follower:
 
     def told(self, switch: Switch) -> None:
         """Remember that the callback knows of a step: it is not told again."""
-        draft = self._cache / f".{TOLD}"
-        draft.write_text(json.dumps({"step": switch.step, "id": switch.id}))
-        os.replace(draft, self._cache / TOLD)
+        told = json.dumps({"step": switch.step, "id": switch.id})
+        replace_file(CacheLayout(self._cache).told, told.encode(), sync=False)
 
     def prepare(self) -> None:
         """With ``ready``, once for each step, and not before somebody was told of it: bring the other slot along.
@@ -160,7 +159,7 @@ class Follower:
 
     def _was_told(self, link: Link) -> bool:
         try:
-            return bool(json.loads((self._cache / TOLD).read_bytes()) == link.to_dict())
+            return bool(json.loads(CacheLayout(self._cache).told.read_bytes()) == link.to_dict())
         except (OSError, ValueError):
             return False
 
@@ -171,7 +170,7 @@ class Follower:
         target = self._repo.load(link)
         # A lease is some requests a step. The next step is new: if it goes nevertheless, there is a newer one.
         self._repo.pins = self._pins and target.parent != before
-        self._repo.bring_states(target, before)
+        self._repo.prefetch(target, before)
         done = apply_to_cache(
             self._repo,
             self._cache,

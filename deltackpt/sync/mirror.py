@@ -16,7 +16,8 @@ from deltackpt.format.manifest import File, Link
 from deltackpt.gc.inventory import FOLDERS
 from deltackpt.repository import Ref, Repository, chain
 from deltackpt.repository.leases import lease
-from deltackpt.repository.repository import MARKER, MAX_SMALL, object_differs
+from deltackpt.repository.marker import MARKER, MAX_SMALL
+from deltackpt.repository.objects import object_differs
 from deltackpt.sync import selection
 from deltackpt.sync.mirror_plan import MirrorPlan, MirrorRecord, MirrorResult, RefMove, elsewhere, windows
 from deltackpt.sync.selection import Selection

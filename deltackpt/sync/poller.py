@@ -8,7 +8,7 @@ from threading import Event
 
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.repository import Ref, Repository
-from deltackpt.repository.repository import MAX_SMALL
+from deltackpt.repository.marker import MAX_SMALL
 from deltackpt.sync.backoff import Backoff
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.mirror_plan import MirrorResult

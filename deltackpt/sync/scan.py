@@ -11,7 +11,7 @@ from deltackpt.errors import ChainError, DeltackptError, FormatError, NotFoundEr
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.repository import Repository
-from deltackpt.repository.repository import MARKER, MAX_SMALL
+from deltackpt.repository.marker import MARKER, MAX_SMALL
 from deltackpt.sync.mirror_plan import elsewhere
 from deltackpt.sync.transfer import Transfer
 from deltackpt.util.parallel import ordered_map

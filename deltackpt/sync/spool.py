@@ -8,7 +8,6 @@ Nothing here is believed: whoever takes an object out of the spool gets it prove
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from deltackpt.format.manifest import File
-from deltackpt.repository.repository import object_differs
+from deltackpt.repository.objects import object_differs
 from deltackpt.store import Store
 from deltackpt.util.disk import ensure_space, space_errors
+from deltackpt.util.lock import lock
 from deltackpt.util.parallel import ordered_map
 
 GRAIN = 64 << 10  # bytes; a piece is some of these
@@ -95,7 +95,7 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
         with space_errors(part):
             body = open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")  # noqa: PTH123, SIM115
         with body:
-            fcntl.flock(body, fcntl.LOCK_EX)
+            lock(body.fileno())
             try:
                 same = os.path.samestat(part.stat(), os.fstat(body.fileno()))
             except FileNotFoundError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError
 from deltackpt.format.edge import MAX_EDGE
 from deltackpt.format.manifest import MAX_MANIFEST, File
-from deltackpt.repository.repository import object_differs
+from deltackpt.repository.objects import object_differs
 from deltackpt.store import Store
 from deltackpt.store.base import missing
 from deltackpt.sync import spool

@@ -20,7 +20,7 @@ from deltackpt.repository.chain import Hop
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Anchor, Replay
 from deltackpt.verify.findings import Findings
-from deltackpt.verify.tensor import check_tensor, tensor_differs
+from deltackpt.verify.tensor import check_stored, tensor_differs
 
 
 @dataclass
@@ -55,7 +55,7 @@ def check_states(checks: Checks, edges: Sequence[Edge]) -> None:
             continue
         checks.findings.attempt("anchors", _check_heads, checks.repo, step, files)
         digests, where = checks.repo.digests(step), f"anchor of step {step.step}"
-        check = lambda name, s=state, d=digests, w=where: check_tensor(s, s.tensors[name], name, d, w)  # noqa: E731
+        check = lambda name, s=state, d=digests, w=where: check_stored(s, s.tensors[name], name, d, w)  # noqa: E731
         checks.findings.each("tensors", check, state.tensors, checks.threads)
         if id_ not in checks.reached:  # else a chain that passes through it has been here already
             _check_runs(checks, [(step, None)], state, {id_})

@@ -8,10 +8,9 @@ from typing import Any
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import NotFoundError
-from deltackpt.format.digests import proves
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.repository import Repository
-from deltackpt.util.parallel import ordered_map
+from deltackpt.restore.identify import has_weights
 from deltackpt.watch.snapshot import DirectorySnapshot
 
 FIELD = "watch"  # of a manifest's metadata
@@ -73,19 +72,8 @@ class Branch:
 
 def same_weights(repo: Repository, link: Link, sight: DirectorySnapshot, threads: int) -> bool:
     """Does the directory hold the step's weights? Decided by hashes. Raises CheckpointError, FormatError."""
-    step = repo.load(link)
-    digests = repo.digests(step)
-    need = {name: (t.dtype, t.shape) for name, t in repo.layout(step).tensors.items()}
     with Checkpoint.open(sight.path) as checkpoint:
-        if {name: (t.dtype, t.shape) for name, t in checkpoint.tensors.items()} != need:
-            return False
-
-        def one(name: str) -> bool:
-            found = proves(checkpoint.bytes_of(name), checkpoint.tensors[name].dtype, digests[name])
-            checkpoint.release(name)
-            return found
-
-        return all(ordered_map(one, checkpoint.tensors, threads))
+        return has_weights(repo, repo.load(link), checkpoint, threads)
 
 
 def _field(step: Manifest) -> Mapping[str, Any]:

@@ -115,7 +115,7 @@ def hash_weights(checkpoint: Checkpoint, threads: int) -> Hashes:
 def _open_end(sight: DirectorySnapshot, checkpoint: Checkpoint) -> Wait | None:
     """A shard that is one of several, while the index that would tell of the others is not there yet."""
     indexed = any(name.endswith(INDEX_SUFFIX) and "/" not in name for name, *_ in sight.files)
-    match = _ONE_OF_MANY.fullmatch(checkpoint.shards[0].name)
+    match = _ONE_OF_MANY.fullmatch(checkpoint.shards[0].path)
     if match and int(match[1]) > 1 and not indexed:
-        return Wait(f"{checkpoint.shards[0].name} is one of several, and there is no index")
+        return Wait(f"{checkpoint.shards[0].path} is one of several, and there is no index")
     return None

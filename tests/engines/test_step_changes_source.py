@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from deltackpt.engines.step_changes import StepChanges
 from support.chains import World
 from support.memory_carrier import Carrier
 
+from deltackpt.engines.step_changes import StepChanges
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.patch.part import Origin

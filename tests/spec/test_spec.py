@@ -7,14 +7,12 @@ import re
 from functools import partial
 
 import pytest
+from support.spec_text import FORMAT, NOTES, REGISTRY, ROWS, RULE, STORE
 from support.store_rules import SHOWN_BY
 from support.vectors import FIXTURES, INDEX, ROOT, code_of, second
 
 from deltackpt.codecs import CODECS
 from deltackpt.format.dtypes import DTYPES
-
-FORMAT, STORE, REGISTRY, NOTES = ((ROOT / f"spec/{n}.md").read_text() for n in ("FORMAT", "STORE", "REGISTRY", "NOTES"))
-RULE = re.compile(r"^- \*\*\[([FS]-[A-Z]+-\d+)\]\*\* (.+)$", re.MULTILINE)
 
 # Rules that no bytes can show: what a writer must do, or what holds for all vectors. Each with the test that shows it.
 ELSEWHERE = {
@@ -97,7 +95,6 @@ def test_codes_are_given_once():
 
 EXITS = {c.__name__: c.exit_code for c in importlib.import_module("deltackpt.errors").DeltackptError.__subclasses__()}
 CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+|grid|padding|usage")
-ROWS = re.findall(r"^\| `([a-z0-9-]+)` \| `(\w+Error)` \| (\d) \| .+ \|$", REGISTRY, re.MULTILINE)
 
 
 def codes_of(tree):

@@ -109,8 +109,8 @@ def test_no_fault_shows_a_reader_anything_but_a_whole_step(
         for fault, error, times in faults:
             if isinstance(fault, Short | Reset) and kind != "patches":
                 continue  # they take all of our patience
-            repo.load.cache_clear()
-            repo.layout_of.cache_clear()
+            repo.manifests.cache.clear()
+            repo.states.clear()
             proxy.calm()
             proxy.fail(fault, "GET", f"/{kind}/", times)
             with pytest.raises((error, FormatError)):

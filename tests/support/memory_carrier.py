@@ -95,7 +95,7 @@ class MemorySink:
         link = Link(self.number, hashlib.sha256(f"{parent} {record.state}".encode()).hexdigest())
         side = [(path, record.files.side_bytes(path)) for path in record.files.side]
         layout = Layout(
-            tuple(Shard(s.name, s.header) for s in record.files.shards),
+            tuple(Shard(s.path, s.header) for s in record.files.shards),
             tuple(Side(path, File(path, len(data), hashlib.sha256(data).hexdigest())) for path, data in side),
         )
         parts = tuple(self.files) if parent and record.patched else None
