@@ -10,7 +10,7 @@ import typer
 
 from deltackpt.errors import ChainError, DeltackptError, UsageError
 from deltackpt_cli import format as text
-from deltackpt_cli import sizes
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.mirror import again
 from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
@@ -76,7 +76,7 @@ def follow(
 
     if once and prefetch:
         raise UsageError("usage", where="--prefetch", have="--once too", need="one of the two")
-    every = sizes.seconds(poll, "--poll")
+    every = units.duration(poll, "--poll")
     folder = object_cache or (cache.with_name(f"{cache.name}.objects") if prefetch else None)
     teller = _Teller(voice, exec_)
     with voice.progress() as progress, stopped_by_signals() as stop:

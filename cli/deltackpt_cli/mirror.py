@@ -11,7 +11,7 @@ import typer
 
 from deltackpt.errors import DeltackptError, UsageError
 from deltackpt_cli import format as text
-from deltackpt_cli import sizes
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.repair import put_right
 from deltackpt_cli.signals import stopped_by_signals
@@ -87,8 +87,8 @@ def mirror(
     if dry_run and watch:
         raise UsageError("usage", where="--dry-run", have="--watch too", need="one of the two")
     start: Start = "latest" if latest_only else from_step
-    cap = None if limit is None else sizes.rate(limit, "--limit")
-    every = sizes.seconds(poll, "--poll")
+    cap = None if limit is None else units.rate(limit, "--limit")
+    every = units.duration(poll, "--poll")
     origin = Repository.open(source)
     with voice.progress() as progress:
         transfer = Transfer(origin.store, open_store(target), cap, jobs, spool or default_spool(), progress)

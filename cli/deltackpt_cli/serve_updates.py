@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from deltackpt.errors import ChainError, UsageError
-from deltackpt_cli import sizes
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Cache, Poll
 from deltackpt_cli.options import Ref, Repo, Threads, read_through
@@ -61,7 +61,7 @@ def serve_updates(
         raise UsageError("usage", where="--pause", have=pause, need="keep, wait or abort")
     if mode not in ("auto", "reload"):
         raise UsageError("usage", where="--mode", have=mode, need="auto or reload")
-    every, patience = sizes.seconds(poll, "--poll"), sizes.seconds(timeout, "--timeout")
+    every, patience = units.duration(poll, "--poll"), units.duration(timeout, "--timeout")
     folder, metrics = Path(cache).absolute(), Metrics()
     with voice.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
         source = read_through(repo, None, "20GB")
