@@ -327,6 +327,8 @@ def test_a_web_server_is_read_and_nothing_more(tmp_path: Path) -> None:
         body = world.repo.store.get("deltackpt.json", 1 << 20)
         assert store.get_range("deltackpt.json", 3, 4) == body[3:7]
         assert [(i.name, i.size) for i in store.list("")] == [(i.name, i.size) for i in world.repo.store.list("")]
+        assert list((tmp_path / "repo" / "leases").iterdir()) == []  # a page without a link, which is no object
+        assert list(store.list("leases/")) == list(store.list("none/")) == list(store.list("deltackpt.json/")) == []
         for name in ("put", "create", "now"):
             with pytest.raises(StoreError):
                 every_call(store)[name]()
