@@ -19,7 +19,7 @@ Target = Annotated[
 
 
 def convert(
-    voice: Output,
+    output: Output,
     format: Format,
     src: Source,
     to: Target,
@@ -40,10 +40,10 @@ def convert(
     name, source = reader(format, src, **({"trust_numbers": True} if trust_numbers else {}))
     options = {"encoding": encoding, "checksum": checksum}
     target_name, target = writer(to, out, **{key: value for key, value in options.items() if value is not None})
-    with tempfile.TemporaryDirectory(prefix="deltackpt-convert-") as work, voice.progress() as progress:
+    with tempfile.TemporaryDirectory(prefix="deltackpt-convert-") as work, output.progress() as progress:
         brought = import_steps(name, source, Path(work) / "repo", base=base, threads=threads, progress=progress)
         repo = Repository.open(Path(work) / "repo")
         done = export_steps(repo, target_name, target, out, threads=threads, progress=progress)
     for proof, count in brought.proofs.items():
-        voice.note(f"note: {count} x {proof}")
-    voice.result(done, lambda: lines(done))
+        output.note(f"note: {count} x {proof}")
+    output.result(done, lambda: lines(done))

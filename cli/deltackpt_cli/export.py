@@ -46,7 +46,7 @@ Marker = Annotated[
 
 
 def export(
-    voice: Output,
+    output: Output,
     repo: Repo,
     format: Format,
     out: Out,
@@ -70,7 +70,7 @@ def export(
 
     options = {"encoding": encoding, "checksum": checksum, "marker": marker}
     name, target = writer(format, out, **{key: value for key, value in options.items() if value is not None})
-    with voice.progress() as progress:
+    with output.progress() as progress:
         done = export_steps(
             Repository.open(repo),
             name,
@@ -84,7 +84,7 @@ def export(
             threads=threads,
             progress=progress,
         )
-    voice.result(done, lambda: lines(done))
+    output.result(done, lambda: lines(done))
 
 
 def lines(done: ExportResult) -> Iterator[str]:

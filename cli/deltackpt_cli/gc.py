@@ -62,7 +62,7 @@ class Outcome:
 
 
 def gc(
-    voice: Output,
+    output: Output,
     repo: Repo,
     keep_last: Last = None,
     keep_every: Every = None,
@@ -92,7 +92,7 @@ def gc(
     policy = Policy(keep_last, keep_every, within, tuple(keep_tag or ()), young)
     source = Repository.open(repo)
     result = None
-    with voice.progress() as progress:
+    with output.progress() as progress:
         if execute is not None:
             found = library.GcPlan.load(execute)
             result = found.execute(source, progress=progress)
@@ -106,8 +106,8 @@ def gc(
             found, result = library.collect(source, policy, progress=progress)
     for one in found.rebases:
         gain = f"costs {text.count(one.cost)} bytes and frees {text.count(one.frees)}"
-        voice.note(f"note: an anchor at step {one.step.step} {gain}: run it with --rebase")
-    voice.result(Outcome(found, result), lambda: _lines(found, result, verbose=voice.verbose))
+        output.note(f"note: an anchor at step {one.step.step} {gain}: run it with --rebase")
+    output.result(Outcome(found, result), lambda: _lines(found, result, verbose=output.verbose))
 
 
 def _lines(plan: GcPlan, result: GcResult | None, *, verbose: bool) -> Iterator[str]:

@@ -79,11 +79,11 @@ def _common(
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options that all share; its first parameter is not on the line, but the voice they make."""
+    """A command with the options that all share; its first parameter is the `Output` that they make, and no option."""
 
     def run(**values: Any) -> None:
-        voice = _common(**{name: values.pop(name) for name in shared})
-        function(voice, **values)
+        output = _common(**{name: values.pop(name) for name in shared})
+        function(output, **values)
 
     shared = inspect.signature(_common, eval_str=True).parameters
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]

@@ -59,7 +59,7 @@ Choice = Annotated[Encoding, typer.Option(help="How tensors are encoded; `auto` 
 
 
 def watch(
-    voice: Output,
+    output: Output,
     directory: Directory,
     repo: Repo,
     pattern: Pattern = "step_{step}",
@@ -96,10 +96,10 @@ def watch(
         encoding=encoding.value,
         ref=ref,
         threads=threads,
-        say=lambda line: voice.note(f"note: {line}"),
+        say=lambda line: output.note(f"note: {line}"),
     )
     for done in following.run(poll=units.duration(poll, "--poll"), once=once):
-        voice.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
+        output.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
 
 
 def _lines(done: Published) -> Iterator[str]:

@@ -37,14 +37,14 @@ class Serving:
 
     def run(self, stop: Event, poll: float) -> None:
         """Until ``stop``. Raises an error of the repository that does not pass by itself."""
-        outage = Backoff()
+        backoff = Backoff()
         while not stop.is_set():
             wait = poll
             try:
                 self.move()
-                outage.over()
+                backoff.reset()
             except DeltackptError as error:
-                wait = outage.wait(error)
+                wait = backoff.delay(error)
                 self._tell("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
             with suppress(DeltackptError):  # nothing in the cache yet
                 self.engines()
@@ -56,7 +56,7 @@ class Serving:
             self._metrics.set("deltackpt_step", switch.step)
             self._metrics.add("deltackpt_bytes_total", switch.read)
             self._tell("switch", switch.to_dict())
-            self.follower.told(switch)
+            self.follower.acknowledge(switch)
 
     def engines(self) -> bool:
         """Every engine to the cache's step. -> whether all are there."""
