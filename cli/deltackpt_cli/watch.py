@@ -81,11 +81,9 @@ def watch(
     for a while, is complete by its index, and hashes to the same twice. One line a step; --json makes it an object.
     """
     from deltackpt.publish.manifest import AnchorPolicy
-    from deltackpt.watch import Watch
+    from deltackpt.watch import Watch, WatchOptions
 
-    following = Watch(
-        directory,
-        repo,
+    options = WatchOptions(
         pattern=pattern,
         marker=done_marker,
         settle=units.duration(settle, "--settle"),
@@ -96,9 +94,10 @@ def watch(
         encoding=encoding.value,
         ref=ref,
         threads=threads,
-        say=lambda line: output.note(f"note: {line}"),
     )
-    for done in following.run(poll=units.duration(poll, "--poll"), once=once):
+    every = units.duration(poll, "--poll")
+    following = Watch(directory, repo, options, notify=lambda line: output.note(f"note: {line}"))
+    for done in following.run(poll=every, once=once):
         output.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
 
 
