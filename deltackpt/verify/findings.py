@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, in the words of the error that a reader would have met."""
+    """One thing that is wrong: the fields of the error that a reader would meet."""
 
     code: str
     exit_code: int
@@ -30,8 +30,8 @@ class Finding:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0, or the lowest exit code found: bad bytes come before a chain that does not fit, and so on. As with whoever
-    reads the step, a chain that is broken since an object is missing counts as that."""
+    """0, or the lowest exit code found: bad bytes come before a chain that does not fit, and so on. As for a reader of
+    the step, a chain that is broken since an object is missing counts as a missing object."""
     found = {f.code: f.exit_code for f in findings}
     if "object-missing" in found:
         found.pop("chain-broken", None)

@@ -13,6 +13,11 @@ from deltackpt.restore.replay import describe
 
 
 def check_tensor(state: State, want: StoredTensor, name: str, digests: Mapping[str, TensorDigest], where: str) -> None:
+    """Prove the bytes of one tensor of ``state``; they are released after.
+
+    Raises ChainError ``tensor-shape`` unless its dtype and shape are those of ``want``, ``tensor-differs`` unless its
+    bytes have the step's digests. ``where`` names the state in errors.
+    """
     have, need = state.tensors.get(name), (want.dtype, want.shape)
     if have is None or (have.dtype, have.shape) != need:
         shown = describe((have.dtype, have.shape) if have else None)
@@ -26,4 +31,5 @@ def check_tensor(state: State, want: StoredTensor, name: str, digests: Mapping[s
 
 
 def tensor_differs(where: str, have: str, need: str) -> None:
+    """Raise ChainError ``tensor-differs``."""
     raise ChainError("tensor-differs", where=where, have=have, need=need)

@@ -30,7 +30,7 @@ from deltackpt.store.driver import SpooledUpload
 from deltackpt.store.fsspec_store import open_fsspec
 from deltackpt.store.hf_s3 import VARIABLE, open_gateway
 from deltackpt.store.hub import open_bucket
-from deltackpt.store.retry import Patience
+from deltackpt.store.retry import RetryPolicy
 from deltackpt.verify import verify_repository
 from tests.store.conftest import QUICK
 
@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-BRIEF = Patience(total=0.3, silence=2.0, first=0.01, most=0.05)
+BRIEF = RetryPolicy(total=0.3, silence=2.0, first=0.01, most=0.05)
 SECRET = "hunter2-averysecretword"
 
 

@@ -47,7 +47,7 @@ def proxied(proxy: FaultyProxy, root: str) -> Repository:
     from deltackpt.store.s3 import options
 
     fs = s3fs.S3FileSystem(endpoint_url=proxy.url, skip_instance_cache=True, **options(QUICK))
-    return Repository.at(RemoteStore(S3Driver(fs, BUCKET, QUICK), f"s3://{BUCKET}/{root}", root, patience=QUICK))
+    return Repository.at(RemoteStore(S3Driver(fs, BUCKET, QUICK), f"s3://{BUCKET}/{root}", root, retry=QUICK))
 
 
 def test_a_look_at_s3_is_one_conditional_get(

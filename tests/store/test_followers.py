@@ -81,8 +81,8 @@ FOLLOWER = (
 from deltackpt.sync.follow import Follower, FollowOptions
 from deltackpt.repository import Repository
 from deltackpt.store.fsspec_store import open_fsspec
-from deltackpt.store.retry import Patience
-IMPATIENT = Patience(total=1.0, silence=5.0, first=0.05, most=0.3)  # else no outage of these would ever be seen
+from deltackpt.store.retry import RetryPolicy
+IMPATIENT = RetryPolicy(total=1.0, silence=5.0, first=0.05, most=0.3)  # else no outage of these would ever be seen
 cache, done, stop, poll = root / "cache", Path(sys.argv[3]), threading.Event(), float(sys.argv[4])
 def look(seen):
     while not stop.is_set():
