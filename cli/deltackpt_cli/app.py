@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -44,14 +46,17 @@ for function in (*REPOSITORY_COMMANDS, *TRANSFER_COMMANDS):
 
 def _version(wanted: bool) -> None:
     if wanted:
-        Output().data([f"deltackpt {__version__}"])
+        from deltackpt import kernels  # here, as it brings numpy
+
+        Output().data([f"deltackpt {__version__}", f"kernels: {kernels.status()}"])
         raise typer.Exit
 
 
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version and the kernels in use."),
     ] = False,
 ) -> None:
     """Publish model checkpoints as bit-exact patches, and get any step back exactly.
@@ -65,6 +70,7 @@ def main() -> NoReturn:
     """Run the command line of this process."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # no locale makes a name fail
+    warnings.showwarning = lambda message, *_: logging.getLogger("deltackpt").warning("%s", message)  # a note
     sys.exit(run(sys.argv[1:]))
 
 

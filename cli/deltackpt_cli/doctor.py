@@ -21,7 +21,7 @@ Url = Annotated[
 
 
 def doctor(output: Output, url: Url) -> None:
-    """Try a store out: what it guarantees, and what not.
+    """Try a store out: what it guarantees, and what not. Says too whether this host has the compiled kernels.
 
     Writes a few small objects into a folder of its own, and removes them. The exit code is 8 if the store does
     not do what it should.
@@ -42,6 +42,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield ""
         yield f"{title}:"
         yield from (f"  {word}" for word in words or ["nothing" if title == "guaranteed" else "nothing else is needed"])
+    yield from ("", f"kernels: {found.kernels}")
 
 
 def _verdict(claimed: bool, holds: bool) -> str:

@@ -64,8 +64,8 @@ def serve_updates(
         if not once:
             serving.run(stop, every)
             return
-        serving.move()
-        if not serving.engines():
+        serving.update_cache()
+        if not serving.update_engines():
             have, need = "an engine at another step", "all of them at the newest"
             raise ChainError("engine-refused", where=str(repo), have=have, need=need, hint="The lines above say why.")
 

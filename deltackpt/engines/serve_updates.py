@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from deltackpt.engines.clients import Host, client_of
+from deltackpt.engines.clients import ClientOptions, client_of
 from deltackpt.engines.fleet import Tell
 from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
@@ -70,8 +70,8 @@ def open_serving(
     folder, source = Path(cache).absolute(), Repository.open(repo)
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())
-    host = Host(place, folder, options.ref, options.pause, options.timeout, options.mode)
-    clients = [client_of(engine, host) for engine in engines]
+    client_options = ClientOptions(place, folder, options.ref, options.pause, options.timeout, options.mode)
+    clients = [client_of(engine, client_options) for engine in engines]
     following = FollowOptions(options.ref, threads=options.threads)
     follower = Follower(source, folder, following, progress=progress, stop=stop)
     how = {"together": options.together, "check": options.check}

@@ -1,4 +1,4 @@
-"""Who publishes what: every tensor of the state, where each part of it lies, and the files of an anchor."""
+"""Which rank publishes what: every tensor of the state, its boxes and their owners, and the files of an anchor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.names import listed
 
 SHARD_BYTES = 5 << 30  # of an anchor's file, as Hugging Face's tools cut them
-LEAST = 256 << 20  # bytes below which no file is cut for the ranks' sake
+LEAST = 256 << 20  # bytes below which no file is cut so that every rank has one to write
 INDEX = "model.safetensors.index.json"
 
 Held = list[tuple[str, str, Box]]  # what a rank holds: name, dtype, box
@@ -24,7 +24,7 @@ Held = list[tuple[str, str, Box]]  # what a rank holds: name, dtype, box
 
 @dataclass(frozen=True)
 class Global:
-    """One tensor of the state: its published dtype, its shape, and who answers for each box of it."""
+    """One tensor of the state: its published dtype, its shape, and which rank publishes each box of it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -32,6 +32,7 @@ class Global:
 
     @property
     def nbytes(self) -> int:
+        """Bytes as published."""
         return nbytes(DTYPES[self.dtype], self.shape)
 
 
@@ -44,12 +45,13 @@ class NewShard:
 
     @property
     def size(self) -> int:
+        """Bytes, the header included."""
         return self.header.file_size
 
 
 @dataclass(frozen=True)
 class FilePlan:
-    """The checkpoint that a step is, but for the values: what its record needs to know."""
+    """The checkpoint of a step without the values: its files, tensors and side files."""
 
     shards: tuple[NewShard, ...]
     contents: Mapping[str, bytes]  # side files by path
@@ -61,9 +63,11 @@ class FilePlan:
 
     @property
     def side(self) -> tuple[str, ...]:
+        """Paths of the side files, sorted."""
         return tuple(sorted(self.contents))
 
     def side_bytes(self, path: str) -> bytes:
+        """A side file's bytes."""
         return self.contents[path]
 
     @property
@@ -73,12 +77,16 @@ class FilePlan:
 
 
 def held_by(pieces: Sequence[Piece]) -> Held:
+    """What a rank that has these pieces holds."""
     return [(piece.name, piece.dtype.name, piece.box) for piece in pieces]
 
 
 def plan_state(held: Sequence[Held]) -> dict[str, Global]:
-    """All tensors, given what every rank holds. Of equal boxes one rank answers for each, and their bytes are spread
-    evenly. Raises UsageError ``placement-unknown`` where boxes overlap or leave something out.
+    """All tensors, given what every rank holds. A box that several ranks hold is published by one of them, and the
+    bytes are spread evenly.
+
+    Raises CheckpointError ``checkpoint-empty`` without a tensor, and UsageError ``placement-unknown`` where boxes
+    overlap or leave something out.
     """
     boxes: dict[str, dict[Box, list[int]]] = {}
     dtypes: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
@@ -117,13 +125,13 @@ def plan_state(held: Sequence[Held]) -> dict[str, Global]:
 
 
 def shard_size(plan: Mapping[str, Global], ranks: int) -> int:
-    """Bytes of an anchor's file: such that every rank has one to write, unless that would make them small."""
+    """Bytes of a file of an anchor: such that every rank has one to write, unless that would make them small."""
     total = sum(tensor.nbytes for tensor in plan.values())
     return min(SHARD_BYTES, max(LEAST, -(-total // ranks)))
 
 
 def _none(kinds: set[tuple[str, tuple[int, ...]]]) -> Box:
-    """No rank said that it holds anything of a tensor: right only if it has no elements."""
+    """The box of a tensor of which no rank holds an element: right only if it has none."""
     whole = next(iter(kinds))[1]
     return Box(whole, (0,) * len(whole), (0,) * max(1, len(whole)))
 

@@ -1,57 +1,27 @@
 """The inner loops in C: compare, digest, pack, unpack. `LIB` is None where they were not compiled, or are not wanted
 (``DELTACKPT_KERNELS=0``); callers then do the same in numpy, several times slower. Both give the same bytes.
 
-The library is built at installation (build.py) and called through ctypes, which lets go of the interpreter's lock.
+The library is built at installation (build.py) and called through ctypes, which lets go of the interpreter's lock
+(library.py). `status` says which of the two a process uses.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-from ctypes import c_int, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.kernels.build import LIBRARY, fingerprint
-
-_P, _N, _I = c_void_p, c_int64, c_int
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "dk_compare": (_N, [_P, _P, _N, _I, _N, _P, _P, _P]),
-    "dk_scatter": (_I, [_P, _N, _P, _I, _P, _N, _I]),
-    "dk_exponents": (None, [_P, _N, _P, _P]),
-    "dk_digest_start": (None, []),
-    "dk_digest_run": (None, [_P, _N, _I, _N, _P]),
-    "dk_digest_change": (None, [_P, _P, _P, _N, _I, _P]),
-    "dk_pack_sort": (None, [_P, _P, _P, _N, *[_P] * 13]),
-    "dk_pack_measure": (None, [_P, _P, _N, _I, _P, _P, _P, _P, _I, _I, _P, _P, _P, _P]),
-    "dk_pack_write": (None, [_P, _P, _N, _I, _P, _P, _P, _P, _P, _I, _I, _P, _P, _P, _P]),
-    "dk_population": (None, [_P, _P, _P, _P, _P, _P]),
-    "dk_unpack": (_I, [_P, _N, *[_P] * 8]),
-}
+from deltackpt.kernels.library import load
 
 Array = npt.NDArray[Any]
 
-
-def _load() -> ctypes.CDLL | None:
-    if os.environ.get("DELTACKPT_KERNELS") == "0":
-        return None
-    try:
-        library = ctypes.CDLL(str(LIBRARY))
-        library.dk_fingerprint.restype = ctypes.c_uint32
-        if library.dk_fingerprint() != fingerprint():
-            return None
-    except (OSError, AttributeError):
-        return None
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    library.dk_digest_start()
-    return library
+LIB, WITHOUT = load()  # WITHOUT: why there is no LIB
 
 
-LIB = _load()
+def status() -> str:
+    """Which loops this process uses: "compiled", or "numpy" and why."""
+    return "compiled" if LIB is not None else f"numpy ({WITHOUT})"
 
 
 def address(array: Array) -> int:

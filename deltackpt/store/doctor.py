@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deltackpt import kernels
 from deltackpt.errors import ConflictError, DeltackptError, NotFoundError
 from deltackpt.store import Store
 
@@ -39,12 +40,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """``guaranteed`` and ``not_guaranteed`` say what a repository there can be relied on for."""
+    """``guaranteed`` and ``not_guaranteed`` say what a repository there can be relied on for; ``kernels``, which loops
+    this process works with (`deltackpt.kernels.status`).
+    """
 
     store: str
     checks: tuple[Check, ...]
     guaranteed: tuple[str, ...]
     not_guaranteed: tuple[str, ...]
+    kernels: str
 
     @property
     def ok(self) -> bool:
@@ -64,7 +68,8 @@ def diagnose(store: Store) -> Diagnosis:
         checks = tuple(_timed(name, claimed, partial) for name, claimed, partial in _checks(store, folder))
     words = [(_PROMISES[check.name], check.claimed and check.holds) for check in checks]
     good = tuple(promise for (promise, _), holds in words if holds)
-    return Diagnosis(store.url, checks, good, tuple(without for (_, without), holds in words if not holds))
+    lacking = tuple(without for (_, without), holds in words if not holds)
+    return Diagnosis(store.url, checks, good, lacking, kernels.status())
 
 
 _PROMISES = {

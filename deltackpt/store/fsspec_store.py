@@ -150,12 +150,9 @@ class FsspecDriver(BasicDriver):
     def scan(self, prefix: str) -> Iterator[Head]:
         self._fs.invalidate_cache()
         slash = "/" if prefix.startswith("/") else ""  # which some file systems drop, and some add
-        folder = prefix.rpartition("/")[0]
-        for name, info in self._fs.find(folder, detail=True).items():
-            key = slash + name.lstrip("/")
-            if key.rstrip("/") == folder.rstrip("/"):
-                continue  # a web server's page of an empty folder: fsspec takes it for a file, and tells nothing of it
-            if info["type"] == "file":
+        for name, info in self._fs.find(prefix.rpartition("/")[0], detail=True).items():
+            if info.get("type") == "file":  # an empty folder of a web server is told of as {}
+                key = slash + name.lstrip("/")
                 # Listings of web servers tell no sizes.
                 yield Head(key, info["size"], _modified(info)) if info.get("size") is not None else self.head(key)
 

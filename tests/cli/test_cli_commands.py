@@ -14,6 +14,7 @@ from support.running import MARKUP, World, command, deltackpt, environment, mask
 
 from deltackpt import __version__
 from deltackpt.codecs import CHOICES
+from deltackpt.kernels import status
 from deltackpt.publish.write import WriteResult
 from deltackpt.report.comparison import CheckpointComparison
 from deltackpt.report.inspection import Inspection
@@ -154,7 +155,7 @@ def test_verify_a_repository_a_part_and_a_directory(world: World) -> None:
 
 def test_version_and_completion() -> None:
     done = deltackpt("--version")
-    assert (done.out, done.err, done.status) == (f"deltackpt {__version__}\n", "", 0)
+    assert (done.out, done.err, done.status) == (f"deltackpt {__version__}\nkernels: {status()}\n", "", 0)
     asked = {"_DELTACKPT_COMPLETE": "complete_bash", "COMP_WORDS": "deltackpt in", "COMP_CWORD": "1"}
     assert deltackpt(**asked).out.split() == ["inspect"]
 

@@ -12,6 +12,7 @@ import pytest
 from deltackpt_cli.app import run
 
 from deltackpt.errors import ConflictError, StoreError
+from deltackpt.kernels import status
 from deltackpt.store import Buffer, LocalStore, MemoryStore, ObjectInfo, Written
 from deltackpt.store.doctor import _PROMISES, Check, Diagnosis, diagnose
 from deltackpt.store.memory import _named
@@ -174,9 +175,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         ["ok", name] for name in ("write", "create-only", "compare-and-swap", "list", "delete", "range", "clock")
     ]
     assert "not guaranteed:\n  nothing else is needed\n" in out
+    assert out.splitlines()[-1] == f"kernels: {status()}"
     assert run(["doctor", str(tmp_path / "repo"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is True
+    assert found["kernels"] == status()
     assert found["store"] == (tmp_path / "repo").as_uri()
     assert {"name", "claimed", "holds", "note", "seconds"} == found["checks"][0].keys()
     monkeypatch.setitem(_named, "liar", Overwrites("liar"))

@@ -1,4 +1,4 @@
-"""The changed elements between two steps, tensor by tensor, decoded against the old words and never written."""
+"""The changed elements between two steps, tensor by tensor, decoded against the old words; nothing is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deltackpt.restore.patch_reader import Found, PatchReader
 from deltackpt.restore.replay import Bytes, Known, Replay, decode_step
 
 
-class Moves:
+class StepChanges:
     """What leads to a plan's target. Patches where it begins at a state that is there, all tensors where at an anchor.
 
     A context manager: every part is fetched and hashed on entry.
@@ -30,7 +30,7 @@ class Moves:
         self._patches: Sequence[PatchReader] = ()
         self._whole: Replay | None = None
 
-    def __enter__(self) -> Moves:
+    def __enter__(self) -> StepChanges:
         if self._plan.anchor is not None:
             self._whole = self._stack.enter_context(Replay.open(self._repo, self._plan))
         else:
@@ -48,9 +48,9 @@ class Moves:
         return sorted(set().union(*(patch.names for patch in self._patches)), key=str.encode)
 
     def of(self, name: str, old: Bytes, known: Known) -> Decoded:
-        """The elements of a tensor that end up changed: sorted flat positions, and values.
+        """The elements of a tensor that end up changed: [n] flat positions, int64 and sorted, and [n] unsigned words.
 
-        ``old``: its bytes now, of dtype and shape ``known``. Raises ChainError ``tensor-shape`` for one that is
+        ``old``: its bytes now, uint8, of dtype and shape ``known``. Raises ChainError ``tensor-shape`` for one that is
         another tensor at the target, ``base-differs`` where ``old`` is not what the patches apply to.
         """
         words = old.view(uint(DTYPES[known[0]].width))
@@ -68,11 +68,11 @@ class Moves:
 def _step(name: str, old: Bytes, known: Known, found: Sequence[Found]) -> Decoded:
     try:
         decoded = decode_step(old, known, found)
-    except FormatError as error:  # the parts have their sha256, so it is the old values that lead astray
+    except FormatError as error:  # the parts have their sha256, so the old values must be the wrong ones
         have, need = f"old values that a patch does not apply to [{error.code}]", "those of the step before"
-        hint = "Somebody else wrote to the weights. Load them again."
+        hint = "Other code wrote to the weights. Load them again."
         raise ChainError("base-differs", where=name[:80], have=have, need=need, hint=hint) from error
-    if decoded is None:
+    if decoded is None:  # [F-APPLY-5]: the set of tensors is the layout's
         raise ChainError("tensor-shape", where=name[:80], have="another tensor of this name", need="the same tensor")
     return decoded
 
