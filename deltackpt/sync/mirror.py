@@ -7,8 +7,10 @@ read back names it; never for its size. Nothing is ever removed.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from deltackpt.errors import ConflictError, NotFoundError
@@ -17,13 +19,38 @@ from deltackpt.gc.inventory import FOLDERS
 from deltackpt.repository import Ref, Repository, chain
 from deltackpt.repository.leases import lease
 from deltackpt.repository.repository import MARKER, MAX_SMALL, object_differs
+from deltackpt.store import open_store
 from deltackpt.sync import selection
 from deltackpt.sync.mirror_plan import MirrorPlan, MirrorRecord, MirrorResult, RefMove, elsewhere, windows
 from deltackpt.sync.selection import Selection
-from deltackpt.sync.transfer import BATCH, Transfer
+from deltackpt.sync.transfer import BATCH, JOBS, Transfer, default_spool
 from deltackpt.util.parallel import ordered_map
+from deltackpt.util.progress import SILENT, Progress
 
 Start: TypeAlias = int | Literal["latest"] | None
+
+
+def mirror(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    start: Start = None,
+    force: bool = False,
+    check: bool = False,
+    limit: float | None = None,
+    jobs: int = JOBS,
+    spool: Path | None = None,
+    progress: Progress = SILENT,
+) -> MirrorResult:
+    """Copy what the store at ``target`` lacks of the repository at ``source``; both are paths or URLs.
+
+    ``start``, ``force`` and ``check`` are those of `Mirror`; ``limit`` is in bytes a second, ``jobs`` objects are in
+    transit at a time, and ``spool`` is the folder of large ones that were fetched in part. Raises what `Mirror.plan`
+    and `Mirror.execute` raise.
+    """
+    origin = Repository.open(source)
+    transfer = Transfer(origin.store, open_store(target), limit, jobs, spool or default_spool(), progress)
+    return Mirror(origin, transfer, start=start, force=force, check=check).run()
 
 
 class Mirror:

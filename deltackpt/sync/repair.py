@@ -6,15 +6,19 @@ copied from the source if that has it, whichever of the two is newer. No step an
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import lease
+from deltackpt.store import open_store
 from deltackpt.sync.scan import Damage, DamageScan
 from deltackpt.sync.selection import put_order
-from deltackpt.sync.transfer import Transfer
+from deltackpt.sync.transfer import JOBS, Transfer, default_spool
+from deltackpt.util.progress import SILENT, Progress
 from deltackpt.verify.findings import Finding, exit_code
 
 
@@ -61,6 +65,24 @@ class RepairResult:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def repair(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    limit: float | None = None,
+    jobs: int = JOBS,
+    spool: Path | None = None,
+    progress: Progress = SILENT,
+) -> RepairResult:
+    """Replace what is damaged or missing in the copy at ``target`` from the repository at ``source``; paths or URLs.
+
+    ``limit``, ``jobs`` and ``spool`` are those of `mirror`. Raises what `Repair.plan` and `Repair.execute` raise.
+    """
+    origin = Repository.open(source)
+    transfer = Transfer(origin.store, open_store(target), limit, jobs, spool or default_spool(), progress)
+    return Repair(origin, transfer).run()
 
 
 class Repair:
