@@ -29,9 +29,11 @@ class Policy:
 
     @property
     def keeps_all(self) -> bool:
+        """Whether every step of a branch is kept."""
         return self.last is None and self.every is None and self.within is None
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 

@@ -53,6 +53,7 @@ class GcResult:
     bytes: int
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -75,6 +76,7 @@ class GcPlan:
 
     @property
     def frees(self) -> int:
+        """Bytes of all that goes."""
         return sum(size for _, size in self.delete)
 
     @property
@@ -83,9 +85,11 @@ class GcPlan:
         return sum(name.startswith("steps/") for name, _ in self.delete)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, as canonical JSON."""
         Path(path).write_bytes(dumps(self.to_dict()) + b"\n")
 
     @classmethod

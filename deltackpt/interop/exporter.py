@@ -40,6 +40,7 @@ class ExportResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 

@@ -28,10 +28,12 @@ ZSTD: Final = b"\x28\xb5\x2f\xfd"
 
 
 def field_error(where: object, have: str, need: str) -> FormatError:
+    """FormatError ``foreign-field``."""
     return FormatError("foreign-field", where=where, have=have[:160], need=need)
 
 
 def gap_error(where: object, have: str, need: str, hint: str = "") -> ChainError:
+    """ChainError ``foreign-gap``."""
     return ChainError("foreign-gap", where=where, have=have, need=need, hint=hint)
 
 
@@ -51,6 +53,7 @@ class Tensors:
 
     @classmethod
     def open(cls, path: Path) -> Tensors:
+        """The file at ``path``, mapped. Raises FormatError ``foreign-missing``, ``header-*``."""
         return cls(read_bytes(path), str(path))
 
     def bytes_of(self, name: str) -> Bytes:

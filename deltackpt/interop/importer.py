@@ -51,6 +51,7 @@ class ImportResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 

@@ -25,10 +25,13 @@ PATCH: Final = "sparse_update_patch.safetensors"
 
 
 def detect(root: Path) -> bool:
+    """Does a directory hold broadcasts of changes, of any of the three drafts?"""
     return any((path / name).is_file() for path in directories(root).values() for name in SPARSE)
 
 
 class PrimeSparseReader:
+    """Steps of any of the three drafts, and whole ones between them."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
 

@@ -40,6 +40,7 @@ class Graph:
     steps: tuple[GraphStep, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 

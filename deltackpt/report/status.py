@@ -55,6 +55,7 @@ class Status:
     cache: CacheStatus | None
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 

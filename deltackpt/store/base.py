@@ -212,10 +212,12 @@ DAMAGED = "It was changed or damaged in the store. `deltackpt mirror MIRROR REPO
 
 
 def missing(where: str) -> NotFoundError:
+    """NotFoundError ``object-missing``."""
     return NotFoundError("object-missing", where=where, have="no such object", need="a published object", hint=GONE)
 
 
 def taken(where: str) -> ConflictError:
+    """ConflictError ``object-exists``."""
     return ConflictError(
         "object-exists",
         where=where,
@@ -226,6 +228,7 @@ def taken(where: str) -> ConflictError:
 
 
 def moved(where: str, have: bytes | None, old: bytes | None) -> ConflictError:
+    """ConflictError ``ref-moved``: the object holds ``have``, and not ``old``."""
     return ConflictError(
         "ref-moved",
         where=where,
@@ -236,6 +239,7 @@ def moved(where: str, have: bytes | None, old: bytes | None) -> ConflictError:
 
 
 def changed(where: str) -> StoreError:
+    """StoreError ``object-changed``."""
     return StoreError(
         "object-changed",
         where=where,
@@ -246,8 +250,10 @@ def changed(where: str) -> StoreError:
 
 
 def too_large(where: str, size: int, limit: int) -> FormatError:
+    """FormatError ``object-too-large``; sizes in bytes."""
     return FormatError("object-too-large", where=where, have=f"{size} bytes", need=f"at most {limit} bytes")
 
 
 def too_short(where: str, size: int, start: int, length: int) -> FormatError:
+    """FormatError ``object-short``; sizes in bytes."""
     return FormatError("object-short", where=where, have=f"{size} bytes", need=f"{length} bytes from byte {start}")

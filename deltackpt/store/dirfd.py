@@ -84,6 +84,7 @@ class StagedFile:
     file: int
 
     def exists(self) -> bool:
+        """Whether there is something under the final name."""
         try:
             os.stat(self.leaf, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -91,10 +92,12 @@ class StagedFile:
         return True
 
     def rename(self) -> None:
+        """Give the temporary its final name, over whatever is there."""
         os.replace(self.temporary, self.leaf, src_dir_fd=self.folder, dst_dir_fd=self.folder)
 
 
 def write(file: int, view: memoryview) -> None:
+    """Write all bytes."""
     while view:
         view = view[os.write(file, view) :]
 
@@ -106,6 +109,7 @@ def seal(file: int) -> None:
 
 
 def sync(file: int) -> None:
+    """Make a file, or the names in a folder, durable."""
     if sys.platform == "darwin":  # where fsync leaves the bytes in the drive's cache
         with suppress(OSError):
             fcntl.fcntl(file, fcntl.F_FULLFSYNC)
@@ -118,6 +122,7 @@ def sync(file: int) -> None:
 
 
 def not_a_file(where: str, info: os.stat_result) -> FormatError:
+    """FormatError ``object-not-a-file``."""
     return FormatError(
         "object-not-a-file",
         where=where,
@@ -128,6 +133,7 @@ def not_a_file(where: str, info: os.stat_result) -> FormatError:
 
 
 def translated(error: OSError, where: str) -> StoreError | NoSpaceError:
+    """The error of ours for what the system said."""
     reason = error.strerror or str(error)
     if error.errno in NO_SPACE:
         return NoSpaceError("no-space", where=where, have=reason, need="room for the object", hint="free some space")

@@ -80,6 +80,7 @@ def check_url(scheme: str, rest: str) -> None:
 
 
 def extra_missing(scheme: str) -> UsageError:
+    """UsageError ``extra-missing``, with the command that installs what the scheme needs."""
     extra = EXTRAS.get(scheme)
     return UsageError(
         "extra-missing",

@@ -147,6 +147,7 @@ class RequestBody(io.BytesIO):
     """A request's body: the client closes it, and wants it again, from its beginning, for another attempt."""
 
     def close(self) -> None:
+        """Back to the beginning, for another attempt."""
         self.seek(0)
 
 

@@ -47,6 +47,7 @@ class Bucket:
 
     @property
     def url(self) -> str:
+        """The store's URL, without a secret."""
         return f"{self.scheme}://{'/'.join(filter(None, ('buckets', self.namespace, self.name, self.root)))}"
 
 
@@ -76,6 +77,8 @@ def open_bucket(rest: str, retry: RetryPolicy = DEFAULT) -> RemoteStore:
 
 
 class BucketDriver:
+    """``bucket`` is NAMESPACE/NAME."""
+
     capabilities = Capabilities(
         create_only=False, swap=False, clock=True, ranged=True, local=False, batch=True, pause=PAUSE
     )

@@ -90,6 +90,7 @@ class ObjectCache:
             return file
 
     def size(self) -> int:
+        """Bytes of all objects that are here."""
         return sum(info.st_size for _, info in self._entries())
 
     def _path(self, sha256: str) -> Path:

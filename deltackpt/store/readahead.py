@@ -31,6 +31,7 @@ class ObjectRange:
 
     @property
     def end(self) -> int:
+        """The byte after the last one."""
         return self.start + self.length
 
 

@@ -149,6 +149,7 @@ class S3Driver(BasicDriver):
         return date + int(time.monotonic() - came)
 
     def call(self, method: str, **request: Any) -> dict[str, Any]:
+        """One request to the bucket, bounded in time; -> botocore's answer."""
         size = len(request.get("Body", b""))
         answer: dict[str, Any] = self._run(self._fs._call_s3(method, Bucket=self._bucket, **request), size)
         self._note_date(answer)

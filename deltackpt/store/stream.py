@@ -58,6 +58,7 @@ class Span:
         return iter(self.block, b"")
 
     def close(self) -> None:
+        """Give up the connection."""
         body, self._body = self._body, None
         if body is not None:
             body.close()

@@ -82,6 +82,7 @@ class Switch:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 

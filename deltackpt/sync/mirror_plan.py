@@ -33,6 +33,7 @@ class MirrorRecord:
 
     @property
     def bytes(self) -> int:
+        """Bytes to copy and to read back."""
         return sum(f.size for f in (*self.copy, *self.prove))
 
 
@@ -56,9 +57,11 @@ class MirrorPlan:
 
     @property
     def steps(self) -> int:
+        """How many manifests are put."""
         return sum(record.put and record.name.startswith("steps/") for record in self.records)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return {**asdict(self), "steps": self.steps, "bytes": self.bytes}
 
 
@@ -81,6 +84,7 @@ class MirrorResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 

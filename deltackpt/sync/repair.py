@@ -37,13 +37,16 @@ class RepairPlan:
 
     @property
     def bytes(self) -> int:
+        """Bytes of what is replaced."""
         return sum(damage.file.size for damage in self.repairs)
 
     @property
     def exit_code(self) -> int:
+        """That of `verify` for what is left."""
         return exit_code(self.left)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return {**asdict(self), "bytes": self.bytes}
 
 
@@ -61,9 +64,11 @@ class RepairResult:
 
     @property
     def exit_code(self) -> int:
+        """That of `verify` for what is left."""
         return exit_code(self.left)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 

@@ -26,6 +26,7 @@ class Finding:
 
     @classmethod
     def of(cls, error: DeltackptError) -> Finding:
+        """What an error says."""
         return cls(error.code, error.exit_code, error.where, error.have, error.need, error.hint)
 
 
@@ -48,13 +49,16 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing is wrong."""
         return not self.findings
 
     @property
     def exit_code(self) -> int:
+        """`exit_code` of the findings."""
         return exit_code(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         findings = [asdict(f) for f in self.findings]
         return {"target": self.target, "ok": self.ok, "checked": dict(self.checked), "findings": findings}
 
@@ -68,6 +72,7 @@ class Findings:
     found: dict[Finding, None] = field(default_factory=dict)
 
     def add(self, error: DeltackptError) -> None:
+        """Collect an error; the same one counts once."""
         self.found[Finding.of(error)] = None
 
     def attempt(self, kind: str, work: Callable[..., T], *arguments: Any) -> T | None:
@@ -95,4 +100,5 @@ class Findings:
                 self.add(error)
 
     def report(self) -> VerifyReport:
+        """What was collected so far."""
         return VerifyReport(self.target, dict(self.checked), tuple(self.found))

@@ -27,6 +27,7 @@ class PublishedStep:
 
     @classmethod
     def of(cls, step: Manifest, link: Link) -> PublishedStep:
+        """The step ``link``, whose manifest is ``step``."""
         stamp = _field(step).get("stamp")
         return cls(link, step.parent, stamp if isinstance(stamp, str) else None)
 

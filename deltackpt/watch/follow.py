@@ -49,6 +49,7 @@ class Published:
     pruned: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
