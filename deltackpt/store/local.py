@@ -169,7 +169,7 @@ class LocalStore:
         raise StoreError("store-io", where=self._where(name), have="a folder that keeps vanishing", need="a folder")
 
     def _link(self, name: str, staged: dirfd.StagedFile) -> None:
-        """Give the temporary its name, in one step and only if the name is free."""
+        """[S-STORE-1]: give the temporary its name, in one step and only if the name is free."""
         try:
             os.link(staged.temporary, staged.leaf, src_dir_fd=staged.folder, dst_dir_fd=staged.folder)
         except FileExistsError:
@@ -196,7 +196,7 @@ class LocalStore:
             self._sync_folders(name, staged)
 
     def _sync_folders(self, name: str, staged: dirfd.StagedFile) -> None:
-        """Make the new entry durable, and those of the folders it is in."""
+        """[S-STORE-2]: make the new entry durable, and those of the folders it is in."""
         dirfd.sync(staged.folder)
         folder = name.rpartition("/")[0]
         while folder and folder not in self._durable:

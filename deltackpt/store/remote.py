@@ -246,6 +246,7 @@ class RemoteStore:
         return data == old, tag
 
     def _is_ours(self, name: str, mark: str) -> bool:
+        """[S-STORE-5]: whether a write that was answered by an error has taken effect."""
         try:
             return self._request(name, lambda: self._driver.marked(self._prefix + name, mark))
         except NotFoundError:

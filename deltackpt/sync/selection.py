@@ -97,7 +97,8 @@ def news(repo: Repository, known: Collection[str]) -> Selection | None:
 
 
 def _way(repo: Repository, link: Link, have: Collection[Link], steps: dict[Link, Manifest]) -> list[Edge]:
-    """Add the steps on the cheapest way to ``link``, from one that is there or from an anchor; -> the edges on it."""
+    """[S-MIR-6]: add the steps on the cheapest way to ``link``, from one that is there or from an anchor; -> the edges
+    on it."""
     edges = repo.edges()
     ways = [repo.resolve(link, have=start) for start in have if start.step <= link.step] or [repo.resolve(link)]
     plan = min(ways, key=lambda plan: plan.bytes)
