@@ -36,16 +36,18 @@ from deltackpt.cache.slot import MappedSlot, SlotMove, patch_slot
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.manifest import Link
+from deltackpt.patch.base import Patch
+from deltackpt.patch.in_memory import InMemoryPatch
+from deltackpt.patch.squashed import SquashedPatch
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
-from deltackpt.restore.in_memory import InMemoryPatch
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.materialize import ApplyResult, again_if_gone, beside, build, build_order, result
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.proof import prove
 from deltackpt.restore.replay import Replay
-from deltackpt.restore.squashed import SquashedPatch
+from deltackpt.restore.squashed import open_squashed
 from deltackpt.util.disk import boot_id, fsync_dir, space_errors
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
@@ -347,19 +349,19 @@ class _Mover:
         return written
 
     @contextmanager
-    def _steps(self, current: Link) -> Iterator[Sequence[PatchReader]]:
+    def _steps(self, current: Link) -> Iterator[Sequence[Patch]]:
         """What leads to the target: one patch, or what stands for it."""
         hops = self.plan.patches
         kept = self.kept if self.kept and self.kept.leads(current, self.target, hops) else None
         if kept and kept.whole:
-            yield [kept.as_patch(hops[0], None)]
+            yield [kept]
             return
         if len(hops) > 1:
-            with SquashedPatch.through(self.repo, hops, self.held.slot(current), self.threads) as merged:
+            with open_squashed(self.repo, hops, self.held.slot(current), self.threads) as merged:
                 yield [merged]
             return
         with PatchReader.open_all(self.repo, hops) as patches:
-            yield [kept.as_patch(hops[0], patches[0]) if kept else patches[0]]
+            yield [kept.over(patches[0]) if kept else patches[0]]
 
     def copy(self) -> int:
         """A new slot from the current one and the patches; the current one stays as the other slot."""

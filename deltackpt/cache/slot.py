@@ -8,8 +8,8 @@ it gets after the proof.
 What passes is the target, byte for byte. But is its journal what leads there from the step before? A record could lack
 an element whose wrong old byte was the new one already. Of one patch it lacks none: the patch says which elements
 change, whatever there was (near lists depend on old exponents, but count their changes, so that some other element is
-written in its place, whose old value would have to be wrong by just its step). Patches that are `Merged` find them by
-comparing: for these, each tensor is proven before they are applied to it.
+written in its place, whose old value would have to be wrong by just its step). A `SquashedPatch` finds them by
+comparing: with one, each tensor is proven before it is applied to it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.patch.apply import decode_step
+from deltackpt.patch.base import Bytes, Patch
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal, JournalRecord
 from deltackpt.restore.materialize import check_tensor, save
-from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.proof import holds
-from deltackpt.restore.replay import Bytes, decode_step
 from deltackpt.util.mapped_file import Pages
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
@@ -81,7 +81,7 @@ class SlotMove:
     repo: Repository
     target: Manifest
     journal: Journal | None
-    patches: Sequence[PatchReader] = ()
+    patches: Sequence[Patch] = ()
     following: Journal | None = None
     between: Manifest | None = None
 
@@ -150,7 +150,7 @@ def of_these_shards(folder: Path, layout: Layout) -> bool:
 def _changes(move: SlotMove, tensor: Tensor, number: int) -> int:
     """About how many elements of a tensor will be written."""
     known = sum(len(record.values) for record in move.records(number))
-    return known + sum(part.entries[i].changes for p in move.patches for part, i in p.entries_of(tensor.name))
+    return known + sum(found.changes for patch in move.patches if (found := patch.tensor(tensor.name)) is not None)
 
 
 def _replay(move: SlotMove, tensor: Tensor, number: int, data: Bytes) -> int:
@@ -161,7 +161,7 @@ def _replay(move: SlotMove, tensor: Tensor, number: int, data: Bytes) -> int:
     return sum(record.values.nbytes for record in records)
 
 
-def _advance(move: SlotMove, tensor: Tensor, number: int, data: Bytes, room: DecodeBuffer) -> int:
+def _advance(move: SlotMove, tensor: Tensor, number: int, data: Bytes, buffer: DecodeBuffer) -> int:
     words = data.view(uint(DTYPES[tensor.dtype].width))
     written, done = 0, -1
     if move.following is None:
@@ -170,9 +170,9 @@ def _advance(move: SlotMove, tensor: Tensor, number: int, data: Bytes, room: Dec
         record.write_to(words)
         done = record.patch
     for k, patch in enumerate(move.patches):
-        if k <= done or not (found := patch.entries_of(tensor.name)):
+        if k <= done or (found := patch.tensor(tensor.name)) is None:
             continue
-        decoded = decode_step(data, (tensor.dtype, tensor.shape), found, room)
+        decoded = decode_step(data, (tensor.dtype, tensor.shape), found, buffer)
         if decoded is None:
             raise ChainError("slot-unusable", where=tensor.name[:80], have="another shape in between", need="one shape")
         move.following.append(number, k, decoded).write_to(words)

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +19,20 @@ from deltackpt import __version__
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import State, StoredTensor, difference
-from deltackpt.codecs import Encoded, Entry, encode
-from deltackpt.codecs.table import REMOVED
+from deltackpt.codecs import Encoded, Entry
 from deltackpt.errors import ChainError, ConflictError, DeltackptError
 from deltackpt.format.edge import Edge
 from deltackpt.format.layout import Shard
 from deltackpt.format.manifest import File, Link
-from deltackpt.patch.part import Origin, PartWriter, collides
+from deltackpt.patch.base import describe
+from deltackpt.patch.encode import encode_entry
+from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.leases import lease
 from deltackpt.repository.repository import new_folder
 from deltackpt.restore.materialize import check_tensor
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import Replay, describe
+from deltackpt.restore.replay import Replay
 from deltackpt.store import Buffer
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.progress import SILENT, Progress
@@ -230,16 +231,10 @@ def _put_parts(job: _Folding, objects: _Objects, limit: int, threads: int, progr
 def _encode(name: str, old: State, new: State, names: set[str]) -> tuple[Entry, Encoded | None] | None:
     change = difference(name, old, new).change
     if change is None:
-        return Entry(name, "removed", REMOVED), None
+        return Entry.removal(name), None
     if change.base is not None and len(change.positions) == 0:
         return None
-    shape = new.tensors[name].shape
-    chosen, encoded = encode(change, shape)
-    entry = Entry(name, chosen, change.dtype, shape, shape, (0,) * len(shape), encoded.detail)
-    if collides(entry, names):
-        chosen, encoded = encode(change, shape, "full")
-        entry = replace(entry, encoding=chosen, detail=encoded.detail)
-    return entry, encoded
+    return encode_entry(name, change, new.tensors[name].shape, names)
 
 
 def _refuse(code: str, start: Link, end: Link, have: str, need: str) -> ConflictError:

@@ -12,10 +12,12 @@ from deltackpt.checkpoint.diff import changes
 from deltackpt.codecs import Decoded
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DTYPES, uint
+from deltackpt.patch.apply import decode_step
+from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
-from deltackpt.restore.patch_reader import Found, PatchReader
-from deltackpt.restore.replay import Bytes, Known, Replay, decode_step
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.replay import Replay
 
 
 class StepChanges:
@@ -27,7 +29,7 @@ class StepChanges:
     def __init__(self, repo: Repository, plan: Plan) -> None:
         self._repo, self._plan = repo, plan
         self._stack = ExitStack()
-        self._patches: Sequence[PatchReader] = ()
+        self._patches: Sequence[Patch] = ()
         self._whole: Replay | None = None
 
     def __enter__(self) -> StepChanges:
@@ -56,7 +58,7 @@ class StepChanges:
         words = old.view(uint(DTYPES[known[0]].width))
         if self._whole is not None:
             return _difference(words, self._whole.bytes_of(name).view(words.dtype))
-        steps = [found for patch in self._patches if (found := patch.entries_of(name))]
+        steps = [found for patch in self._patches if (found := patch.tensor(name)) is not None]
         if len(steps) == 1:
             return _sorted(_step(name, old, known, steps[0]), words.dtype)
         new = old.copy()
@@ -65,7 +67,7 @@ class StepChanges:
         return _difference(words, new.view(words.dtype))
 
 
-def _step(name: str, old: Bytes, known: Known, found: Sequence[Found]) -> Decoded:
+def _step(name: str, old: Bytes, known: Known, found: TensorPatch) -> Decoded:
     try:
         decoded = decode_step(old, known, found)
     except FormatError as error:  # the parts have their sha256, so the old values must be the wrong ones

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from deltackpt.codecs import alone
 from deltackpt.compact.fold import write_anchor
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
@@ -41,7 +42,7 @@ class Capture:
         self.names = {piece.name for piece in pieces}
         self.threads = options.threads_or_default
         self.lock = threading.Lock()  # held from before a change is captured until it is in the queue
-        self._limit = options.scan_limit if options.encoding in ("auto", "packed") else ALWAYS
+        self._limit = options.scan_limit if alone(options.encoding) else ALWAYS
         self._repo, self._options, self._cache = repo, options, options.cache
         self._pieces = list(pieces)
         self._snapshot: Snapshot | None = None

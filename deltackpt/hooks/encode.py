@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from deltackpt.codecs import SCAN_LIMIT, Encoded, Entry, encode
-from deltackpt.codecs.packed.codec import WIDTHS
+from deltackpt.codecs import CODECS, SCAN_LIMIT, Encoded, Entry, alone, encode
+from deltackpt.codecs.packed.encoding import PackedCodec
 from deltackpt.format import state_digest
 from deltackpt.format.state_digest import Sums
-from deltackpt.patch.part import collides
+from deltackpt.patch.encode import fitting_entry
 from deltackpt.torch_views.delta import Delta
 
 
@@ -21,25 +19,24 @@ def entry_of(
     `full`. Raises UsageError ``encoding-choice``.
     """
     box = delta.box
-    if delta.encoded is not None:
-        chosen, encoded = "packed", delta.encoded
-    else:
-        chosen, encoded = _encode(delta, encoding, scan_limit)
-    entry = Entry(delta.name, chosen, delta.dtype, box.shape, box.whole, box.offset, encoded.detail)
-    if collides(entry, names):
-        chosen, encoded = _encode(delta, "full", scan_limit)
-        entry = replace(entry, encoding=chosen, detail=encoded.detail)
-    return entry, encoded
+
+    def coded(choice: str) -> tuple[str, Encoded]:
+        if delta.encoded is not None and choice == encoding:
+            return PackedCodec.name, delta.encoded
+        return _encode(delta, choice, scan_limit)
+
+    return fitting_entry(delta.name, delta.dtype, box.shape, box.whole, box.offset, names, coded, encoding)
 
 
 def _encode(delta: Delta, encoding: str, scan_limit: int) -> tuple[str, Encoded]:
     box = delta.box
     if delta.base is None:
-        # `packed` of a large tensor looks at changed elements only; the others are never read.
-        assert delta.dtype.width in WIDTHS
+        # Such an encoding of a large tensor looks at changed elements only; the others are never read.
+        used = alone(encoding)
+        assert used is not None
+        assert CODECS[used].takes_dtype(delta.dtype)
         assert not (delta.dtype.sign_magnitude and delta.elements < scan_limit)
-        assert encoding in ("auto", "packed")
-        encoding = "packed"
+        encoding = used
     return encode(delta.change(), box.shape, encoding, scan_limit=scan_limit, boxed=box.proper)
 
 

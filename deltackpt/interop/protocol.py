@@ -38,7 +38,8 @@ class LayoutUpdate:
     """New values of one tensor: words of ``unit`` bytes at flat ``positions``, counted in such words; None: all words.
 
     ``xor``: to be combined with what is there. ``check`` is given all new bytes, and raises if they are not the right
-    ones.
+    ones. No `deltackpt.codecs.Change`, which it becomes once it is held against the state: positions may be in any
+    order, words may be single bytes of wider elements, and what is given may be what is there already.
     """
 
     name: str

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ import xxhash
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import Difference, State, difference
-from deltackpt.codecs import Entry, encode
-from deltackpt.codecs.table import REMOVED
+from deltackpt.codecs import Entry
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED, proves
@@ -25,11 +24,12 @@ from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Manifest
 from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.format.state_digest import TensorDigest
-from deltackpt.patch.part import Origin, PartWriter, collides
+from deltackpt.patch.encode import encode_entry
+from deltackpt.patch.in_memory import InMemoryPatch
+from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.uploads import Uploads
 from deltackpt.repository import Repository
 from deltackpt.repository.repository import new_folder
-from deltackpt.restore.in_memory import InMemoryPatch
 from deltackpt.store import Buffer
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
@@ -225,7 +225,7 @@ def _encode(
 ) -> tuple[Entry | None, Any, TensorDigest | None]:
     change = found.change
     if change is None:
-        return Entry(found.name, "removed", REMOVED), None, None
+        return Entry.removal(found.name), None, None
     assert found.new_xxh3 is not None
     if found.empty:
         assert before is not None
@@ -235,11 +235,7 @@ def _encode(
     else:
         sums = state_digest.add(before.sums, state_digest.of_change(change.positions, change.old, change.new))
     shape = tuple(new.tensors[found.name].shape)
-    chosen, encoded = encode(change, shape, encoding, scan_limit=scan_limit)
-    entry = Entry(found.name, chosen, change.dtype, shape, shape, (0,) * len(shape), encoded.detail)
-    if collides(entry, names):
-        chosen, encoded = encode(change, shape, "full")
-        entry = replace(entry, encoding=chosen, detail=encoded.detail)
+    entry, encoded = encode_entry(found.name, change, shape, names, encoding, scan_limit=scan_limit)
     return entry, encoded, TensorDigest(sums, found.new_xxh3)
 
 

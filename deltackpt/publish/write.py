@@ -17,12 +17,12 @@ from deltackpt.checkpoint.diff import State, difference
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
+from deltackpt.patch.in_memory import InMemoryPatch
 from deltackpt.publish.diff_ahead import diff_ahead
 from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, record, since_anchor
 from deltackpt.publish.step import Draft, check_base, check_names, digest_all, put_parts
 from deltackpt.repository import Repository
 from deltackpt.repository.writer_lease import publishing
-from deltackpt.restore.in_memory import InMemoryPatch
 from deltackpt.restore.replay import Replay
 from deltackpt.store import open_store
 from deltackpt.util.parallel import threads_or_default

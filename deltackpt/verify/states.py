@@ -14,10 +14,11 @@ from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.format.state_digest import TensorDigest
+from deltackpt.patch.base import describe
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import Anchor, Replay, describe
+from deltackpt.restore.replay import Anchor, Replay
 from deltackpt.verify.findings import Findings
 from deltackpt.verify.tensor import check_tensor, tensor_differs
 
@@ -146,4 +147,4 @@ def _check_run(checks: Checks, run: Run, state: State, anew: set[str]) -> None:
 
 def _may_differ(name: str, i: int, patches: list[PatchReader], digests: list[dict[str, TensorDigest]]) -> bool:
     """Proven by the step before, where neither the bytes nor the digests changed."""
-    return bool(patches[i - 1].entries_of(name)) or digests[i - 1].get(name) != digests[i][name]
+    return patches[i - 1].tensor(name) is not None or digests[i - 1].get(name) != digests[i][name]

@@ -9,7 +9,7 @@ from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
 from deltackpt.format.digests import proves
 from deltackpt.format.state_digest import TensorDigest
-from deltackpt.restore.replay import describe
+from deltackpt.patch.base import describe
 
 
 def check_tensor(state: State, want: StoredTensor, name: str, digests: Mapping[str, TensorDigest], where: str) -> None:

@@ -7,7 +7,7 @@ from support.chains import World, next_state, small_state
 from support.states import tree
 
 from deltackpt.cache import apply_to_cache, open_current
-from deltackpt.restore import in_memory
+from deltackpt.patch import in_memory
 from deltackpt.restore.patch_reader import PatchReader
 
 
