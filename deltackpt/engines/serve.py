@@ -45,9 +45,9 @@ class Serving:
             wait = poll
             try:
                 self.update_cache()
-                backoff.over()
+                backoff.reset()
             except DeltackptError as error:
-                wait = backoff.wait(error)
+                wait = backoff.delay(error)
                 self._tell("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
             with suppress(DeltackptError):  # nothing in the cache yet
                 self.update_engines()
@@ -59,7 +59,7 @@ class Serving:
             self._metrics.set("deltackpt_step", switch.step)
             self._metrics.add("deltackpt_bytes_total", switch.read)
             self._tell("switch", switch.to_dict())
-            self.follower.told(switch)
+            self.follower.acknowledge(switch)
 
     def update_engines(self) -> bool:
         """Every engine to the cache's step. -> whether all are there."""

@@ -51,6 +51,7 @@ class ImportResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -171,7 +172,7 @@ class _Import:
     def _publish(self, path: Path, step: Step) -> None:
         """A whole state, compared with the one before."""
         known = self._current if self._at is not None else None
-        done = write(path, self._url, step=step.number, base=known, metadata=self._said(step), **self._options)
+        done = write(path, self._url, step=step.number, base=known, metadata=self._metadata(step), **self._options)
         self._move_to(path, None)
         self._count(step, Link(done.step, done.id), done.changed, done.bytes)
         self.notes += [f"step {step.number}: left out {left}: {reason}" for left, reason in done.left_out]
@@ -199,12 +200,12 @@ class _Import:
             partial(self._reader.prove, step),
             anchor=self._options["anchor"],
             threads=threads,
-            metadata=self._said(step),
+            metadata=self._metadata(step),
             progress=self._options["progress"],
         )
         self._count(step, done.link, done.manifest.counts.changed_elements, done.bytes)
 
-    def _said(self, step: Step) -> dict[str, Any]:
+    def _metadata(self, step: Step) -> dict[str, Any]:
         return {FIELD: {"format": self._name, "step": step.number, "proof": step.proof}}
 
     def _move_to(self, path: Path, working: Working | None) -> None:

@@ -81,9 +81,9 @@ def _has_nan(words: npt.NDArray[Any], dtype: str) -> bool:
 
 
 class VllmWriter:
-    """`step_000007.safetensors`: `{name}.indices` and `{name}.values`, and under its own name what goes whole.
+    """`step_000007.safetensors`: `{name}.indices` and `{name}.values`, and whole tensors under their own names.
 
-    vLLM has no file of its own for them: this one is ours, and `read` gives the calls back.
+    vLLM has no file of its own for them: this one is ours, and `read` returns the calls of one.
     """
 
     consecutive = True

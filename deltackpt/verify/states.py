@@ -70,7 +70,7 @@ def check_states(checks: Checks, edges: Sequence[Edge]) -> None:
 
 
 def _check_heads(repo: Repository, step: Manifest, files: Sequence[File]) -> None:
-    """Readers go by the headers of the layout; who loads an anchor without deltackpt goes by its own."""
+    """Readers use the headers of the layout; tools that load an anchor without deltackpt use those of its files."""
     for file, shard in zip(files, repo.layout(step).shards, strict=True):
         if repo.store.get_range(file.name, 0, shard.header.data_start) != shard.header.head:
             where = f"{repo.store.url}/{file.name}"

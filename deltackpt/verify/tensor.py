@@ -12,7 +12,11 @@ from deltackpt.patch.base import describe
 
 
 def check_stored(state: State, want: StoredTensor, name: str, digests: Mapping[str, TensorDigest], where: str) -> None:
-    """Raise ChainError ``tensor-shape`` or ``tensor-differs`` unless a state has the tensor that a step gives."""
+    """Prove the bytes of one tensor of ``state``; they are released after.
+
+    Raises ChainError ``tensor-shape`` unless its dtype and shape are those of ``want``, ``tensor-differs`` unless its
+    bytes have the step's digests. ``where`` names the state in errors.
+    """
     have, need = state.tensors.get(name), (want.dtype, want.shape)
     if have is None or (have.dtype, have.shape) != need:
         shown = describe((have.dtype, have.shape) if have else None)
@@ -24,4 +28,5 @@ def check_stored(state: State, want: StoredTensor, name: str, digests: Mapping[s
 
 
 def tensor_differs(where: str, have: str, need: str) -> None:
+    """Raise ChainError ``tensor-differs``."""
     raise ChainError("tensor-differs", where=where, have=have, need=need)

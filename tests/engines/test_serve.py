@@ -14,7 +14,7 @@ from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
 from deltackpt.errors import ChainError, StoreError, UsageError
 from deltackpt.repository import Repository
-from deltackpt.sync.follow import Follower
+from deltackpt.sync.follow import Follower, FollowOptions
 
 
 class FakeSglang:
@@ -89,7 +89,7 @@ def serving(world, fakes, **options):
     shared = ClientOptions(str(world.url), cache, timeout=5)
     clients = [client_of(fake.spec, shared) for fake in fakes]
     metrics = Metrics()
-    made = Serving(repo, Follower(repo, cache, threads=1), clients, told, metrics, cache, **options)
+    made = Serving(repo, Follower(repo, cache, FollowOptions(threads=1)), clients, told, metrics, cache, **options)
     return made, told, metrics
 
 

@@ -114,7 +114,7 @@ def codes_of(tree):
             if getattr(target, "id", "") == "code":
                 constants = [n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)]
                 yield from ((c, None) for c in constants if isinstance(c, str) and CODE.fullmatch(c))
-            elif getattr(target, "id", "") == "_WORDS" and isinstance(node.value, ast.Dict):  # of store/patience.py
+            elif getattr(target, "id", "") == "_WORDS" and isinstance(node.value, ast.Dict):  # of store/retry.py
                 tuples = [v.elts for v in node.value.values if isinstance(v, ast.Tuple)]
                 yield from ((code.value, name.id) for name, code, *_ in tuples)
             elif getattr(target, "id", "") == "_CODES" and isinstance(node.value, ast.Dict):
