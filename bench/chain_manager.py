@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.compact.plan import plan_compact
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import collect, plan_gc
+from deltackpt.compaction.plan import plan_compact
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Link, Manifest
 from deltackpt.format.safetensors_header import Tensor, build_header
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import collect, plan_gc
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.report.log import log
 from deltackpt.report.status import status

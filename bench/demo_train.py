@@ -176,7 +176,7 @@ def check(work: Path, steps: int) -> None:
     from deltackpt.format.safetensors_header import head_size, parse_header
     from deltackpt.repository import Repository
     from deltackpt.restore.materialize import apply
-    from deltackpt.verify import verify_repository
+    from deltackpt.verification import verify_repository
 
     def tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
         raw = path.read_bytes()

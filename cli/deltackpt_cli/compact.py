@@ -13,7 +13,7 @@ from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo, Threads
 
 if TYPE_CHECKING:
-    from deltackpt.compact.plan import CompactPlan, CompactResult
+    from deltackpt.compaction.plan import CompactPlan, CompactResult
 
 From = Annotated[
     str | None,
@@ -50,7 +50,7 @@ def compact(
 
     The patches stay for those who are in between, until gc.
     """
-    from deltackpt.compact.plan import LEVELS, plan_compact
+    from deltackpt.compaction.plan import LEVELS, plan_compact
     from deltackpt.repository import Repository
 
     source = Repository.open(repo)

@@ -17,7 +17,7 @@ from deltackpt_cli.console import Output
 from deltackpt_cli.options import Repo, Threads
 
 if TYPE_CHECKING:
-    from deltackpt.gc.sweep import GcPlan, GcResult
+    from deltackpt.collector.sweep import GcPlan, GcResult
 
 Last = Annotated[
     int | None, typer.Option(metavar="N", min=1, show_default=False, help="Keep the newest N steps of every branch.")
@@ -80,8 +80,8 @@ def gc(
     Heads, tags, leases and the newest anchor are always kept, with all that they need. Without any --keep option every
     step of a branch is, and what goes is what rewinds and broken uploads left behind.
     """
-    from deltackpt.gc import sweep as library
-    from deltackpt.gc.retention import Policy
+    from deltackpt.collector import sweep as library
+    from deltackpt.collector.retention import Policy
     from deltackpt.repository import Repository
 
     policed = keep_last or keep_every or keep_within or keep_tag or grace

@@ -16,7 +16,7 @@ from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Threads
 
 if TYPE_CHECKING:
-    from deltackpt.verify import Finding, VerifyReport
+    from deltackpt.verification import Finding, VerifyReport
 
 Target = Annotated[
     str,
@@ -55,7 +55,7 @@ def verify(
     Of a repository every manifest, file, digest and chain. All findings are collected; the exit code is 0 if
     there are none.
     """
-    from deltackpt import verify as library
+    from deltackpt import verification as library
     from deltackpt.repository import Repository
 
     if step is not None and against is None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from deltackpt.codecs import alone
-from deltackpt.compact.fold import write_anchor
+from deltackpt.compaction.fold import write_anchor
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums

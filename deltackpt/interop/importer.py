@@ -30,7 +30,7 @@ from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
-from deltackpt.verify import verify_checkpoint
+from deltackpt.verification import verify_checkpoint
 
 FIELD = "imported"  # of a manifest's metadata
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deltackpt.collector.inventory import Inventory
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import Link
-from deltackpt.gc.inventory import Inventory
 from deltackpt.repository import Repository
 from deltackpt.repository.paths import Node, branch
 

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deltackpt.cache.cache import find_current
+from deltackpt.collector.inventory import Inventory
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import plan_of
 from deltackpt.errors import ChainError, NotFoundError
-from deltackpt.gc.inventory import Inventory
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import plan_of
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import descends
 from deltackpt.repository.leases import Lease

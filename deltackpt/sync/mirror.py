@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from deltackpt.collector.inventory import FOLDERS
 from deltackpt.errors import ConflictError, NotFoundError
 from deltackpt.format.manifest import File, Link
-from deltackpt.gc.inventory import FOLDERS
 from deltackpt.repository import Ref, Repository, chain
 from deltackpt.repository.leases import lease
 from deltackpt.repository.marker import MARKER, MAX_SMALL

@@ -19,7 +19,7 @@ from deltackpt.sync.scan import Damage, DamageScan
 from deltackpt.sync.selection import put_order
 from deltackpt.sync.transfer import JOBS, Transfer, default_spool
 from deltackpt.util.progress import SILENT, Progress
-from deltackpt.verify.findings import Finding, exit_code
+from deltackpt.verification.findings import Finding, exit_code
 
 
 @dataclass(frozen=True)

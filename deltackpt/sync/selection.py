@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from deltackpt.collector.inventory import Inventory
 from deltackpt.errors import NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.gc.inventory import Inventory
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.paths import Node, cheapest
 

@@ -24,7 +24,7 @@ from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.restore.source import RepositorySource
 from deltackpt.store import MemoryStore
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 VAST = 1 << 60
 MB = 1 << 20

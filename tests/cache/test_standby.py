@@ -18,14 +18,14 @@ from deltackpt.cache import cache as cache_module
 from deltackpt.cache import slot as slot_module
 from deltackpt.cache.slot import MappedSlot
 from deltackpt.cache.standby import prepare_standby
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import collect
 from deltackpt.errors import ChainError
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import collect
 from deltackpt.report.status import status
 from deltackpt.restore.journal import Journal, JournalRecord
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.sync.follow import Follower, FollowOptions
-from deltackpt.verify import verify_checkpoint
+from deltackpt.verification import verify_checkpoint
 
 SHARD = "model.safetensors"
 

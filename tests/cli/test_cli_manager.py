@@ -11,7 +11,7 @@ from support.running import World, deltackpt, files
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 
 def test_a_run_is_tagged_rewound_drawn_and_collected(world: World, tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from deltackpt.codecs import CHOICES, CODECS, Change, Decoded, Elements, Encoded
 from deltackpt.codecs.base import Auto, BaseUse, Codec, CodecEntry, Shape
 from deltackpt.codecs.registry import Registry
 from deltackpt.codecs.types import DecodeBuffer, Source, words
-from deltackpt.compact.fold import fold
+from deltackpt.compaction.fold import fold
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType
 from deltackpt.format.varint import VarintReader, write
 from deltackpt.patch.part import PartReader
 from deltackpt.report.inspection import inspect_part, inspect_step
-from deltackpt.verify import verify_part, verify_repository
+from deltackpt.verification import verify_part, verify_repository
 
 
 @dataclass(frozen=True)

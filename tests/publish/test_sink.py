@@ -31,7 +31,7 @@ from deltackpt.restore.receive import receive
 from deltackpt.restore.source import RepositorySource, hops_between
 from deltackpt.store import LocalStore
 from deltackpt.util.progress import SILENT
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 
 class Publisher:

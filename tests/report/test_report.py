@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import collect
 from deltackpt.errors import FormatError, NotFoundError
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import collect
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.report.comparison import compare, layer_of
 from deltackpt.report.inspection import inspect_part, inspect_step

@@ -11,13 +11,13 @@ from support.chains import NEVER, NOW, World, bare_chain, next_state
 from support.states import tree
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.compact.fold import fold, write_anchor
-from deltackpt.compact.plan import plan_compact
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import plan_gc
+from deltackpt.compaction.fold import fold, write_anchor
+from deltackpt.compaction.plan import plan_compact
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import plan_gc
 from deltackpt.publish.write import AnchorPolicy
 from deltackpt.report.log import log
 from deltackpt.report.status import status

@@ -12,14 +12,14 @@ import pytest
 from support.chains import NOW, World
 from support.clock import Clock
 
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import collect, plan_gc
 from deltackpt.errors import ConflictError, StoreError
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import collect, plan_gc
 from deltackpt.repository import Repository
 from deltackpt.repository.heartbeat import Heartbeat
 from deltackpt.repository.leases import COLLECTING
 from deltackpt.store import MemoryStore, memory
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 TTL = 0.03  # a renewal every 10 ms
 KEEP_TWO = Policy(last=2, grace=0)

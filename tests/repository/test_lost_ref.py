@@ -10,7 +10,7 @@ from support.chains import World
 from deltackpt.errors import NotFoundError
 from deltackpt.report.log import log
 from deltackpt.repository import Repository
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 
 def test_a_lost_ref_is_no_beginning(tmp_path: Path) -> None:

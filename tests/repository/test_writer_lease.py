@@ -21,16 +21,16 @@ from support.clock import Clock
 from support.faulty_store import FaultyStore
 from support.states import make_checkpoint
 
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import collect
 from deltackpt.errors import ConflictError
 from deltackpt.format.canonical import dumps
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import collect
 from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import COLLECTING, TTL, lease, read_leases
 from deltackpt.repository.writer_lease import WriterLease, publishing, writer_lease
 from deltackpt.store import MemoryStore, memory
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 ONE = Policy(last=1, grace=0)
 

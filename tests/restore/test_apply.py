@@ -25,7 +25,7 @@ from deltackpt.restore import materialize
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.materialize import apply
 from deltackpt.store import open_store
-from deltackpt.verify import verify_checkpoint
+from deltackpt.verification import verify_checkpoint
 
 NEVER = AnchorPolicy(ratio=float("inf"))
 seeds = st.integers(0, 2**32 - 1)

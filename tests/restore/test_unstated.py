@@ -10,12 +10,12 @@ from support.vectors import refused
 from support.vectors import second as the_second
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.compact.fold import fold, write_anchor
+from deltackpt.compaction.fold import fold, write_anchor
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format import digests as digests_format
 from deltackpt.publish.write import write
 from deltackpt.restore.materialize import apply
-from deltackpt.verify import verify_checkpoint, verify_repository
+from deltackpt.verification import verify_checkpoint, verify_repository
 
 second = the_second()
 

@@ -37,7 +37,7 @@ from deltackpt.codecs.types import words
 from deltackpt.format.dtypes import DTYPES, storage_shape
 from deltackpt.patch.part import TABLE, PartReader, PartWriter
 from deltackpt.repository import Repository
-from deltackpt.verify import verify_part, verify_repository
+from deltackpt.verification import verify_part, verify_repository
 
 pytestmark = pytest.mark.usefixtures("engine")
 

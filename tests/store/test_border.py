@@ -31,7 +31,7 @@ from deltackpt.store.fsspec_store import open_fsspec
 from deltackpt.store.hf_s3 import VARIABLE, open_gateway
 from deltackpt.store.hub import open_bucket
 from deltackpt.store.retry import RetryPolicy
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 from tests.store.conftest import QUICK
 
 pytestmark = [

@@ -25,7 +25,7 @@ from deltackpt.sync.follow import Follower, FollowOptions
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.poller import RefPoller, poll_interval
 from deltackpt.sync.transfer import Transfer
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 from tests.store.conftest import BUCKET, QUICK
 
 pytestmark = pytest.mark.stores

@@ -23,7 +23,7 @@ import pytest
 from support.faulty_proxy import Damage, Delay, Fault, FaultyProxy, Reset, Short, Status
 
 from deltackpt.repository import Repository
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 pytestmark = pytest.mark.stores
 

@@ -19,9 +19,9 @@ from support.states import tree
 from support.store_contract import StoreContract
 
 from deltackpt.cache import apply_to_cache
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import collect
 from deltackpt.errors import FormatError, NotFoundError
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import collect
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.store import LocalStore, MemoryStore, Store
@@ -151,7 +151,7 @@ def test_a_step_that_was_collected_is_not_remembered_for_ever(world: World) -> N
     """Manifests in the cache lead to objects that are gone: then the store is asked what there is."""
     repo = opened(world)
     apply_to_cache(repo, world.root / "cache", 1, threads=1)
-    from deltackpt.compact.plan import plan_compact
+    from deltackpt.compaction.plan import plan_compact
 
     world.run(6)
     plan_compact(world.repo, levels=(8,)).execute(world.repo, threads=1)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support.chains import World, next_state
 
-from deltackpt.compact.fold import write_anchor
-from deltackpt.compact.plan import plan_compact
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import GcPlan, collect, plan_gc
+from deltackpt.compaction.fold import write_anchor
+from deltackpt.compaction.plan import plan_compact
 from deltackpt.errors import ConflictError, NotFoundError
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import GcPlan, collect, plan_gc
 from deltackpt.report.status import status
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import lease, read_leases
@@ -20,7 +20,7 @@ from deltackpt.store import MemoryStore
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.repair import Repair
 from deltackpt.sync.transfer import Transfer
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 pytestmark = pytest.mark.stores
 

@@ -21,7 +21,7 @@ from deltackpt.store.doctor import diagnose
 from deltackpt.store.remote import RemoteStore
 from deltackpt.store.retry import RetryPolicy
 from deltackpt.store.s3 import S3Driver
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 from tests.store.conftest import BUCKET
 
 pytestmark = pytest.mark.stores

@@ -18,7 +18,7 @@ from deltackpt.repository import Repository
 from deltackpt.store import Buffer, Capabilities, ObjectInfo, Store, Written, base, check_name
 from deltackpt.store.doctor import diagnose
 from deltackpt.sync.follow import Follower, FollowOptions
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 TABLE = "CREATE TABLE IF NOT EXISTS objects (name TEXT PRIMARY KEY, body BLOB, modified REAL)"
 

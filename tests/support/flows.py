@@ -7,16 +7,16 @@ from pathlib import Path
 from deltackpt.cache import Cache, apply_to_cache, open_current
 from deltackpt.cache.slot import MappedSlot
 from deltackpt.cache.standby import prepare_standby
-from deltackpt.compact.fold import write_anchor
-from deltackpt.compact.plan import plan_compact
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import collect
+from deltackpt.compaction.fold import write_anchor
+from deltackpt.compaction.plan import plan_compact
 from deltackpt.errors import ConflictError
 from deltackpt.format.manifest import Link
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import collect
 from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 from support.chains import NEVER, World, next_state
 from support.states import make_checkpoint, tree
 

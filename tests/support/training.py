@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 
 class Net(torch.nn.Module):

@@ -14,7 +14,7 @@ from deltackpt.repository import Repository
 from deltackpt.sync.follow import FollowOptions
 from deltackpt.sync.mirror import mirror
 from deltackpt.sync.repair import repair
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 from deltackpt.watch import WatchOptions
 
 

@@ -12,12 +12,12 @@ import pytest
 from support.chains import NOW, World, next_state
 from support.faulty_store import Died, FaultyStore
 
-from deltackpt.compact.fold import write_anchor
-from deltackpt.compact.plan import plan_compact
+from deltackpt.collector.inventory import FOLDERS
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import collect, plan_gc
+from deltackpt.compaction.fold import write_anchor
+from deltackpt.compaction.plan import plan_compact
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError, StoreError
-from deltackpt.gc.inventory import FOLDERS
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import collect, plan_gc
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import read_leases
 from deltackpt.store import Buffer, LocalStore, MemoryStore, Store, Written
@@ -25,7 +25,7 @@ from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.mirror_plan import MirrorResult
 from deltackpt.sync.poller import keep_mirrored
 from deltackpt.sync.transfer import Transfer
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 from support.chains import NOW, World
 from support.faulty_store import Died, FaultyStore
 
-from deltackpt.compact.fold import write_anchor
-from deltackpt.compact.plan import plan_compact
+from deltackpt.compaction.fold import write_anchor
+from deltackpt.compaction.plan import plan_compact
 from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import read_leases
@@ -21,7 +21,7 @@ from deltackpt.store import Buffer, LocalStore, MemoryStore, Store, Written
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.repair import Repair, RepairResult
 from deltackpt.sync.transfer import Transfer
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 KINDS = ["steps/", "edges/", "anchors/", "patches/", "folds/", "states/", "deltackpt.json"]
 

@@ -21,14 +21,14 @@ from support.flows import FLOWS as SCRIPTS
 from support.flows import KEEP_TWO, SCRIPT, check_after, expire_leases, prepare
 from support.states import make_checkpoint
 
-from deltackpt.compact.fold import write_anchor
-from deltackpt.compact.plan import plan_compact
+from deltackpt.collector.sweep import collect
+from deltackpt.compaction.fold import write_anchor
+from deltackpt.compaction.plan import plan_compact
 from deltackpt.errors import ConflictError
-from deltackpt.gc.sweep import collect
 from deltackpt.publish.write import write
 from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore, memory
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 URL = "memory://crash"
 

@@ -21,19 +21,19 @@ from support.faulty_store import Died, FaultyStore
 from support.states import tree
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.compact.fold import fold, write_anchor
-from deltackpt.compact.plan import plan_compact
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import collect
+from deltackpt.compaction.fold import fold, write_anchor
+from deltackpt.compaction.plan import plan_compact
 from deltackpt.errors import ChainError, ConflictError, NotFoundError
 from deltackpt.format.manifest import Link
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import collect
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import between
 from deltackpt.repository.leases import lease
 from deltackpt.repository.writer_lease import writer_lease
 from deltackpt.restore.replay import Replay
 from deltackpt.store import MemoryStore, memory
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 URL = "memory://chain-model"
 numbers = st.integers(0, 1 << 16)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support.chains import World
 
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import collect
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import collect
 from deltackpt.repository import Repository
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 COMMON = """
 import shutil, sys, time

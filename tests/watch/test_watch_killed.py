@@ -15,7 +15,7 @@ from support.watch_lives import weights
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.verify import verify_checkpoint, verify_repository
+from deltackpt.verification import verify_checkpoint, verify_repository
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltackpt.errors import NotFoundError
 from deltackpt.patch.part import PartReader
-from deltackpt.verify.findings import Findings, VerifyReport
+from deltackpt.verification.findings import Findings, VerifyReport
 
 
 def verify_part(path: str | os.PathLike[str]) -> VerifyReport:

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deltackpt.compact.fold import write_anchor
+from deltackpt.collector.inventory import FOLDERS, PAYLOADS, Inventory, current_fingerprint
+from deltackpt.collector.mark import Reachable
+from deltackpt.collector.retention import Policy
+from deltackpt.compaction.fold import write_anchor
 from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Link
-from deltackpt.gc.inventory import FOLDERS, PAYLOADS, Inventory, current_fingerprint
-from deltackpt.gc.mark import Reachable
-from deltackpt.gc.retention import Policy
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.heartbeat import Heartbeat, holder
 from deltackpt.repository.leases import COLLECTING, Lease, collecting, read_leases

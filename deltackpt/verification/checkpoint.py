@@ -14,8 +14,8 @@ from deltackpt.repository import Repository
 from deltackpt.util.disk import open_regular
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
-from deltackpt.verify.findings import Findings, VerifyReport
-from deltackpt.verify.tensor import check_stored
+from deltackpt.verification.findings import Findings, VerifyReport
+from deltackpt.verification.tensor import check_stored
 
 
 def verify_checkpoint(

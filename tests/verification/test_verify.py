@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.chains import World
 
-from deltackpt.compact.fold import fold
+from deltackpt.compaction.fold import fold
 from deltackpt.repository import Repository
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 KINDS = ["refs/main", "tags/kept", "steps/", "states/", "anchors/", "patches/", "folds/", "edges/"]
 

@@ -13,8 +13,8 @@ from deltackpt.repository.leases import lease, read_leases
 from deltackpt.store.base import GONE
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
-from deltackpt.verify.findings import Findings, VerifyReport
-from deltackpt.verify.states import Checks, check_states
+from deltackpt.verification.findings import Findings, VerifyReport
+from deltackpt.verification.states import Checks, check_states
 
 
 def verify_repository(repo: Repository, *, threads: int | None = None, progress: Progress = SILENT) -> VerifyReport:

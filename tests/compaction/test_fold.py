@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from support.chains import World, bare_chain
 
-from deltackpt.compact import fold as module
-from deltackpt.compact.fold import fold, write_anchor
-from deltackpt.compact.plan import LEVELS, plan_compact
+from deltackpt.compaction import fold as module
+from deltackpt.compaction.fold import fold, write_anchor
+from deltackpt.compaction.plan import LEVELS, plan_compact
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File
 from deltackpt.repository.leases import read_leases
 from deltackpt.store import LocalStore
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])

@@ -19,8 +19,8 @@ from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Anchor, Replay
-from deltackpt.verify.findings import Findings
-from deltackpt.verify.tensor import check_stored, tensor_differs
+from deltackpt.verification.findings import Findings
+from deltackpt.verification.tensor import check_stored, tensor_differs
 
 
 @dataclass

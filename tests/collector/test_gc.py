@@ -15,13 +15,13 @@ from support.chains import NOW, World, bare_chain, next_state
 from support.states import make_checkpoint, tree
 
 from deltackpt.cache import apply_to_cache
-from deltackpt.compact.fold import fold
+from deltackpt.collector.inventory import Inventory
+from deltackpt.collector.retention import Policy
+from deltackpt.collector.sweep import GcPlan, collect, plan_gc, rebase
+from deltackpt.compaction.fold import fold
 from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError, StoreError, UsageError
 from deltackpt.format.canonical import dumps
 from deltackpt.format.manifest import Link
-from deltackpt.gc.inventory import Inventory
-from deltackpt.gc.retention import Policy
-from deltackpt.gc.sweep import GcPlan, collect, plan_gc, rebase
 from deltackpt.publish.write import WriteResult, write
 from deltackpt.report.log import log
 from deltackpt.report.status import status
@@ -29,7 +29,7 @@ from deltackpt.repository import Repository
 from deltackpt.repository.leases import COLLECTING, lease, read_leases
 from deltackpt.restore.materialize import apply
 from deltackpt.store import LocalStore, MemoryStore, ObjectInfo
-from deltackpt.verify import verify_repository
+from deltackpt.verification import verify_repository
 
 LAST = Policy(last=2, grace=0)
 

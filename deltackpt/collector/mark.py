@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
+from deltackpt.collector.inventory import Inventory
+from deltackpt.collector.retention import Policy, kept
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link
-from deltackpt.gc.inventory import Inventory
-from deltackpt.gc.retention import Policy, kept
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.chain import Hop
 from deltackpt.repository.leases import Lease
