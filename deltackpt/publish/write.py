@@ -104,8 +104,11 @@ def write(
     metadata: Mapping[str, Any] | None = None,
     **options: Unpack[WriteOptions],
 ) -> WriteResult:
-    """Publish ``checkpoint`` as the next step of ``repository``, which is made if there is none; one that is open, and
-    stays open from step to step, saves connecting anew; inside `writer_lease` it also saves a lease a step.
+    """Publish a checkpoint directory as the next step of a repository, which is made if there is none.
+
+        deltackpt.write("step_12", "runs/repo", base="step_11").bits_per_change
+
+    A repository that stays open from step to step saves connecting anew, inside `writer_lease` also a lease a step.
 
     The old values are the repository's own, rebuilt from anchor and chain; ``base``, the parent step's directory, or
     ``cache``, a managed cache that then follows to the new step, saves that work and is proven tensor by tensor in the
