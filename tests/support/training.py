@@ -63,7 +63,11 @@ def exact_copy(tensor: torch.Tensor) -> torch.Tensor:
 def raw(state: dict[str, torch.Tensor]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Every tensor down to its bytes."""
     return {
-        name: (str(t.dtype), tuple(t.shape), t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        name: (
+            str(t.dtype),
+            tuple(t.shape),
+            t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
+        )
         for name, t in state.items()
     }
 
