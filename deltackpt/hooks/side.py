@@ -12,6 +12,7 @@ from typing import Any
 from deltackpt.checkpoint.files import MAX_SIDE
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import check_path
+from deltackpt.torch_views.wrappers import unwrapped
 
 Side = Mapping[str, bytes] | Iterable[Any] | None
 
@@ -20,6 +21,7 @@ def side_files(model: Any, side: Side, dtype: Any = None) -> dict[str, bytes]:
     """{path: bytes} of the model's own configs, and of ``side``: a mapping of the same form, or things that have
     ``save_pretrained``, such as a tokenizer.
     """
+    model = unwrapped(model)
     found: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory(prefix="deltackpt-") as folder:
         root = Path(folder)

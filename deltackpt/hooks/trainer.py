@@ -19,18 +19,19 @@ from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.metrics import StepMetrics
-from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, Resume, require
+from deltackpt.hooks.opening import everyones, existing, known_of, process_groups
+from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, Resume
 from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
-from deltackpt.hooks.process_group import Processes, ProcessGroup, SingleProcess, everyone, share
+from deltackpt.hooks.process_group import ProcessGroup, share
 from deltackpt.hooks.publish import Base, Publisher
 from deltackpt.hooks.resume import resume_from
 from deltackpt.hooks.side import Side, side_files
-from deltackpt.hooks.state import added, all_sums, owned, state_of
+from deltackpt.hooks.state import added, all_sums, owned
 from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.repository import Ref, Repository
-from deltackpt.torch_views.extract import Cast, Locate, Piece, Source, pieces_of
+from deltackpt.torch_views.extract import Cast, Extractor, Locate, Piece, Source
 from deltackpt.torch_views.names import Rename
 
 PATIENCE = 20.0  # seconds that `abandon` waits at most
@@ -50,6 +51,7 @@ class _Decision:
 class _Start:
     """What the first step follows. Only rank 0 has ``base`` and ``seek``."""
 
+    repo: Repository
     link: Link | None  # of the step that the weights are
     fresh: bool  # the weights are of no step: only an anchor can follow
     files: FilePlan
@@ -126,18 +128,20 @@ class TrainerHook:
             shard_bytes=shard_bytes, threads=threads, on_device=on_device, sharded=sharded, timeout=timeout,
             metadata=metadata, report=report,
         )  # fmt: skip
-        self._extract: Callable[[], list[Piece]] = lambda: pieces_of(source, dtype=dtype, rename=rename, locate=locate)
-        self._group, publishing = _process_groups(sharded, timeout)
+        self._group, publishing = process_groups(sharded, timeout)
         # Rank 0 gives up before the others take it for lost.
         self._stall = STALL if self._group.size == 1 else 0.9 * timeout
         self.metrics: StepMetrics | None = None  # of the last published step
         self._closed = False
         self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
-        pieces = self._extract()
+        found = existing(self._group, repository)
+        known = known_of(self._group, found, ref, source)
+        self._extract = Extractor(source, dtype=dtype, rename=rename, locate=locate, known=known)
+        pieces, held = everyones(self._group, self._extract, held_by)
+        plan = plan_state(held)
         self._layout = {piece.name: piece.layout for piece in pieces}
-        plan = plan_state(everyone(self._group, held_by(pieces)))
-        self.repo = _open(self._group, repository)
-        start = self._start(source, pieces, plan)
+        start = self._start(source, pieces, plan, found or repository)
+        self.repo = start.repo
         mine = owned(pieces, plan, self._group.rank)
         link = None if start.fresh else start.link
         self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size)
@@ -148,25 +152,35 @@ class TrainerHook:
         self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
         atexit.register(_abandon, weakref.ref(self))
 
-    def _start(self, source: Source, pieces: list[Piece], plan: Mapping[str, Global]) -> _Start:
-        """Find out, by all ranks together, which step the weights are."""
+    def _start(
+        self,
+        source: Source,
+        pieces: list[Piece],
+        plan: Mapping[str, Global],
+        target: str | os.PathLike[str] | Repository,
+    ) -> _Start:
+        """Find out, by all ranks together, which step the weights are. A repository is made if there is none."""
         options = self._options
         sums = all_sums(pieces, options.threads_or_default)
         held = self._group.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
         cut = options.shard_bytes or shard_size(plan, self._group.size)
         base: Base | None = None
         seek: Ref | None = None
+        repo: Repository | None = target if isinstance(target, Repository) else None
 
         def first() -> tuple[Link | None, bool, FilePlan]:
-            nonlocal base, seek
-            base, seek, fresh = resume_from(self.repo, options.ref, state_of(plan, added(held or [])), options.resume)
+            nonlocal base, seek, repo
+            total = added(held or [])
             given = side_files(source, options.side, options.dtype if isinstance(options.dtype, torch.dtype) else None)
-            layout = self.repo.layout(base.manifest) if base else None
-            known = {s.path: self.repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
-            return base.link if base else None, fresh, files_of(plan, layout, {**known, **given}, cut)
+            repo = repo or Repository.open_or_create(target)  # type: ignore[arg-type]
+            base, seek, fresh = resume_from(repo, options.ref, plan, total, options.resume)
+            layout = repo.layout(base.manifest) if base else None
+            read = {s.path: repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
+            return base.link if base else None, fresh, files_of(plan, layout, {**read, **given}, cut)
 
         link, fresh, files = share(self._group, first)
-        return _Start(link, fresh, files, base, seek)
+        opened = repo or Repository.open(target)  # type: ignore[arg-type]
+        return _Start(opened, link, fresh, files, base, seek)
 
     def _publisher(self, group: ProcessGroup, plan: Mapping[str, Global], start: _Start) -> Publisher:
         options = self._options
@@ -332,34 +346,6 @@ class TrainerHook:
             self.close()
         else:
             self.abandon()
-
-
-def _process_groups(sharded: bool | None, timeout: float) -> tuple[ProcessGroup, ProcessGroup]:
-    """One group for the thread that trains, one for the thread that publishes: their messages must not mix."""
-    import torch.distributed as dist
-
-    running = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    if sharded is False or not running:
-        if sharded:
-            need = "torch.distributed, initialized, with more than one rank"
-            raise UsageError("not-distributed", where="the trainer hook", have="one process", need=need)
-        return SingleProcess(), SingleProcess()
-    return Processes(timeout), Processes(timeout)
-
-
-def _open(group: ProcessGroup, repository: str | os.PathLike[str] | Repository) -> Repository:
-    """Rank 0 makes the repository if there is none; then all ranks open it."""
-    if isinstance(repository, Repository):
-        return repository
-    require("repository", repository, isinstance(repository, str | os.PathLike), "a URL, a directory, or a Repository")
-    found = {"repo": None}
-
-    def first() -> str:
-        found["repo"] = Repository.open_or_create(repository)  # type: ignore[assignment]
-        return found["repo"].id  # type: ignore[attr-defined, no-any-return]
-
-    share(group, first)
-    return found["repo"] or Repository.open(repository)
 
 
 def _abandon(hook: weakref.ref[TrainerHook]) -> None:
