@@ -25,6 +25,7 @@ TIMEOUT = 1800.0  # seconds that ranks wait for each other
 Resume = Literal["continue", "rewind", "anchor"]
 Errors = Literal["raise", "carry"]
 Full = Literal["wait", "merge"]
+NonFinite = Literal["count", "refuse"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class HookOptions:
     errors: Errors = "raise"
     queue: int = QUEUE
     resume: Resume = "continue"
+    nonfinite: NonFinite = "count"
     anchor: AnchorPolicy = AnchorPolicy()
     side: Side = None
     encoding: str = "auto"
@@ -75,6 +77,7 @@ class HookOptions:
         _one_of("full", self.full, ("wait", "merge"))
         _one_of("errors", self.errors, ("raise", "carry"))
         _one_of("resume", self.resume, ("continue", "rewind", "anchor"))
+        _one_of("nonfinite", self.nonfinite, ("count", "refuse"))
         _one_of("on_device", self.on_device, (None, True, False))
         _one_of("sharded", self.sharded, (None, True, False))
         if self.encoding not in CHOICES:

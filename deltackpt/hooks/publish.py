@@ -52,6 +52,7 @@ class Share:
     encodings: dict[str, int] = field(default_factory=dict)
     changed: dict[str, int] = field(default_factory=dict)  # elements by tensor
     traffic: Traffic = (0, 0, 0)
+    nonfinite: int = 0  # elements
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,8 @@ class Publisher:
             draft.digests = {
                 name: TensorDigest(sums.get(name, state_digest.ZERO), xxh3.get(name, UNSTATED)) for name in self.plan
             }
+        odd = sum(s.nonfinite for s in shares)
+        bad = {"nonfinite": odd} if odd else {}
         anchor = tuple(anchors[shard.name] for shard in self.files.shards) if begin.whole else None
         manifest = compose(
             draft,
@@ -220,7 +223,7 @@ class Publisher:
             base.link if base else None,
             base.manifest if base else None,
             anchor,
-            {**self._metadata, **taken.metadata},
+            {**bad, **self._metadata, **taken.metadata},
             patched=patched,
         )
         self._seconds["commit"] = time.monotonic() - began
@@ -256,7 +259,7 @@ class Publisher:
         return replace(taken, deltas=left)
 
     def _do_share(self, draft: Draft, taken: CapturedStep, begin: Begin) -> Share:
-        mine = Share()
+        mine = Share(nonfinite=taken.nonfinite)
         patched = begin.origin is not None and not self.fresh
         if begin.origin is not None and patched:
             self._put_parts(mine, draft, taken, begin.origin)
@@ -308,5 +311,6 @@ class Publisher:
             changed=changed,
             bytes=size,
             queue=0,
+            nonfinite=sum(s.nonfinite for s in self.shares) if self.team.rank == 0 else taken.nonfinite,
             seconds={k: round(v, 6) for k, v in self._seconds.items()},
         )

@@ -18,16 +18,18 @@ from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
+from deltackpt.hooks.finite import counts_after, refuse
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import everyones, existing, known_of, process_groups
-from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, Resume
+from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
 from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
-from deltackpt.hooks.process_group import ProcessGroup, share
+from deltackpt.hooks.process_group import ProcessGroup, everyone, share
 from deltackpt.hooks.publish import Base, Publisher
 from deltackpt.hooks.resume import resume_from
 from deltackpt.hooks.side import Side, side_files
 from deltackpt.hooks.state import added, all_sums, owned
+from deltackpt.hooks.unchanged import Unchanged
 from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.repository import Ref, Repository
@@ -79,6 +81,7 @@ class TrainerHook:
     ``errors``      what `step` does when publishing an earlier step failed: "raise", or "carry": publish its changes
                     with the next, and raise in `close` if that failed too
     ``resume``      what to do where the weights are not the ref's step: see `resume.resume_from`
+    ``nonfinite``   elements that are infinite or NaN: "count" them in metrics and log, or "refuse" the step
     ``anchor``      which steps are also stored whole
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
     ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be
@@ -110,6 +113,7 @@ class TrainerHook:
         errors: Errors = "raise",
         queue: int = QUEUE,
         resume: Resume = "continue",
+        nonfinite: NonFinite = "count",
         anchor: AnchorPolicy = AnchorPolicy(),
         side: Side = None,
         encoding: str = "auto",
@@ -124,8 +128,8 @@ class TrainerHook:
     ) -> None:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, locate=locate, snapshot=snapshot, full=full, errors=errors,
-            queue=queue, resume=resume, anchor=anchor, side=side, encoding=encoding, scan_limit=scan_limit,
-            shard_bytes=shard_bytes, threads=threads, on_device=on_device, sharded=sharded, timeout=timeout,
+            queue=queue, resume=resume, nonfinite=nonfinite, anchor=anchor, side=side, encoding=encoding,
+            scan_limit=scan_limit, shard_bytes=shard_bytes, threads=threads, on_device=on_device, sharded=sharded, timeout=timeout,
             metadata=metadata, report=report,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
@@ -146,6 +150,7 @@ class TrainerHook:
         link = None if start.fresh else start.link
         self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size)
         self.publisher = self._publisher(publishing, plan, start)
+        self._unchanged = Unchanged(source)
         self._last: int | None = start.link.step if start.link else None
         self._whole = start.link is None or start.fresh or anchor.now
         self._pending = Pending(queue)
@@ -202,7 +207,7 @@ class TrainerHook:
 
         ``step`` is one more than the last if it is not given. Raises an error of an earlier step's publishing (this
         step is then not captured: call again to continue), ConflictError ``step-order``, ChainError ``state-changed``,
-        StoreError ``publish-stalled``, UsageError ``hook-closed``.
+        StoreError ``publish-stalled``, CheckpointError ``not-finite``, UsageError ``hook-closed``.
         """
         if self._closed:
             raise UsageError("hook-closed", where="the trainer hook", have="a closed hook", need="an open one")
@@ -210,6 +215,7 @@ class TrainerHook:
         if number < 0 or (self._last is not None and number <= self._last):
             have, need = f"step {self._last} already", f"a step after it, not {number}"
             raise ConflictError("step-order", where="the trainer hook", have=have, need=need)
+        self._unchanged.warn()
         began = time.monotonic()
         decision = share(self._group, self._decide)
         if decision.skip:
@@ -226,11 +232,15 @@ class TrainerHook:
             self._check(pieces)
             mine = [p for p in pieces if p.name in self._capture.names]
             with self._capture.lock, self._capture.capturing(mine, lambda: self._pending.was_put(number)) as deltas:
+                counts = counts_after(self._capture.nonfinite, deltas.values())
+                if self._options.nonfinite == "refuse":
+                    refuse(everyone(self._group, counts))
                 item = CapturedStep(
                     number, deltas, decision.whole, dict(metadata or {}),
-                    seconds=time.monotonic() - waited, waited=waited - began,
+                    seconds=time.monotonic() - waited, waited=waited - began, nonfinite=sum(counts.values()),
                 )  # fmt: skip
                 self._pending.put(item, into_last=decision.merge)
+                self._capture.nonfinite = counts
         finally:
             if self._pending.was_put(number):
                 self._whole, self._skipped, self._last = False, None, number
@@ -286,6 +296,7 @@ class TrainerHook:
         except Exception as error:  # the step is published, and the snapshot unchanged: only the cache is behind
             self._pending.add_error(error)
         self.metrics = found
+        self._unchanged.saw(found)
         if self._options.report is not None:
             with suppress(Exception):  # a logger that fails does not fail the training
                 self._options.report(found)

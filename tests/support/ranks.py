@@ -375,3 +375,31 @@ def one_dies(rank: int, world: int, root: Path, where: str, *, device: str) -> N
     hook.step(1)
     hook.flush()
     raise AssertionError("no error")
+
+
+def one_not_finite(rank: int, world: int, root: Path, *, device: str) -> None:
+    """One rank's shard is infinite: no rank captures the step, and all go on with the next."""
+    from deltackpt.errors import CheckpointError
+
+    state, _, _ = state_for("shard0", rank, world, device)
+    name = next(name for name, t in state.items() if isinstance(t, DTensor) and t.dtype == torch.bfloat16)
+    with TrainerHook(state, root / "repo", nonfinite="refuse", threads=1, timeout=60) as hook:
+        hook.step(0)
+        save_whole(root, 0, "shard0", state, rank, world)
+        local = state[name].to_local()
+        before = local.clone()
+        if rank == world - 1:
+            local.fill_(float("inf"))
+        try:
+            hook.step(1)
+            raise AssertionError("no error")
+        except CheckpointError as error:
+            assert error.code == "not-finite"
+            assert name in error.have
+        local.copy_(before)
+        change(state, 1)
+        hook.step(1)
+        save_whole(root, 1, "shard0", state, rank, world)
+    if rank == 0:
+        check(root, range(2))
+    dist.barrier()
