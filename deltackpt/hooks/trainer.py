@@ -129,8 +129,8 @@ class TrainerHook:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, locate=locate, snapshot=snapshot, full=full, errors=errors,
             queue=queue, resume=resume, nonfinite=nonfinite, anchor=anchor, side=side, encoding=encoding,
-            scan_limit=scan_limit, shard_bytes=shard_bytes, threads=threads, on_device=on_device, sharded=sharded, timeout=timeout,
-            metadata=metadata, report=report,
+            scan_limit=scan_limit, shard_bytes=shard_bytes, threads=threads, on_device=on_device, sharded=sharded,
+            timeout=timeout, metadata=metadata, report=report,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
         # Rank 0 gives up before the others take it for lost.

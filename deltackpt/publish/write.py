@@ -89,6 +89,7 @@ def write(
     count = threads_or_default(threads)
     store = repository.store if isinstance(repository, Repository) else open_store(repository)
     with Checkpoint.open(checkpoint) as new, ExitStack() as stack:
+        new.check_whole()
         check_names(new)
         compare, since = difference, None
         given = None
