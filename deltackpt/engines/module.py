@@ -113,7 +113,7 @@ def state_dict_for(
     """
     own = model.state_dict()
     state = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in own.items()}
-    for names in ties_of(own, model, str).values():
+    for names in ties_of(own, dict(model.named_parameters(remove_duplicate=False))).values():
         state |= dict.fromkeys(names, state[names[0]])
     views, wrong = _views(model, state, table, None)
     wrong += [f"{name} is not in the checkpoint" for name in views if name not in table]

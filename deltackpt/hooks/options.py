@@ -15,6 +15,7 @@ from deltackpt.errors import UsageError
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.side import Side
 from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate
 from deltackpt.torch_views.names import Rename
 from deltackpt.util.parallel import threads_or_default
@@ -44,6 +45,7 @@ class HookOptions:
     full: Full = "wait"
     errors: Errors = "raise"
     queue: int = QUEUE
+    peft: Peft | None = None
     resume: Resume = "continue"
     nonfinite: NonFinite = "count"
     anchor: AnchorPolicy = AnchorPolicy()
@@ -77,6 +79,7 @@ class HookOptions:
         _one_of("full", self.full, ("wait", "merge"))
         _one_of("errors", self.errors, ("raise", "carry"))
         _one_of("resume", self.resume, ("continue", "rewind", "anchor"))
+        _one_of("peft", self.peft, (None, "merged", "adapter"))
         _one_of("nonfinite", self.nonfinite, ("count", "refuse"))
         _one_of("on_device", self.on_device, (None, True, False))
         _one_of("sharded", self.sharded, (None, True, False))

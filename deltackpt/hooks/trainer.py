@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
 
-import torch
-
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
@@ -33,6 +31,7 @@ from deltackpt.hooks.unchanged import Unchanged
 from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.repository import Ref, Repository
+from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Extractor, Locate, Piece, Source
 from deltackpt.torch_views.names import Rename
 
@@ -80,6 +79,7 @@ class TrainerHook:
     ``full``        what `step` does when ``queue`` steps wait: "wait", or "merge" it with the last of them
     ``errors``      what `step` does when publishing an earlier step failed: "raise", or "carry": publish its changes
                     with the next, and raise in `close` if that failed too
+    ``peft``        of a model with adapters of PEFT: the base model with the adapter "merged", or the "adapter" alone
     ``resume``      what to do where the weights are not the ref's step: see `resume.resume_from`
     ``nonfinite``   elements that are infinite or NaN: "count" them in metrics and log, or "refuse" the step
     ``anchor``      which steps are also stored whole
@@ -112,6 +112,7 @@ class TrainerHook:
         full: Full = "wait",
         errors: Errors = "raise",
         queue: int = QUEUE,
+        peft: Peft | None = None,
         resume: Resume = "continue",
         nonfinite: NonFinite = "count",
         anchor: AnchorPolicy = AnchorPolicy(),
@@ -128,7 +129,7 @@ class TrainerHook:
     ) -> None:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, locate=locate, snapshot=snapshot, full=full, errors=errors,
-            queue=queue, resume=resume, nonfinite=nonfinite, anchor=anchor, side=side, encoding=encoding,
+            queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, anchor=anchor, side=side, encoding=encoding,
             scan_limit=scan_limit, shard_bytes=shard_bytes, threads=threads, on_device=on_device, sharded=sharded,
             timeout=timeout, metadata=metadata, report=report,
         )  # fmt: skip
@@ -140,7 +141,7 @@ class TrainerHook:
         self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
         found = existing(self._group, repository)
         known = known_of(self._group, found, ref, source)
-        self._extract = Extractor(source, dtype=dtype, rename=rename, locate=locate, known=known)
+        self._extract = Extractor(source, dtype=dtype, rename=rename, locate=locate, known=known, peft=peft)
         pieces, held = everyones(self._group, self._extract, held_by)
         plan = plan_state(held)
         self._layout = {piece.name: piece.layout for piece in pieces}
@@ -168,7 +169,9 @@ class TrainerHook:
         options = self._options
         sums = all_sums(pieces, options.threads_or_default)
         held = self._group.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
-        cut = options.shard_bytes or shard_size(plan, self._group.size)
+        stem, cut = "model", options.shard_bytes or shard_size(plan, self._group.size)
+        if options.peft == "adapter":  # PEFT reads one file
+            stem, cut = "adapter_model", sum(tensor.nbytes for tensor in plan.values())
         base: Base | None = None
         seek: Ref | None = None
         repo: Repository | None = target if isinstance(target, Repository) else None
@@ -176,12 +179,12 @@ class TrainerHook:
         def first() -> tuple[Link | None, bool, FilePlan]:
             nonlocal base, seek, repo
             total = added(held or [])
-            given = side_files(source, options.side, options.dtype if isinstance(options.dtype, torch.dtype) else None)
+            given = side_files(source, options.side, options.dtype, options.peft)
             repo = repo or Repository.open_or_create(target)  # type: ignore[arg-type]
             base, seek, fresh = resume_from(repo, options.ref, plan, total, options.resume)
             layout = repo.layout(base.manifest) if base else None
             read = {s.path: repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
-            return base.link if base else None, fresh, files_of(plan, layout, {**read, **given}, cut)
+            return base.link if base else None, fresh, files_of(plan, layout, {**read, **given}, cut, stem)
 
         link, fresh, files = share(self._group, first)
         opened = repo or Repository.open(target)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import torch
 
 from deltackpt.errors import CheckpointError, UsageError
 from deltackpt.format.dtypes import DType, storage_shape
+from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.conversion import Computed, Slice, cut, whole_view
 from deltackpt.torch_views.names import Rename, listed
@@ -80,7 +81,8 @@ class Extractor:
     Names, shapes and dtypes are those that the model's own ``save_pretrained`` would write, then ``rename``'s.
     ``dtype`` is what floating-point tensors are cast to on the way in; without it each keeps its own. One dtype for all
     leaves alone what the model keeps in fp32, and what ``known``, the parent step or the base checkpoint, has in
-    another. A DTensor's piece is its local shard; ``locate`` says where a plain tensor lies, if it is not whole.
+    another. ``peft`` says what goes out of a model with adapters. A DTensor's piece is its local shard; ``locate`` says
+    where a plain tensor lies, if it is not whole.
     """
 
     def __init__(
@@ -91,10 +93,11 @@ class Extractor:
         rename: Rename | None = None,
         locate: Locate | None = None,
         known: Known | None = None,
+        peft: Peft | None = None,
     ) -> None:
         self._source, self._dtype, self._locate = source, dtype, locate
         self._known = known or Known()
-        self._naming = Naming(source, rename, self._known, self._whole_of)
+        self._naming = Naming(source, rename, self._known, self._whole_of, peft)
 
     def __call__(self) -> list[Piece]:
         """Raises CheckpointError ``names-collide``, ``names-differ``, ``not-tensors``, ``dtype-unpublishable``,

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from deltackpt.errors import CheckpointError
 from deltackpt.torch_views import conversion
+from deltackpt.torch_views.adapters import Peft, adapter_state, base_of, check_choice, merged_state
 from deltackpt.torch_views.boxes import Shape
 from deltackpt.torch_views.conversion import Computed, Convert, Plan, Slice, blank
 from deltackpt.torch_views.names import Rename, listed, published_names
@@ -76,29 +78,45 @@ class Named:
 class Naming:
     """Finds `Named` for each state of a source; the conversion is traced once, until shapes change."""
 
-    def __init__(self, source: Any, rename: Rename | None, known: Known, wholes: Wholes = lambda name, value: None):
-        self._source, self._rename, self._known, self._whole = source, rename, known, wholes
+    def __init__(
+        self,
+        source: Any,
+        rename: Rename | None,
+        known: Known,
+        wholes: Wholes = lambda name, value: None,
+        peft: Peft | None = None,
+    ) -> None:
+        check_choice(source, peft, rename is not None)
+        self._source, self._rename, self._known, self._whole, self._peft = source, rename, known, wholes, peft
+        self._model = unwrapped(source)
+        self._base = base_of(self._model) if peft == "merged" else self._model
+        self._convert = adapter_state(self._model) if peft == "adapter" else _reverting(self._base)
         self._traced: tuple[Any, Plan, dict[str, torch.Tensor]] | None = None
 
     def find(self, state: Mapping[str, Any]) -> Named:
-        """Raises CheckpointError ``names-collide``, ``names-differ``, UsageError ``names-unmapped``."""
+        """Raises CheckpointError ``names-collide``, ``names-differ``, UsageError ``names-unmapped``, and what
+        `merged_state` raises."""
         stripped = stripper(self._source, state)
         own = {stripped(name): value for name, value in state.items()}
         if len(own) < len(state):
             published_names(state, None, stripped)  # raises
-        model = unwrapped(self._source)
-        for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
+        named = self._source.named_parameters(remove_duplicate=False) if isinstance(self._source, Module) else ()
+        parameters = {stripped(name): parameter for name, parameter in named}
+        if self._peft == "merged":
+            merged = merged_state(self._model, own)
+            own = {name: value for name, (_, value) in merged.items()}
+            parameters = {name: parameters.get(before) for name, (before, _) in merged.items()}
+        for name in getattr(self._base, "_keys_to_ignore_on_save", None) or ():
             own.pop(name, None)
-        convert = _reverting(model)
-        plan, wholes = self._plan(own, convert)
-        ties = ties_of(own, self._source, stripped)
-        gone = left_out(ties, tied_patterns(self._source, stripped), self._known.parent, self._called(plan))
+        plan, wholes = self._plan(own)
+        gone: set[str] = set()
+        if self._peft != "adapter":  # PEFT saves each of its names
+            patterns = tied_patterns(self._base, stripped if self._base is self._source else str)
+            gone = left_out(ties_of(own, parameters), patterns, self._known.parent, self._called(plan))
         stay = {name: part for name, part in plan.items() if not part.sources or not set(part.sources) <= gone}
         names = published_names(stay, self._rename, str)
-        named = self._source.named_parameters() if isinstance(self._source, torch.nn.Module) else ()
-        parameters = {stripped(name): parameter for name, parameter in named}
         parts = {new: plan[name] for name, new in names.items()}
-        return Named(own, parts, wholes, parameters, convert, model)
+        return Named(own, parts, wholes, parameters, self._convert, self._base)
 
     def _called(self, plan: Plan) -> dict[str, set[str]]:
         """What each tensor of the model would be called, where there is a parent to be compared with."""
@@ -109,7 +127,8 @@ class Naming:
                 found.setdefault(source, set()).add(renamed or "")
         return found
 
-    def _plan(self, own: Mapping[str, Any], convert: Convert | None) -> tuple[Plan, dict[str, torch.Tensor]]:
+    def _plan(self, own: Mapping[str, Any]) -> tuple[Plan, dict[str, torch.Tensor]]:
+        convert = self._convert
         tensors = {name: value for name, value in own.items() if isinstance(value, torch.Tensor)}
         wholes = {name: self._blank(name, value) if convert else blank(value) for name, value in tensors.items()}
         key = [(name, tuple(w.shape), w.stride(), w.dtype) for name, w in wholes.items()]
@@ -161,7 +180,7 @@ def _differ(wholes: Mapping[str, Any], known: Known, error: Exception) -> Checkp
 def kept_in_fp32(model: Any, dtype: torch.dtype) -> re.Pattern[str] | None:
     """The names that the model's classes keep in fp32 where they are cast to ``dtype``, None where there are none."""
     words: set[str] = set()
-    for module in model.modules() if isinstance(model, torch.nn.Module) else ():
+    for module in model.modules() if isinstance(model, Module) else ():
         if dtype == torch.float16:
             words |= set(getattr(module, "_keep_in_fp32_modules", None) or ())
         if dtype in (torch.float16, torch.bfloat16):

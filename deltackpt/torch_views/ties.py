@@ -13,13 +13,13 @@ from deltackpt.torch_views.wrappers import Strip
 Ties = dict[Hashable, list[str]]  # names that are one tensor, in the model's order
 
 
-def ties_of(state: Mapping[str, Any], source: Any, stripped: Strip) -> Ties:
-    """All names of ``state`` by the tensor that they are; alike at ranks that hold none of its rows."""
-    named = source.named_parameters(remove_duplicate=False) if isinstance(source, torch.nn.Module) else ()
-    parameters = {stripped(name): id(parameter) for name, parameter in named}
+def ties_of(state: Mapping[str, Any], parameters: Mapping[str, Any]) -> Ties:
+    """All names of ``state`` by the tensor that they are; alike at ranks that hold none of its rows.
+
+    ``parameters``: those of the model, as far as there are any."""
     found: Ties = {}
     for name, value in state.items():
-        found.setdefault(_key(value, parameters.get(name, id(value)), name), []).append(name)
+        found.setdefault(_key(value, id(parameters.get(name, value)), name), []).append(name)
     return found
 
 
