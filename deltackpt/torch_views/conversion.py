@@ -54,8 +54,11 @@ Plan = dict[str, Slice | Computed]  # by name in the checkpoint
 
 def blank(tensor: Any) -> torch.Tensor:
     """A tensor without memory, of the shape, dtype and strides of a whole one."""
-    stride = strides(tuple(tensor.shape)) if hasattr(tensor, "to_local") else tensor.stride()
-    return torch.empty_strided(tuple(tensor.shape), tuple(stride), dtype=tensor.dtype, device="meta")
+    shape = tuple(tensor.shape)
+    plain = tensor.layout == torch.strided and not hasattr(tensor, "to_local")
+    return torch.empty_strided(
+        shape, tensor.stride() if plain else tuple(strides(shape)), dtype=tensor.dtype, device="meta"
+    )
 
 
 def trace(convert: Convert, state: State) -> Plan:

@@ -21,6 +21,12 @@ FREED = (
 QUANTIZED = "Publish the weights that it was made from, or leave it out with `rename=`."
 
 
+def in_memory(local: torch.Tensor) -> bool:
+    """Is it a plain tensor, with a storage?"""
+    odd = is_traceable_wrapper_subclass(local) or local.is_nested or local.is_quantized
+    return not odd and local.layout == torch.strided and local.device.type != "meta"
+
+
 def check_real(name: str, local: torch.Tensor, parameter: Any = None) -> None:
     """``parameter``: the module's own, which may say what a state dict does not.
 
@@ -35,7 +41,7 @@ def check_real(name: str, local: torch.Tensor, parameter: Any = None) -> None:
     if local.device.type == "meta":
         have = "a tensor on the meta device"
         raise CheckpointError("tensor-placeholder", where=name, have=have, need="the weights", hint=META)
-    if is_traceable_wrapper_subclass(local) or local.is_nested or local.is_quantized or local.layout != torch.strided:
+    if not in_memory(local):
         have = f"a {type(local).__name__}" if local.layout == torch.strided else f"a tensor of layout {local.layout}"
         need = "a plain tensor, whose memory is its elements"
         raise CheckpointError("tensor-subclass", where=name, have=have, need=need, hint=QUANTIZED)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from deltackpt.torch_views.real import in_memory
 from deltackpt.torch_views.wrappers import Strip
 
 Ties = dict[Hashable, list[str]]  # names that are one tensor, in the model's order
@@ -27,7 +28,7 @@ def _key(value: Any, identity: int, name: str) -> Hashable:
     if not isinstance(value, torch.Tensor):
         return name
     local = local_of(value)
-    if local.device.type == "meta":
+    if not in_memory(local):
         return name
     if local.numel():
         return local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride()

@@ -46,10 +46,8 @@ def strip(name: str) -> str:
     """The name without the words of torch's wrappers, and without `module` in front, where DDP puts it.
 
     For a name of which no model is known; else see `stripper`."""
-    parts = [part for part in name.split(".") if part not in PRIVATE]
-    while parts and parts[0] == "module":
-        parts = parts[1:]
-    return ".".join(parts)
+    bare = _without_private(name)
+    return "" if bare == "module" else bare.removeprefix("module.")
 
 
 def stripper(source: Any, names: Iterable[str]) -> Strip:

@@ -403,3 +403,53 @@ def one_not_finite(rank: int, world: int, root: Path, *, device: str) -> None:
     if rank == 0:
         check(root, range(2))
     dist.barrier()
+
+
+def one_placeholder(rank: int, world: int, root: Path, *, device: str) -> None:
+    """A tensor that one rank does not have: all ranks raise at once."""
+    from deltackpt.errors import DeltackptError
+
+    state = {"w": torch.ones(3, device="meta" if rank else "cpu")}
+    try:
+        TrainerHook(state, root / "repo", threads=1, timeout=60)
+    except DeltackptError as error:
+        assert error.code == ("tensor-placeholder" if rank else "rank-failed"), error
+        assert "meta" in error.have
+        return
+    raise AssertionError("no error")
+
+
+class Called(torch.nn.Module):
+    """Its own sub-modules have the names that wrappers use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+def called_module(rank: int, world: int, root: Path, *, device: str) -> None:
+    """DDP, FSDP 1 with a sharded state dict, and FSDP 2, of a model that has a sub-module called module."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, StateDictType, fully_shard
+
+    names = sorted(Called().state_dict())
+    mesh = init_device_mesh(device, (world,))
+    second = Called()
+    fully_shard(second.module[0], mesh=mesh)
+    fully_shard(second, mesh=mesh)
+    first = FullyShardedDataParallel(Called(), device_mesh=mesh, use_orig_params=True, device_id=torch.device("cpu"))
+    FullyShardedDataParallel.set_state_dict_type(
+        first, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(offload_to_cpu=False)
+    )
+    sources = {"ddp": torch.nn.parallel.DistributedDataParallel(Called()), "fsdp1": first, "fsdp2": second}
+    for kind, source in sources.items():
+        with TrainerHook(source, root / kind, threads=1, timeout=60) as hook:
+            hook.step(0)
+        assert (
+            sorted(m for m in Repository.open(root / kind).layout(Repository.open(root / kind).log()[0]).tensors)
+            == names
+        )
+    dist.barrier()
