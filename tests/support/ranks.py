@@ -453,3 +453,74 @@ def called_module(rank: int, world: int, root: Path, *, device: str) -> None:
             == names
         )
     dist.barrier()
+
+
+def experts(rank: int, world: int, root: Path, *, device: str) -> None:
+    """FSDP 2 over fused experts: the ranks publish what they hold of each expert, under the names on disk."""
+    from torch.distributed.fsdp import fully_shard
+
+    from support import library_models
+
+    model, whole = library_models.make("qwen3_moe", torch.float32), library_models.make("qwen3_moe", torch.float32)
+    mesh = init_device_mesh(device, (world,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    with TrainerHook(model, root / "repo", dtype=torch.bfloat16, threads=1, timeout=60) as hook:
+        for step in range(3):
+            library_models.nudge(whole, step)
+            parts = whole.state_dict()
+            for name, value in model.state_dict().items():
+                value.to_local().copy_(distribute_tensor(parts[name], mesh, value.placements).to_local())
+            with Forbidden([]):
+                hook.step(step)
+                hook.flush()
+            if rank == 0:
+                found = library_models.saved(whole, root / f"saved-{step}")
+                Ledger(root, root / "repo").save(step, cast(found))
+            dist.barrier()
+    if rank == 0:
+        check(root, range(3))
+    dist.barrier()
+
+
+class Tied(torch.nn.Module):
+    """Five rows, of which the last rank of four has none."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(rows, 8)
+        self.body = torch.nn.Linear(8, 8)
+        self.head = torch.nn.Linear(8, rows, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.body(self.embed(tokens))))
+
+
+def tied_uneven(rank: int, world: int, root: Path, rows: int, *, device: str) -> None:
+    """Tied weights that FSDP 2 keeps tied, of which a rank may have no row: the ranks agree on one name."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = Tied(rows)
+    fully_shard(model, mesh=init_device_mesh(device, (world,)))
+    assert model.head.weight is model.embed.weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for kind, source in (("model", model), ("function", model.state_dict)):
+        with TrainerHook(source, root / kind, threads=1, timeout=60) as hook:
+            for step in range(2):
+                if step:
+                    model(torch.arange(rows)).sum().backward()
+                    optimizer.step()
+                hook.step(step)
+                hook.flush()
+                state = full(model.state_dict())
+                if rank == 0:
+                    del state["head.weight"]
+                    (root / f"of-{kind}").mkdir(exist_ok=True)
+                    Ledger(root / f"of-{kind}", root / kind).save(step, state)
+                dist.barrier()
+        if rank == 0:
+            Ledger(root / f"of-{kind}", root / kind).check([0, 1])
+        dist.barrier()
