@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError, NotFoundError, UsageError
-from deltackpt.hooks.options import require
+from deltackpt.hooks.options import HookOptions, require
 from deltackpt.hooks.process_group import Processes, ProcessGroup, SingleProcess, collect, share
 from deltackpt.repository import Repository
+from deltackpt.torch_views.extract import Extractor, Source
 from deltackpt.torch_views.naming import Known, Table
 from deltackpt.torch_views.wrappers import unwrapped
 
@@ -65,7 +66,20 @@ def existing(group: ProcessGroup, repository: Target) -> Repository | None:
     return found[0] if found else None
 
 
-def known_of(group: ProcessGroup, repo: Repository | None, ref: str, source: Any) -> Known:
+def extractor(group: ProcessGroup, repo: Repository | None, source: Source, options: HookOptions) -> Extractor:
+    """What gives the pieces of ``source``, alike at all ranks."""
+    return Extractor(
+        source,
+        dtype=options.dtype,
+        rename=options.rename,
+        locate=options.locate,
+        known=_known_of(group, repo, options.ref, source if options.model is None else options.model),
+        peft=options.peft,
+        model=options.model,
+    )
+
+
+def _known_of(group: ProcessGroup, repo: Repository | None, ref: str, source: Any) -> Known:
     """The tensors of the ref's step, and of the checkpoint that the model was loaded from: rank 0's, at all ranks."""
 
     def first() -> Known:

@@ -40,6 +40,7 @@ class HookOptions:
     ref: str = "main"
     dtype: Cast = None
     rename: Rename | None = None
+    model: torch.nn.Module | None = None
     locate: Locate | None = None
     snapshot: str | os.PathLike[str] = "device"
     full: Full = "wait"
@@ -109,6 +110,7 @@ class HookOptions:
         require("dtype", self.dtype, _is_cast(self.dtype), _CAST, _cast_hint(self.dtype))
         known = self.rename is None or isinstance(self.rename, Mapping) or callable(self.rename)
         require("rename", self.rename, known, "{stripped name: name}, a function of a name, or None")
+        require("model", self.model, self.model is None or isinstance(self.model, torch.nn.Module), "a module, or None")
         require("locate", self.locate, self.locate is None or callable(self.locate), "a function, or None")
         need, hint = "an AnchorPolicy", "AnchorPolicy(every=5) stores every fifth step whole."
         require("anchor", self.anchor, isinstance(self.anchor, AnchorPolicy), need, hint)

@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
 
+import torch
+
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.finite import counts_after, refuse
 from deltackpt.hooks.metrics import StepMetrics
-from deltackpt.hooks.opening import everyones, existing, known_of, process_groups
+from deltackpt.hooks.opening import everyones, existing, extractor, process_groups
 from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
 from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
@@ -32,7 +34,7 @@ from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.repository import Ref, Repository
 from deltackpt.torch_views.adapters import Peft
-from deltackpt.torch_views.extract import Cast, Extractor, Locate, Piece, Source
+from deltackpt.torch_views.extract import Cast, Locate, Piece, Source
 from deltackpt.torch_views.names import Rename
 
 PATIENCE = 20.0  # seconds that `abandon` waits at most
@@ -72,8 +74,11 @@ class TrainerHook:
     ``source``      a module, a state dict whose tensors are written in place, or a function that gives one
     ``repository``  URL or directory, made if there is none
     ``dtype``       what floating-point tensors are cast to on the way in: a dtype, {name: dtype}, or a function
-    ``rename``      {stripped name: name} or a function; None leaves a tensor out
-    ``locate``      (offset, whole shape) of a plain tensor that is a shard, by name and tensor; None for a whole one
+    ``rename``      {name: name} or a function, asked with the names that ``save_pretrained`` of the model would write;
+                    None leaves a tensor out
+    ``model``       whose state dict it is, where the source is none: it says names, configs and what stays in fp32
+    ``locate``      (offset, whole shape) of a plain tensor that is a shard, by its name in the model and tensor; None
+                    for a whole one
     ``snapshot``    "device": a copy of the published weights beside them; "host": in (pinned) host memory; or the path
                     of a managed cache, whose slot is mapped and follows: no memory, and it survives the process
     ``full``        what `step` does when ``queue`` steps wait: "wait", or "merge" it with the last of them
@@ -107,6 +112,7 @@ class TrainerHook:
         ref: str = "main",
         dtype: Cast = None,
         rename: Rename | None = None,
+        model: torch.nn.Module | None = None,
         locate: Locate | None = None,
         snapshot: Literal["device", "host"] | os.PathLike[str] = "device",
         full: Full = "wait",
@@ -128,10 +134,10 @@ class TrainerHook:
         report: Callable[[StepMetrics], None] | None = None,
     ) -> None:
         self._options = options = HookOptions(
-            ref=ref, dtype=dtype, rename=rename, locate=locate, snapshot=snapshot, full=full, errors=errors,
-            queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, anchor=anchor, side=side, encoding=encoding,
-            scan_limit=scan_limit, shard_bytes=shard_bytes, threads=threads, on_device=on_device, sharded=sharded,
-            timeout=timeout, metadata=metadata, report=report,
+            ref=ref, dtype=dtype, rename=rename, model=model, locate=locate, snapshot=snapshot, full=full,
+            errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, anchor=anchor, side=side,
+            encoding=encoding, scan_limit=scan_limit, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
+            sharded=sharded, timeout=timeout, metadata=metadata, report=report,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
         # Rank 0 gives up before the others take it for lost.
@@ -140,15 +146,13 @@ class TrainerHook:
         self._closed = False
         self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
         found = existing(self._group, repository)
-        known = known_of(self._group, found, ref, source)
-        self._extract = Extractor(source, dtype=dtype, rename=rename, locate=locate, known=known, peft=peft)
+        self._extract = extractor(self._group, found, source, options)
         pieces, held = everyones(self._group, self._extract, held_by)
         plan = plan_state(held)
         self._layout = {piece.name: piece.layout for piece in pieces}
         start = self._start(source, pieces, plan, found or repository)
         self.repo = start.repo
-        mine = owned(pieces, plan, self._group.rank)
-        link = None if start.fresh else start.link
+        mine, link = owned(pieces, plan, self._group.rank), None if start.fresh else start.link
         self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size)
         self.publisher = self._publisher(publishing, plan, start)
         self._unchanged = Unchanged(source)
@@ -179,7 +183,7 @@ class TrainerHook:
         def first() -> tuple[Link | None, bool, FilePlan]:
             nonlocal base, seek, repo
             total = added(held or [])
-            given = side_files(source, options.side, options.dtype, options.peft)
+            given = side_files(options.model or source, options.side, options.dtype, options.peft)
             repo = repo or Repository.open_or_create(target)  # type: ignore[arg-type]
             base, seek, fresh = resume_from(repo, options.ref, plan, total, options.resume)
             layout = repo.layout(base.manifest) if base else None

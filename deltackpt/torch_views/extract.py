@@ -81,8 +81,8 @@ class Extractor:
     Names, shapes and dtypes are those that the model's own ``save_pretrained`` would write, then ``rename``'s.
     ``dtype`` is what floating-point tensors are cast to on the way in; without it each keeps its own. One dtype for all
     leaves alone what the model keeps in fp32, and what ``known``, the parent step or the base checkpoint, has in
-    another. ``peft`` says what goes out of a model with adapters. A DTensor's piece is its local shard; ``locate`` says
-    where a plain tensor lies, if it is not whole.
+    another. ``model`` is the model of a source that is none. ``peft`` says what goes out of a model with adapters. A
+    DTensor's piece is its local shard; ``locate`` says where a plain tensor lies, if it is not whole.
     """
 
     def __init__(
@@ -94,10 +94,11 @@ class Extractor:
         locate: Locate | None = None,
         known: Known | None = None,
         peft: Peft | None = None,
+        model: torch.nn.Module | None = None,
     ) -> None:
         self._source, self._dtype, self._locate = source, dtype, locate
         self._known = known or Known()
-        self._naming = Naming(source, rename, self._known, self._whole_of, peft)
+        self._naming = Naming(source if model is None else model, rename, self._known, self._whole_of, peft)
 
     def __call__(self) -> list[Piece]:
         """Raises CheckpointError ``names-collide``, ``names-differ``, ``not-tensors``, ``dtype-unpublishable``,

@@ -11,7 +11,7 @@ from support.training import raw  # noqa: E402
 
 from deltackpt import engines  # noqa: E402
 from deltackpt.engines.transformers import refresh  # noqa: E402
-from deltackpt.errors import ChainError, CheckpointError  # noqa: E402
+from deltackpt.errors import ChainError, CheckpointError, UsageError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
 from deltackpt.restore.materialize import apply  # noqa: E402
@@ -52,6 +52,19 @@ def test_a_loaded_model_is_published_as_it_was_loaded(tmp_path, kind):
     before = saved(model, tmp_path / "base")
     loaded = type(model).from_pretrained(tmp_path / "base", dtype="auto")
     assert raw(engines.load(publish(loaded, tmp_path / "repo"))) == raw(before)
+
+
+def test_a_function_and_whose_state_dict_it_returns(tmp_path):
+    model = make("deepseek", torch.float32)
+    with TrainerHook(model.state_dict, tmp_path / "repo", model=model, dtype=torch.bfloat16, threads=1) as hook:
+        hook.step(0)
+    found = engines.load(Repository.open(tmp_path / "repo"))
+    assert found.keys() == saved(model, tmp_path / "saved").keys()
+    assert [n for n, t in found.items() if t.dtype == torch.float32] == [n for n in found if "mlp.gate." in n]
+    apply(Repository.open(tmp_path / "repo"), tmp_path / "out", threads=1)
+    assert type(model).from_pretrained(tmp_path / "out") is not None
+    with pytest.raises(UsageError, match="hook-option"):
+        TrainerHook(model.state_dict, tmp_path / "other", model="llama", threads=1)
 
 
 def test_fused_experts_are_views(tmp_path):
