@@ -115,7 +115,8 @@ class Extractor:
             check_real(name, local_of(own[name]), found.parameters.get(name))
         self._check_computed(found)
         made = found.compute()
-        pieces = [self._piece(name, found, made.get(name)) for name in found.parts]
+        kept = found.kept(self._dtype)
+        pieces = [self._piece(name, found, made.get(name), name in kept) for name in found.parts]
         return sorted(pieces, key=lambda piece: piece.name.encode())
 
     def _whole_of(self, name: str, value: torch.Tensor) -> tuple[int, ...] | None:
@@ -133,9 +134,9 @@ class Extractor:
                 if hasattr(value, "to_local") or self._whole_of(source, value) not in (None, tuple(value.shape)):
                     raise _placement(name, f"a tensor that is computed from a shard, of {source!r}")
 
-    def _piece(self, name: str, found: Named, made: torch.Tensor | None) -> Piece:
+    def _piece(self, name: str, found: Named, made: torch.Tensor | None, kept: bool) -> Piece:
         local, box = self._held(name, found) if made is None else (made, None)
-        to = self._cast(name, local, found.keeps(found.parts[name].sources, self._dtype))
+        to = self._cast(name, local, kept)
         dtype = dtype_of(to or local.dtype, name)
         shape = shape_of(local, dtype)
         box = Box.all_of(shape) if box is None else box

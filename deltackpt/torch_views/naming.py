@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,10 +69,12 @@ class Named:
             return {}
         return conversion.compute(self.convert, self.parts, self.state)
 
-    def keeps(self, sources: Collection[str], dtype: Any) -> bool:
-        """Does the model say that these stay in fp32 where it is cast to ``dtype``?"""
+    def kept(self, dtype: Any) -> set[str]:
+        """The tensors of ``parts`` that the model keeps in fp32 where it is cast to ``dtype``."""
         patterns = kept_in_fp32(self.model, dtype) if isinstance(dtype, torch.dtype) else None
-        return patterns is not None and any(patterns.search(name) for name in sources)
+        if patterns is None:
+            return set()
+        return {name for name, part in self.parts.items() if any(patterns.search(source) for source in part.sources)}
 
 
 class Naming:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,13 +27,23 @@ Strip = Callable[[str], str]
 
 def is_a(value: object, *classes: str) -> bool:
     """Is it of one of these classes, each named in full, or of one derived from it?"""
-    return any(f"{c.__module__}.{c.__qualname__}" in classes for c in type(value).__mro__)
+    return not _names_of(type(value)).keys().isdisjoint(classes)
+
+
+@cache
+def _names_of(kind: Any) -> dict[str, None]:
+    """The full names of a class and of those that it is derived from, in order."""
+    return dict.fromkeys(f"{c.__module__}.{c.__qualname__}" for c in kind.__mro__)
 
 
 def inner_name(module: object) -> str | None:
     """The attribute that holds what ``module`` wraps, None if it is no wrapper."""
-    names = (WRAPPERS.get(f"{c.__module__}.{c.__qualname__}") for c in type(module).__mro__)
-    return next((name for name in names if name is not None), None)
+    return _inner_of(type(module))
+
+
+@cache
+def _inner_of(kind: Any) -> str | None:
+    return next((WRAPPERS[name] for name in _names_of(kind) if name in WRAPPERS), None)
 
 
 def unwrapped(source: Any) -> Any:
