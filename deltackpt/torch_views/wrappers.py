@@ -27,7 +27,8 @@ Strip = Callable[[str], str]
 
 def is_a(value: object, *classes: str) -> bool:
     """Is it of one of these classes, each named in full, or of one derived from it?"""
-    return not _names_of(type(value)).keys().isdisjoint(classes)
+    kind: Any = type(value)
+    return not _names_of(kind).keys().isdisjoint(classes)
 
 
 @cache
@@ -38,7 +39,8 @@ def _names_of(kind: Any) -> dict[str, None]:
 
 def inner_name(module: object) -> str | None:
     """The attribute that holds what ``module`` wraps, None if it is no wrapper."""
-    return _inner_of(type(module))
+    kind: Any = type(module)
+    return _inner_of(kind)
 
 
 @cache
