@@ -71,7 +71,9 @@ def _about(step: GraphStep) -> str:
 def _lines(found: Log, *, verbose: bool) -> Iterator[str]:
     if not found.steps:
         return
+    odd = any(s.metadata.get("nonfinite") for s in found.steps)  # elements that are infinite or NaN, as hooks count
     headers = [">step", "stored as", ">bytes", ">changed", ">density", ">bits/change", "time", "id"]
+    headers += [">not finite"] * odd
     rows = [
         [
             str(s.step),
@@ -82,6 +84,7 @@ def _lines(found: Log, *, verbose: bool) -> Iterator[str]:
             text.bits(s.bits_per_change),
             text.moment(s.time),
             s.id if verbose else s.id[:12],
+            *([str(s.metadata.get("nonfinite", 0))] if odd else []),
         ]
         for s in found.steps
     ]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.checkpoint.files import find_files
+from deltackpt.checkpoint.files import find_files, slices
 from deltackpt.checkpoint.sniff import SNIFF_BYTES, sniff
 from deltackpt.errors import CheckpointError, FormatError, UsageError
 from deltackpt.format.layout import Shard
@@ -94,6 +94,12 @@ class Checkpoint:
         if files.weight_map is not None:
             _check_index(root, files.weight_map, checkpoint.tensors)
         return checkpoint
+
+    def check_whole(self) -> None:
+        """Raise CheckpointError ``checkpoint-slices`` if the tensors of a shard are slices, by its own word."""
+        for shard in self.shards:
+            if "DCP_SHARDING_INFO" in shard.header.metadata:
+                raise slices(self.root / shard.path, "one rank's file of a distributed checkpoint")
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """The tensor's bytes: a read-only 1-D view of the mapped file, valid for as long as it is referred to.

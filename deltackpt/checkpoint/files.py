@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ MAX_INDEX: Final = 100_000_000  # bytes of an index
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 _SINGLE: Final = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_model.safetensors")
+_SLICES: Final = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")  # as torch's distributed checkpoint names them
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -37,8 +39,8 @@ def find_files(root: Path) -> CheckpointFiles:
     """Choose the files of the checkpoint in ``root``; reads the index, opens no shard.
 
     An index wins, then the usual single names, then the only safetensors file. Raises CheckpointError
-    checkpoint-missing, checkpoint-empty, checkpoint-pickle, checkpoint-ambiguous, index-field, shard-escapes,
-    not-a-file, not-readable; FormatError json-* for an index that is not strict JSON.
+    checkpoint-missing, checkpoint-empty, checkpoint-pickle, checkpoint-ambiguous, checkpoint-slices, index-field,
+    shard-escapes, not-a-file, not-readable; FormatError json-* for an index that is not strict JSON.
     """
     try:
         names = sorted(path.name for path in root.iterdir())
@@ -71,6 +73,8 @@ def _single(root: Path, names: list[str]) -> str:
     for name in _SINGLE:
         if name in weights:
             return name
+    if len(weights) > 1 and all(_SLICES.fullmatch(name) for name in weights):
+        raise slices(root, f"a file of each rank ({_some(weights)})")
     if len(weights) > 1:
         raise _ambiguous(root, weights, f"Add the index that names the shards (model{INDEX_SUFFIX}), or keep one file.")
     if weights:
@@ -85,6 +89,18 @@ def _single(root: Path, names: list[str]) -> str:
         have=_some(names) or "an empty directory",
         need="a safetensors file, or an index of several",
         hint="Name the directory that save_pretrained wrote.",
+    )
+
+
+def slices(where: Path, have: str) -> CheckpointError:
+    """The error for files of a distributed checkpoint, each of which holds the slices that one rank had."""
+    return CheckpointError(
+        "checkpoint-slices",
+        where=where,
+        have=f"{have}, with slices of tensors in the place of tensors (DCP_SHARDING_INFO)",
+        need="whole tensors",
+        hint="Consolidate them first: `enable_consolidation=True` of torch's HuggingFaceStorageWriter, or "
+        "torch.distributed.checkpoint._consolidate_hf_safetensors; then name the directory that this wrote.",
     )
 
 

@@ -1,6 +1,6 @@
 """The receivers' side: a running engine, or a live module, is updated to a step.
 
-load(repo, step)            the state dict of a step (needs torch)
+load(repo, step)            the state dict of a step (needs torch); with model=, for its load_state_dict
 tensors(repo, step)         the same, one tensor at a time
 transformers.refresh(...)   a live module, in place (needs torch)
 serve, clients              the engines of a host, over HTTP (needs no torch)

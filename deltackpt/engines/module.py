@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,10 @@ from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.restore.identify import Held
-from deltackpt.torch_views.names import Rename, listed, published_names
+from deltackpt.torch_views.conversion import Slice, whole_view
+from deltackpt.torch_views.names import Rename, listed
+from deltackpt.torch_views.naming import Known, Naming
+from deltackpt.torch_views.ties import ties_of
 from deltackpt.torch_views.words import dtype_of, from_host, on_host, shape_of, words
 
 
@@ -86,28 +89,60 @@ def places(model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename |
     A tensor of the module that the checkpoint does not name must be tied to one that it does, or be left out by
     ``rename``. Raises CheckpointError ``model-differs`` with what is missing, over, or of another dtype or shape.
     """
-    state = model.state_dict(keep_vars=True)
-    names = published_names(state, rename)
+    views, wrong = _views(model, model.state_dict(keep_vars=True), table, rename)
     found: dict[str, WeightPlace] = {}
-    wrong: list[str] = []
-    for own, name in names.items():
-        tensor = state[own].detach()
-        if name in table:
-            dtype = dtype_of(tensor.dtype, own)
-            place = found[name] = WeightPlace(name, tensor, dtype, shape_of(tensor, dtype))
-            if place.known != (table[name].dtype, tuple(table[name].shape)):
-                want = table[name]
-                wrong.append(f"{name} is {dtype.name} {list(place.shape)}, not {want.dtype} {list(want.shape)}")
-    memory = {place.alias for place in found.values()}
-    wrong += [f"no {name}" for name in table.keys() - found.keys()]
-    for own, name in names.items():
-        if name not in found and _alias(state[own].detach()) not in memory:
-            wrong.append(f"{own} is not in the checkpoint")
+    for name, tensor in views.items():
+        dtype = dtype_of(tensor.dtype, name)
+        found[name] = WeightPlace(name, tensor, dtype, shape_of(tensor, dtype))
+        known = found[name].known
+        if name in table and known != (table[name].dtype, tuple(table[name].shape)):
+            wrong.append(f"{name} is {dtype.name} {list(known[1])}, not {table[name].dtype} {list(table[name].shape)}")
+    memory = {place.alias for name, place in found.items() if name in table}
+    wrong += [
+        f"{name} is not in the checkpoint" for name in found if name not in table and found[name].alias not in memory
+    ]
+    _refuse(wrong)
+    return {name: place for name, place in found.items() if name in table}
+
+
+def state_dict_for(
+    model: torch.nn.Module, table: Mapping[str, Tensor], tensors: Iterable[tuple[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """The ``tensors`` of a step, by the model's own names and in its shapes and dtypes, in host memory: tied names too,
+    and what the model fuses. For its ``load_state_dict``. Raises CheckpointError ``model-differs``.
+    """
+    own = model.state_dict()
+    state = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in own.items()}
+    for names in ties_of(own, dict(model.named_parameters(remove_duplicate=False))).values():
+        state |= dict.fromkeys(names, state[names[0]])
+    views, wrong = _views(model, state, table, None)
+    wrong += [f"{name} is not in the checkpoint" for name in views if name not in table]
+    for name, view in views.items():
+        if name in table and tuple(view.shape) != tuple(table[name].shape):
+            wrong.append(f"{name} is {list(view.shape)}, not {list(table[name].shape)}")
+    _refuse(wrong)
+    for name, tensor in tensors:
+        views[name].copy_(tensor)
+    return state
+
+
+def _views(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], table: Mapping[str, Tensor], rename: Rename | None
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The model's tensors as a checkpoint names and shapes them, views of ``state``; and what of ``table`` is none."""
+    known = Known({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in table.items()})
+    named = Naming(model, rename, known).find(state)
+    views = {n: whole_view(named.state[p.source], p) for n, p in named.parts.items() if isinstance(p, Slice)}
+    computed = named.parts.keys() - views.keys()
+    wrong = [f"{name} is no view of the model's weights" for name in computed]
+    return views, wrong + [f"no {name}" for name in table.keys() - views.keys() - computed]
+
+
+def _refuse(wrong: list[str]) -> None:
     if wrong:
         hint = "Is it the repository of this model, in this dtype? `rename=` maps names."
         need = "the tensors of the step"
         raise CheckpointError("model-differs", where="the model", have=listed(sorted(wrong), 5), need=need, hint=hint)
-    return found
 
 
 def _alias(tensor: torch.Tensor) -> tuple[int, int, torch.Size, tuple[int, ...]]:

@@ -35,9 +35,18 @@ def tensors(repo: Repository, step: str | int = "latest", *, ref: str = "main") 
                 state.release(name)
 
 
-def load(repo: Repository, step: str | int = "latest", *, ref: str = "main") -> dict[str, torch.Tensor]:
-    """The state dict of a step, as its checkpoint names it. Raises what `tensors` raises."""
-    return dict(tensors(repo, step, ref=ref))
+def load(
+    repo: Repository, step: str | int = "latest", *, ref: str = "main", model: torch.nn.Module | None = None
+) -> dict[str, torch.Tensor]:
+    """The state dict of a step, as its checkpoint names it; with ``model``, as that model's ``load_state_dict`` wants
+    it: its own names and shapes, tied names too. Raises what `tensors` raises, CheckpointError ``model-differs``."""
+    if model is None:
+        return dict(tensors(repo, step, ref=ref))
+    from deltackpt.engines.module import state_dict_for
+
+    with pinned(repo, step, ref) as (link, _):
+        table = repo.layout(repo.load(link)).tensors
+        return state_dict_for(model, table, tensors(repo, f"{link.step}-{link.id}", ref=ref))
 
 
 def to_torch(data: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...], where: str) -> torch.Tensor:

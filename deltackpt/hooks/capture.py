@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +14,7 @@ from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.compare import compare
+from deltackpt.hooks.finite import count_pieces
 from deltackpt.hooks.mapped import MappedSnapshot
 from deltackpt.hooks.options import HookOptions
 from deltackpt.hooks.pending import Pending
@@ -48,6 +49,7 @@ class Capture:
         self._snapshot: Snapshot | None = None
         self._mapped: MappedSnapshot | None = None
         self._anchor_due = False
+        self.nonfinite: Mapping[str, int] = {}  # elements of the last captured weights, by tensor
         if self._cache is not None and ranks > 1:
             need = "'device' or 'host'"
             raise UsageError("snapshot-sharded", where="snapshot", have="a managed cache", need=need)
@@ -60,6 +62,7 @@ class Capture:
         return self._snapshot is None
 
     def _start(self, pieces: Sequence[Piece], link: Link | None) -> None:
+        self.nonfinite = count_pieces(pieces, self.threads)
         if self._cache is None:
             self._snapshot = Snapshot(pieces, host=self._options.snapshot == "host")
             self._prepare_gpus([p for p in pieces if p.tensor.device.type == "cuda" and self._on_device(p)])

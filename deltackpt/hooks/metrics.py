@@ -9,6 +9,7 @@ from typing import Any
 @dataclass(frozen=True)
 class StepMetrics:
     """One published step. ``steps`` is how many were merged into it; bytes are of its parts, over all ranks.
+    ``nonfinite`` elements of the weights are infinite or NaN: over all ranks at rank 0, at others their own.
 
     ``seconds`` by stage: training stood still for ``diff`` and for ``wait`` (for the queue, or for an anchor);
     ``encode``, ``put``, ``anchor`` and ``commit`` were in the background, and are those of this rank.
@@ -21,6 +22,7 @@ class StepMetrics:
     changed: int
     bytes: int
     queue: int  # steps that were waiting when this one was done
+    nonfinite: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -39,7 +41,10 @@ class StepMetrics:
 
     def to_log(self) -> dict[str, float]:
         """Numbers by name, flat, for a logger."""
-        log = {f"deltackpt/{k}": float(getattr(self, k)) for k in ("step", "density", "changed", "bytes", "queue")}
+        log = {
+            f"deltackpt/{k}": float(getattr(self, k))
+            for k in ("step", "density", "changed", "bytes", "queue", "nonfinite")
+        }
         if self.bits_per_change is not None:
             log["deltackpt/bits_per_change"] = self.bits_per_change
         return log | {f"deltackpt/seconds_{k}": v for k, v in self.seconds.items()}

@@ -15,6 +15,7 @@ from deltackpt.errors import UsageError
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.side import Side
 from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate
 from deltackpt.torch_views.names import Rename
 from deltackpt.util.parallel import threads_or_default
@@ -25,6 +26,7 @@ TIMEOUT = 1800.0  # seconds that ranks wait for each other
 Resume = Literal["continue", "rewind", "anchor"]
 Errors = Literal["raise", "carry"]
 Full = Literal["wait", "merge"]
+NonFinite = Literal["count", "refuse"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +40,15 @@ class HookOptions:
     ref: str = "main"
     dtype: Cast = None
     rename: Rename | None = None
+    model: torch.nn.Module | None = None
     locate: Locate | None = None
     snapshot: str | os.PathLike[str] = "device"
     full: Full = "wait"
     errors: Errors = "raise"
     queue: int = QUEUE
+    peft: Peft | None = None
     resume: Resume = "continue"
+    nonfinite: NonFinite = "count"
     anchor: AnchorPolicy = AnchorPolicy()
     side: Side = None
     encoding: str = "auto"
@@ -75,6 +80,8 @@ class HookOptions:
         _one_of("full", self.full, ("wait", "merge"))
         _one_of("errors", self.errors, ("raise", "carry"))
         _one_of("resume", self.resume, ("continue", "rewind", "anchor"))
+        _one_of("peft", self.peft, (None, "merged", "adapter"))
+        _one_of("nonfinite", self.nonfinite, ("count", "refuse"))
         _one_of("on_device", self.on_device, (None, True, False))
         _one_of("sharded", self.sharded, (None, True, False))
         if self.encoding not in CHOICES:
@@ -103,6 +110,7 @@ class HookOptions:
         require("dtype", self.dtype, _is_cast(self.dtype), _CAST, _cast_hint(self.dtype))
         known = self.rename is None or isinstance(self.rename, Mapping) or callable(self.rename)
         require("rename", self.rename, known, "{stripped name: name}, a function of a name, or None")
+        require("model", self.model, self.model is None or isinstance(self.model, torch.nn.Module), "a module, or None")
         require("locate", self.locate, self.locate is None or callable(self.locate), "a function, or None")
         need, hint = "an AnchorPolicy", "AnchorPolicy(every=5) stores every fifth step whole."
         require("anchor", self.anchor, isinstance(self.anchor, AnchorPolicy), need, hint)

@@ -35,6 +35,7 @@ class Share:
     changed: dict[str, int] = field(default_factory=dict)
     traffic: Traffic = (0, 0, 0)
     seconds: dict[str, float] = field(default_factory=dict)
+    nonfinite: int = 0  # elements of the weights
 
 
 def encode_deltas(

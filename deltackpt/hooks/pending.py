@@ -18,7 +18,8 @@ class CapturedStep:
     """One step, or several that were merged: what changed since the one before it.
 
     ``whole``: the step is also stored as an anchor, read from the snapshot, which may not change until that is done.
-    ``merged`` is how many steps it is made of; ``seconds`` were spent on the capture, ``waited`` before it.
+    ``merged`` is how many steps it is made of; ``seconds`` were spent on the capture, ``waited`` before it;
+    ``nonfinite`` elements of this rank are infinite or NaN.
     """
 
     step: int
@@ -28,6 +29,7 @@ class CapturedStep:
     merged: int = 1
     seconds: float = 0.0
     waited: float = 0.0
+    nonfinite: int = 0
 
     def then(self, later: CapturedStep) -> CapturedStep:
         """Both as one step, exact: the old words are those of the last published state."""

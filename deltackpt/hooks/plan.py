@@ -124,11 +124,11 @@ def _none(kinds: set[tuple[str, tuple[int, ...]]]) -> Box:
 
 
 def files_of(
-    plan: Mapping[str, Global], parent: Layout | None, side: Mapping[str, bytes], shard_bytes: int
+    plan: Mapping[str, Global], parent: Layout | None, side: Mapping[str, bytes], shard_bytes: int, stem: str = "model"
 ) -> FilePlan:
     """The checkpoint's files: those of the parent step, if the tensors are the same, else new ones.
 
-    ``side`` replaces the parent's side files of the same path.
+    ``side`` replaces the parent's side files of the same path; ``stem`` is what new files are called.
     """
     known = {name: (t.dtype, t.shape) for name, t in parent.tensors.items()} if parent else None
     if parent is not None and known == {name: (g.dtype, g.shape) for name, g in plan.items()}:
@@ -142,7 +142,7 @@ def files_of(
         groups[-1].append(name)
         filled += tensor.nbytes
     if len(groups) == 1:
-        return FilePlan((_shard("model.safetensors", groups[0], plan),), side)
+        return FilePlan((_shard(f"{stem}.safetensors", groups[0], plan),), side)
     paths = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
     total = sum(tensor.nbytes for tensor in plan.values())
     weight_map = {name: path for path, group in zip(paths, groups, strict=True) for name in group}

@@ -165,12 +165,12 @@ class Publisher:
         anchors = {path: file for s in shares for path, file in s.anchor.items()}
         anchor = tuple(anchors[shard.path] for shard in self._state.files.shards) if plan.whole else None
         sink.add([file for s in shares for file in s.parts], anchor)
-        builder = self._combine(shares)
+        builder, odd = self._combine(shares), sum(s.nonfinite for s in shares)
         commit = StepCommit(
             self._state.files,
             builder.digests,
             builder.counts(elements_of(self._state.files)),
-            {**self._options.metadata, **captured.metadata},
+            {**({"nonfinite": odd} if odd else {}), **self._options.metadata, **captured.metadata},
             patched=self._patched,
         )
         try:
@@ -246,6 +246,7 @@ class Publisher:
             mine.parts = objects.wait()
             mine.seconds["put"] += time.monotonic() - began
             self._seconds |= mine.seconds
+        mine.nonfinite = captured.nonfinite
         if plan.whole:
             began = time.monotonic()
             writer = AnchorWriter(self.group, self._state.files, self._state.tensors, self._state.read)
@@ -282,5 +283,6 @@ class Publisher:
             changed=changed,
             bytes=size,
             queue=0,
+            nonfinite=sum(s.nonfinite for s in self.shares) if self.group.rank == 0 else captured.nonfinite,
             seconds={k: round(v, 6) for k, v in self._seconds.items()},
         )

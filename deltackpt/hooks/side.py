@@ -9,21 +9,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from deltackpt.checkpoint.files import MAX_SIDE
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import check_path
+from deltackpt.torch_views.adapters import Peft, adapter_config, base_of, untied_by_adapters
+from deltackpt.torch_views.wrappers import unwrapped
 
 Side = Mapping[str, bytes] | Iterable[Any] | None
 
 
-def side_files(model: Any, side: Side, dtype: Any = None) -> dict[str, bytes]:
+def side_files(model: Any, side: Side, dtype: Any = None, peft: Peft | None = None) -> dict[str, bytes]:
     """{path: bytes} of the model's own configs, and of ``side``: a mapping of the same form, or things that have
-    ``save_pretrained``, such as a tokenizer.
+    ``save_pretrained``, such as a tokenizer. With an adapter alone goes its own config. Raises UsageError
+    ``side-unknown``, FormatError ``name-escapes``.
     """
+    model = unwrapped(model)
     found: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory(prefix="deltackpt-") as folder:
         root = Path(folder)
-        parts: list[Any] = [_config_of(model, dtype), getattr(model, "generation_config", None)]
+        parts = [adapter_config(model)] if peft == "adapter" else _configs_of(model, dtype, peft)
         parts = [part for part in parts if part is not None]
         if not isinstance(side, Mapping):
             parts += side or ()
@@ -42,6 +48,14 @@ def side_files(model: Any, side: Side, dtype: Any = None) -> dict[str, bytes]:
     return found
 
 
+def _configs_of(model: Any, dtype: Any, peft: Peft | None) -> list[Any]:
+    base = base_of(model) if peft == "merged" else model
+    config = _config_of(base, dtype)
+    if peft == "merged" and getattr(config, "tie_word_embeddings", False) and untied_by_adapters(model):
+        config.tie_word_embeddings = False
+    return [config, getattr(base, "generation_config", None)]
+
+
 def _config_of(model: Any, dtype: Any) -> Any:
     """The model's config with what `save_pretrained` of the model would add: its class, and the published dtype."""
     config: Any = getattr(model, "config", None)
@@ -50,6 +64,6 @@ def _config_of(model: Any, dtype: Any) -> Any:
     config = copy.deepcopy(config)
     with suppress(AttributeError):
         config.architectures = config.architectures or [type(model).__name__]
-        if dtype is not None:
+        if isinstance(dtype, torch.dtype):
             config.dtype = str(dtype).removeprefix("torch.")
     return config

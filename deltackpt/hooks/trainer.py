@@ -18,20 +18,24 @@ from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
+from deltackpt.hooks.finite import counts_after, refuse
 from deltackpt.hooks.metrics import StepMetrics
-from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, Resume, require
+from deltackpt.hooks.opening import everyones, existing, extractor, process_groups
+from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
 from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
-from deltackpt.hooks.process_group import Processes, ProcessGroup, SingleProcess, everyone, share
+from deltackpt.hooks.process_group import ProcessGroup, everyone, share
 from deltackpt.hooks.publish import Base, Publisher, PublishOptions, TrainerState
 from deltackpt.hooks.resume import resume_from
 from deltackpt.hooks.side import Side, side_files
-from deltackpt.hooks.state import added, all_sums, owned, state_of
+from deltackpt.hooks.state import added, all_sums, owned
+from deltackpt.hooks.unchanged import Unchanged
 from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.publish.step import EncodeOptions
 from deltackpt.repository import Ref, Repository
-from deltackpt.torch_views.extract import Cast, Locate, Piece, Source, pieces_of
+from deltackpt.torch_views.adapters import Peft
+from deltackpt.torch_views.extract import Cast, Locate, Piece, Source
 from deltackpt.torch_views.names import Rename
 
 PATIENCE = 20.0  # seconds that `abandon` waits at most
@@ -51,6 +55,7 @@ class _Decision:
 class _Start:
     """What the first step follows. Only rank 0 has ``base`` and ``seek``."""
 
+    repo: Repository
     link: Link | None  # of the step that the weights are
     fresh: bool  # the weights are of no step: only an anchor can follow
     files: FilePlan
@@ -70,14 +75,19 @@ class TrainerHook:
     ``source``      a module, a state dict whose tensors are written in place, or a function that gives one
     ``repository``  URL or directory, made if there is none
     ``dtype``       what floating-point tensors are cast to on the way in: a dtype, {name: dtype}, or a function
-    ``rename``      {stripped name: name} or a function; None leaves a tensor out
-    ``locate``      (offset, whole shape) of a plain tensor that is a shard, by name and tensor; None for a whole one
+    ``rename``      {name: name} or a function, asked with the names that ``save_pretrained`` of the model would write;
+                    None leaves a tensor out
+    ``model``       whose state dict it is, where the source is none: it says names, configs and what stays in fp32
+    ``locate``      (offset, whole shape) of a plain tensor that is a shard, by its name in the model and tensor; None
+                    for a whole one
     ``snapshot``    "device": a copy of the published weights beside them; "host": in (pinned) host memory; or the path
                     of a managed cache, whose slot is mapped and follows: no memory, and it survives the process
     ``full``        what `step` does when ``queue`` steps wait: "wait", or "merge" it with the last of them
     ``errors``      what `step` does when publishing an earlier step failed: "raise", or "carry": publish its changes
                     with the next, and raise in `close` if that failed too
+    ``peft``        of a model with adapters of PEFT: the base model with the adapter "merged", or the "adapter" alone
     ``resume``      what to do where the weights are not the ref's step: see `resume.resume_from`
+    ``nonfinite``   elements that are infinite or NaN: "count" them in metrics and log, or "refuse" the step
     ``anchor``      which steps are also stored whole
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
     ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be
@@ -103,12 +113,15 @@ class TrainerHook:
         ref: str = "main",
         dtype: Cast = None,
         rename: Rename | None = None,
+        model: torch.nn.Module | None = None,
         locate: Locate | None = None,
         snapshot: Literal["device", "host"] | os.PathLike[str] = "device",
         full: Full = "wait",
         errors: Errors = "raise",
         queue: int = QUEUE,
+        peft: Peft | None = None,
         resume: Resume = "continue",
+        nonfinite: NonFinite = "count",
         anchor: AnchorPolicy = AnchorPolicy(),
         side: Side = None,
         encoding: str = "auto",
@@ -122,52 +135,65 @@ class TrainerHook:
         report: Callable[[StepMetrics], None] | None = None,
     ) -> None:
         self._options = options = HookOptions(
-            ref=ref, dtype=dtype, rename=rename, locate=locate, snapshot=snapshot, full=full, errors=errors,
-            queue=queue, resume=resume, anchor=anchor, side=side, encoding=encoding, scan_limit=scan_limit,
-            shard_bytes=shard_bytes, threads=threads, on_device=on_device, sharded=sharded, timeout=timeout,
-            metadata=metadata, report=report,
+            ref=ref, dtype=dtype, rename=rename, model=model, locate=locate, snapshot=snapshot, full=full,
+            errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, anchor=anchor, side=side,
+            encoding=encoding, scan_limit=scan_limit, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
+            sharded=sharded, timeout=timeout, metadata=metadata, report=report,
         )  # fmt: skip
-        self._extract: Callable[[], list[Piece]] = lambda: pieces_of(source, dtype=dtype, rename=rename, locate=locate)
-        self._group, publishing = _process_groups(sharded, timeout)
+        self._group, publishing = process_groups(sharded, timeout)
         # Rank 0 gives up before the others take it for lost.
         self._stall = STALL if self._group.size == 1 else 0.9 * timeout
         self.metrics: StepMetrics | None = None  # of the last published step
         self._closed = False
         self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
-        pieces = self._extract()
+        found = existing(self._group, repository)
+        self._extract = extractor(self._group, found, source, options)
+        pieces, held = everyones(self._group, self._extract, held_by)
+        plan = plan_state(held)
         self._layout = {piece.name: piece.layout for piece in pieces}
-        plan = plan_state(everyone(self._group, held_by(pieces)))
-        self.repo = _open(self._group, repository)
-        start = self._start(source, pieces, plan)
-        mine = owned(pieces, plan, self._group.rank)
-        link = None if start.fresh else start.link
+        start = self._start(source, pieces, plan, found or repository)
+        self.repo = start.repo
+        mine, link = owned(pieces, plan, self._group.rank), None if start.fresh else start.link
         self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size)
         self.publisher = self._publisher(publishing, plan, start)
+        self._unchanged = Unchanged(source)
         self._last: int | None = start.link.step if start.link else None
         self._whole = start.link is None or start.fresh or anchor.now
         self._pending = Pending(queue)
         self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
         atexit.register(_abandon, weakref.ref(self))
 
-    def _start(self, source: Source, pieces: list[Piece], plan: Mapping[str, Global]) -> _Start:
-        """Find out, by all ranks together, which step the weights are."""
+    def _start(
+        self,
+        source: Source,
+        pieces: list[Piece],
+        plan: Mapping[str, Global],
+        target: str | os.PathLike[str] | Repository,
+    ) -> _Start:
+        """Find out, by all ranks together, which step the weights are. A repository is made if there is none."""
         options = self._options
         sums = all_sums(pieces, options.threads_or_default)
         held = self._group.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
-        cut = options.shard_bytes or shard_size(plan, self._group.size)
+        stem, cut = "model", options.shard_bytes or shard_size(plan, self._group.size)
+        if options.peft == "adapter":  # PEFT reads one file
+            stem, cut = "adapter_model", sum(tensor.nbytes for tensor in plan.values())
         base: Base | None = None
         seek: Ref | None = None
+        repo: Repository | None = target if isinstance(target, Repository) else None
 
         def first() -> tuple[Link | None, bool, FilePlan]:
-            nonlocal base, seek
-            base, seek, fresh = resume_from(self.repo, options.ref, state_of(plan, added(held or [])), options.resume)
-            given = side_files(source, options.side, options.dtype if isinstance(options.dtype, torch.dtype) else None)
-            layout = self.repo.layout(base.manifest) if base else None
-            known = {s.path: self.repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
-            return base.link if base else None, fresh, files_of(plan, layout, {**known, **given}, cut)
+            nonlocal base, seek, repo
+            total = added(held or [])
+            given = side_files(options.model or source, options.side, options.dtype, options.peft)
+            repo = repo or Repository.open_or_create(target)  # type: ignore[arg-type]
+            base, seek, fresh = resume_from(repo, options.ref, plan, total, options.resume)
+            layout = repo.layout(base.manifest) if base else None
+            read = {s.path: repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
+            return base.link if base else None, fresh, files_of(plan, layout, {**read, **given}, cut, stem)
 
         link, fresh, files = share(self._group, first)
-        return _Start(link, fresh, files, base, seek)
+        opened = repo or Repository.open(target)  # type: ignore[arg-type]
+        return _Start(opened, link, fresh, files, base, seek)
 
     def _publisher(self, group: ProcessGroup, plan: Mapping[str, Global], start: _Start) -> Publisher:
         options = self._options
@@ -188,7 +214,7 @@ class TrainerHook:
 
         ``step`` is one more than the last if it is not given. Raises an error of an earlier step's publishing (this
         step is then not captured: call again to continue), ConflictError ``step-order``, ChainError ``state-changed``,
-        StoreError ``publish-stalled``, UsageError ``hook-closed``.
+        StoreError ``publish-stalled``, CheckpointError ``not-finite``, UsageError ``hook-closed``.
         """
         if self._closed:
             raise UsageError("hook-closed", where="the trainer hook", have="a closed hook", need="an open one")
@@ -196,6 +222,7 @@ class TrainerHook:
         if number < 0 or (self._last is not None and number <= self._last):
             have, need = f"step {self._last} already", f"a step after it, not {number}"
             raise ConflictError("step-order", where="the trainer hook", have=have, need=need)
+        self._unchanged.warn()
         began = time.monotonic()
         decision = share(self._group, self._decide)
         if decision.skip:
@@ -212,11 +239,15 @@ class TrainerHook:
             self._check(pieces)
             mine = [p for p in pieces if p.name in self._capture.names]
             with self._capture.lock, self._capture.capturing(mine, lambda: self._pending.was_put(number)) as deltas:
+                counts = counts_after(self._capture.nonfinite, deltas.values())
+                if self._options.nonfinite == "refuse":
+                    refuse(everyone(self._group, counts))
                 item = CapturedStep(
                     number, deltas, decision.whole, dict(metadata or {}),
-                    seconds=time.monotonic() - waited, waited=waited - began,
+                    seconds=time.monotonic() - waited, waited=waited - began, nonfinite=sum(counts.values()),
                 )  # fmt: skip
                 self._pending.put(item, into_last=decision.merge)
+                self._capture.nonfinite = counts
         finally:
             if self._pending.was_put(number):
                 self._whole, self._skipped, self._last = False, None, number
@@ -272,6 +303,7 @@ class TrainerHook:
         except Exception as error:  # the step is published, and the snapshot unchanged: only the cache is behind
             self._pending.add_error(error)
         self.metrics = found
+        self._unchanged.saw(found)
         if self._options.report is not None:
             with suppress(Exception):  # a logger that fails does not fail the training
                 self._options.report(found)
@@ -332,34 +364,6 @@ class TrainerHook:
             self.close()
         else:
             self.abandon()
-
-
-def _process_groups(sharded: bool | None, timeout: float) -> tuple[ProcessGroup, ProcessGroup]:
-    """One group for the thread that trains, one for the thread that publishes: their messages must not mix."""
-    import torch.distributed as dist
-
-    running = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    if sharded is False or not running:
-        if sharded:
-            need = "torch.distributed, initialized, with more than one rank"
-            raise UsageError("not-distributed", where="the trainer hook", have="one process", need=need)
-        return SingleProcess(), SingleProcess()
-    return Processes(timeout), Processes(timeout)
-
-
-def _open(group: ProcessGroup, repository: str | os.PathLike[str] | Repository) -> Repository:
-    """Rank 0 makes the repository if there is none; then all ranks open it."""
-    if isinstance(repository, Repository):
-        return repository
-    require("repository", repository, isinstance(repository, str | os.PathLike), "a URL, a directory, or a Repository")
-    found = {"repo": None}
-
-    def first() -> str:
-        found["repo"] = Repository.open_or_create(repository)  # type: ignore[assignment]
-        return found["repo"].id  # type: ignore[attr-defined, no-any-return]
-
-    share(group, first)
-    return found["repo"] or Repository.open(repository)
 
 
 def _abandon(hook: weakref.ref[TrainerHook]) -> None:

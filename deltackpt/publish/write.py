@@ -124,6 +124,7 @@ def write(
     encode = EncodeOptions(options.get("encoding", "auto"), options.get("scan_limit", SCAN_LIMIT), count)
     store = repository.store if isinstance(repository, Repository) else open_store(repository)
     with Checkpoint.open(checkpoint) as new, ExitStack() as stack:
+        new.check_whole()
         check_names(new)
         job = _WriteJob(new, base, cache, encode, progress, stack)
         if not store.capabilities.local:

@@ -10,9 +10,14 @@ import torch
 
 from deltackpt.errors import CheckpointError, UsageError
 from deltackpt.format.dtypes import DType, storage_shape
+from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.boxes import Box
-from deltackpt.torch_views.names import Rename, listed, published_names
-from deltackpt.torch_views.words import dtype_of, shape_of, words
+from deltackpt.torch_views.conversion import Computed, Slice, cut, whole_view
+from deltackpt.torch_views.names import Rename, listed
+from deltackpt.torch_views.naming import Known, Named, Naming
+from deltackpt.torch_views.real import check_real
+from deltackpt.torch_views.ties import local_of
+from deltackpt.torch_views.words import dtype_of, run_of, shape_of, words
 
 Source: TypeAlias = Any  # a torch.nn.Module, a state dict, or a function that gives one
 Cast: TypeAlias = "torch.dtype | Mapping[str, torch.dtype] | Callable[[str, torch.Tensor], torch.dtype | None] | None"
@@ -25,8 +30,8 @@ CASTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Piece:
-    """What this process holds of one tensor: ``tensor`` is the box, contiguous, in its own dtype; ``cast`` the
-    published one, if that is another."""
+    """What this process holds of one tensor: ``tensor`` is the box in its own dtype, contiguous unless it is in host
+    memory; ``cast`` the published dtype, if that is another."""
 
     name: str
     dtype: DType
@@ -50,8 +55,9 @@ class Piece:
         return storage_shape(self.dtype, self.box.shape)
 
     def words(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Storage elements from ``start`` to ``stop`` as integers, cast on the way; a view where there is no cast."""
-        flat = self.tensor.detach().reshape(-1)[start:stop]
+        """Storage elements from ``start`` to ``stop`` as integers, cast on the way; a view where there is no cast and
+        the tensor is contiguous."""
+        flat = run_of(self.tensor.detach(), start, self.elements if stop is None else min(stop, self.elements))
         return words(flat if self.cast is None else flat.to(self.cast), self.dtype)
 
     @property
@@ -69,6 +75,110 @@ def state_dict_of(source: Source) -> dict[str, Any]:
     return dict(found)
 
 
+class Extractor:
+    """Gives the pieces of a source as it is now: every tensor's, tied weights once, sorted by the bytes of its name.
+
+    Names, shapes and dtypes are those that the model's own ``save_pretrained`` would write, then ``rename``'s.
+    ``dtype`` is what floating-point tensors are cast to on the way in; without it each keeps its own. One dtype for all
+    leaves alone what the model keeps in fp32, and what ``known``, the parent step or the base checkpoint, has in
+    another. ``model`` is the model of a source that is none. ``peft`` says what goes out of a model with adapters. A
+    DTensor's piece is its local shard; ``locate`` says where a plain tensor lies, if it is not whole.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        dtype: Cast = None,
+        rename: Rename | None = None,
+        locate: Locate | None = None,
+        known: Known | None = None,
+        peft: Peft | None = None,
+        model: torch.nn.Module | None = None,
+    ) -> None:
+        self._source, self._dtype, self._locate = source, dtype, locate
+        self._known = known or Known()
+        self._naming = Naming(source if model is None else model, rename, self._known, self._whole_of, peft)
+
+    def __call__(self) -> list[Piece]:
+        """Raises CheckpointError ``names-collide``, ``names-differ``, ``not-tensors``, ``dtype-unpublishable``,
+        ``tensor-placeholder``, ``tensor-subclass``; UsageError ``names-unmapped``, ``placement-unknown``.
+        """
+        state = state_dict_of(self._source)
+        found = self._naming.find(state)
+        own = found.state
+        used = {source for part in found.parts.values() for source in part.sources}
+        if odd := [name for name in own if name in used and not isinstance(own[name], torch.Tensor)]:
+            hint = "Map each of them to None with `rename=` to leave it out."
+            raise CheckpointError("not-tensors", where="the model", have=listed(odd), need="tensors", hint=hint)
+        for name in sorted(used):
+            check_real(name, local_of(own[name]), found.parameters.get(name))
+        self._check_computed(found)
+        made = found.compute()
+        kept = found.kept(self._dtype)
+        pieces = [self._piece(name, found, made.get(name), name in kept) for name in found.parts]
+        return sorted(pieces, key=lambda piece: piece.name.encode())
+
+    def _whole_of(self, name: str, value: torch.Tensor) -> tuple[int, ...] | None:
+        """The shape of which a plain tensor is a shard."""
+        if self._locate is None or hasattr(value, "to_local"):
+            return None
+        found = self._locate(name, value)
+        return None if found is None else tuple(found[1])
+
+    def _check_computed(self, found: Named) -> None:
+        """Raise unless what is computed is computed from whole tensors."""
+        for name, part in found.parts.items():
+            for source in part.sources if isinstance(part, Computed) else ():
+                value = found.state[source]
+                if hasattr(value, "to_local") or self._whole_of(source, value) not in (None, tuple(value.shape)):
+                    raise _placement(name, f"a tensor that is computed from a shard, of {source!r}")
+
+    def _piece(self, name: str, found: Named, made: torch.Tensor | None, kept: bool) -> Piece:
+        local, box = self._held(name, found) if made is None else (made, None)
+        to = self._cast(name, local, kept)
+        dtype = dtype_of(to or local.dtype, name)
+        shape = shape_of(local, dtype)
+        box = Box.all_of(shape) if box is None else box
+        if box.shape != shape or any(o + n > w for o, n, w in zip(box.offset, box.shape, box.whole, strict=True)):
+            raise _placement(name, f"a local shard of shape {shape} at {box.offset} of {box.whole}")
+        if box.proper and dtype.bits != 8 * dtype.width:
+            raise _placement(name, f"a shard of {dtype.name}")
+        local = local.detach()
+        return Piece(name, dtype, box, local if local.device.type == "cpu" else local.contiguous(), to)
+
+    def _held(self, name: str, found: Named) -> tuple[torch.Tensor, Box | None]:
+        """What this process holds of a tensor that is a slice, and its box; None for the whole of it."""
+        part = found.parts[name]
+        assert isinstance(part, Slice)
+        value = found.state[part.source]
+        local = local_of(value)
+        box = _box_of_dtensor(name, value) if hasattr(value, "to_local") else None
+        if box is None and self._locate is not None:
+            at = self._locate(name if found.convert is None else part.source, local)
+            dtype = dtype_of(local.dtype, name)
+            box = None if at is None else Box(tuple(at[1]), tuple(at[0]), shape_of(local, dtype))
+        if part.is_all(found.wholes[part.source]):
+            return local, box
+        if box is None:
+            return whole_view(local, part), None
+        held = cut(local, box, part)
+        if held is None:
+            raise _placement(name, f"a shard of {part.source!r}, of which no box is one of {name!r}")
+        return held
+
+    def _cast(self, name: str, tensor: torch.Tensor, kept: bool) -> torch.dtype | None:
+        cast = self._dtype
+        if cast is None:
+            return None
+        if isinstance(cast, torch.dtype):
+            stays = kept or self._known.keeps(name, tensor.dtype, cast)
+            to = cast if tensor.dtype in CASTABLE and not stays else None
+        else:
+            to = cast.get(name) if isinstance(cast, Mapping) else cast(name, tensor)
+        return None if to == tensor.dtype else to
+
+
 def pieces_of(
     source: Source,
     *,
@@ -76,68 +186,8 @@ def pieces_of(
     rename: Rename | None = None,
     locate: Locate | None = None,
 ) -> list[Piece]:
-    """Every tensor's piece, tied weights once, sorted by the bytes of its name.
-
-    ``dtype`` is what floating-point tensors are cast to on the way in; without it each keeps its own. A DTensor's
-    piece is its local shard; ``locate`` says where a plain tensor lies, if it is not whole. Raises CheckpointError
-    ``names-collide``, ``not-tensors``, ``dtype-unpublishable``; UsageError ``names-unmapped``, ``placement-unknown``.
-    """
-    state = state_dict_of(source)
-    names = published_names(_untied(state, source), rename)
-    if odd := [name for name in names if not isinstance(state[name], torch.Tensor)]:
-        hint = "Map each of them to None with `rename=` to leave it out."
-        raise CheckpointError("not-tensors", where="the model", have=listed(odd), need="tensors", hint=hint)
-    pieces = [_piece(new, state[name], dtype, locate) for name, new in names.items()]
-    return sorted(pieces, key=lambda piece: piece.name.encode())
-
-
-def _untied(state: Mapping[str, Any], source: Source) -> list[str]:
-    """The names without those that are another one's storage; the model says which of them it saves."""
-    tied = set(getattr(source, "_tied_weights_keys", None) or ())
-    seen: set[tuple[Any, ...]] = set()
-    own = []
-    for name in sorted(state, key=lambda name: name in tied):  # stable: the first in the model's order stays
-        value = state[name]
-        if isinstance(value, torch.Tensor) and (local := _local(value)).numel():
-            key = (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride())
-            if local.device.type != "meta" and key in seen:
-                continue
-            seen.add(key)
-        own.append(name)
-    order = {name: i for i, name in enumerate(state)}
-    return sorted(own, key=order.__getitem__)
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.wait() if hasattr(local, "wait") else local
-
-
-def _piece(name: str, value: Any, cast: Cast, locate: Locate | None) -> Piece:
-    local = _local(value)
-    to = _cast(name, local, cast)
-    dtype = dtype_of(to or local.dtype, name)
-    shape = shape_of(local, dtype)
-    box = _box_of_dtensor(name, value) if hasattr(value, "to_local") else None
-    if box is None:
-        found = locate(name, local) if locate else None
-        box = Box.all_of(shape) if found is None else Box(tuple(found[1]), tuple(found[0]), shape)
-    if box.shape != shape or any(o + n > w for o, n, w in zip(box.offset, box.shape, box.whole, strict=True)):
-        have = f"a local shard of shape {shape} at {box.offset} of {box.whole}"
-        raise _placement(name, have)
-    if box.proper and dtype.bits != 8 * dtype.width:
-        raise _placement(name, f"a shard of {dtype.name}")
-    return Piece(name, dtype, box, local.detach().contiguous(), to)
-
-
-def _cast(name: str, tensor: torch.Tensor, cast: Cast) -> torch.dtype | None:
-    if cast is None:
-        return None
-    if isinstance(cast, torch.dtype):
-        to = cast if tensor.dtype in CASTABLE else None
-    else:
-        to = cast.get(name) if isinstance(cast, Mapping) else cast(name, tensor)
-    return None if to == tensor.dtype else to
+    """What an `Extractor` gives, once."""
+    return Extractor(source, dtype=dtype, rename=rename, locate=locate)()
 
 
 def _box_of_dtensor(name: str, value: Any) -> Box:

@@ -6,33 +6,26 @@ from collections.abc import Callable, Iterable, Mapping
 
 from deltackpt.errors import CheckpointError, UsageError
 from deltackpt.format.safetensors_header import RESERVED
-
-# DDP and DataParallel, torch.compile, FSDP 1, activation checkpointing: in any order, and at any depth.
-WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+from deltackpt.torch_views.wrappers import Strip, strip
 
 Rename = Mapping[str, str] | Callable[[str], "str | None"]
 
 
-def strip(name: str) -> str:
-    """The name without the segments that wrappers add."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def published_names(names: Iterable[str], rename: Rename | None = None) -> dict[str, str]:
+def published_names(names: Iterable[str], rename: Rename | None = None, stripped: Strip = strip) -> dict[str, str]:
     """{name in the model: name in the checkpoint}. What ``rename`` maps to None is left out.
 
-    ``rename`` is asked with stripped names; as a mapping it has to know all of them. Raises CheckpointError
-    ``names-collide`` and UsageError ``names-unmapped``, with all names that are concerned.
+    ``stripped`` takes off what wrappers added. ``rename`` is asked with stripped names; as a mapping it has to know all
+    of them. Raises CheckpointError ``names-collide`` and UsageError ``names-unmapped``, with all names concerned.
     """
     found: dict[str, str] = {}
     nowhere: list[str] = []
     for name in names:
-        stripped = strip(name)
-        new: str | None = stripped
+        own = stripped(name)
+        new: str | None = own
         if callable(rename):
-            new = rename(stripped)
+            new = rename(own)
         elif rename is not None:
-            new = rename.get(stripped, "")
+            new = rename.get(own, "")
         if new is None:
             continue
         if not new or new.startswith(RESERVED):

@@ -67,6 +67,19 @@ def words(tensor: torch.Tensor, dtype: DType) -> torch.Tensor:
     return flat if flat.dtype == INTS[dtype.width] else flat.view(INTS[dtype.width])
 
 
+def run_of(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Elements ``start`` to ``stop`` of a tensor in row-major order, flat: a view of a contiguous one, else a copy of
+    no more than the rows that they are in."""
+    while not tensor.is_contiguous() and start < stop:
+        inner = tensor.numel() // tensor.shape[0]
+        first, last = start // inner, -(-stop // inner)
+        start, stop = start - first * inner, stop - first * inner
+        if last - first > 1 or tensor.dim() == 1:
+            return tensor[first:last].reshape(-1)[start:stop]
+        tensor = tensor[first]
+    return tensor.reshape(-1)[start:stop]
+
+
 def on_host(flat: torch.Tensor, dtype: DType) -> npt.NDArray[Any]:
     """Integers as unsigned numpy words: a view if they are in host memory, else a copy."""
     array: npt.NDArray[Any] = flat.cpu().numpy().view(uint(dtype.width))

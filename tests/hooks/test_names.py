@@ -8,7 +8,8 @@ from support.training import Net  # noqa: E402
 
 from deltackpt.errors import CheckpointError, UsageError  # noqa: E402
 from deltackpt.torch_views.extract import pieces_of  # noqa: E402
-from deltackpt.torch_views.names import published_names, strip  # noqa: E402
+from deltackpt.torch_views.names import published_names  # noqa: E402
+from deltackpt.torch_views.wrappers import strip  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -135,3 +135,43 @@ def test_anchors_as_the_policy_wants_them(tmp_path, cached):
     else:
         assert [m.step for m in repo.log() if m.anchor is not None] == [9, 6, 3, 0]
         assert all(m.patch is not None for m in repo.log()[:-1])
+
+
+@pytest.mark.parametrize("resume", ["continue", "anchor"])
+def test_the_names_of_tied_weights_are_the_parents(tmp_path, resume):
+    """An export that has both names, or the other one, is continued by a model that ties them."""
+    from safetensors.torch import save_file
+
+    from deltackpt.publish.write import write
+
+    model = Net()
+    both = {name: t.clone() for name, t in model.state_dict().items()}
+    other = {name: t for name, t in both.items() if name != "embed.weight"}
+    for kind, state in (("both", both), ("other", other)):
+        (tmp_path / kind).mkdir()
+        save_file(state, tmp_path / kind / "model.safetensors")
+        write(tmp_path / kind, tmp_path / f"{kind}-repo", step=0, threads=1)
+        with TrainerHook(model, tmp_path / f"{kind}-repo", resume=resume, threads=1) as hook:
+            assert hook.last_step == 0
+            train_step(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+            hook.step(1)
+        repo = Repository.open(tmp_path / f"{kind}-repo")
+        assert repo.layout(repo.log()[0]).tensors.keys() == state.keys()
+        ledger = Ledger(tmp_path / kind, tmp_path / f"{kind}-repo")
+        ledger.save(0, state)
+        ledger.save(1, {name: t for name, t in model.state_dict().items() if name in state})
+        ledger.check()
+        model.load_state_dict(both)
+
+
+def test_a_tied_model_takes_a_step_back(tmp_path):
+    """As README has it."""
+    from deltackpt import engines
+
+    model = Net()
+    with TrainerHook(model, tmp_path / "repo", dtype=torch.bfloat16, threads=1) as hook:
+        hook.step(0)
+    repo, other = Repository.open(tmp_path / "repo"), Net(seed=3)
+    other.load_state_dict(engines.load(repo, 0, model=other))
+    assert other.head.weight is other.embed.weight
+    assert torch.equal(other.head.weight, model.head.weight.to(torch.bfloat16).float())

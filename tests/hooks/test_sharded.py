@@ -56,6 +56,17 @@ def test_fsdp_four_ranks(tmp_path):
     run(4, ranks.fsdp, tmp_path)
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_fused_experts_under_fsdp(tmp_path, world):
+    pytest.importorskip("transformers.core_model_loading")
+    run(world, ranks.experts, tmp_path)
+
+
+@pytest.mark.parametrize(("world", "rows"), [(2, 7), (4, 5)])
+def test_tied_weights_of_which_a_rank_has_no_row(tmp_path, world, rows):
+    run(world, ranks.tied_uneven, tmp_path, rows)
+
+
 @pytest.mark.parametrize("device", WHERE)
 def test_ddp(tmp_path, device):
     run(2, ranks.ddp, tmp_path, device=device)

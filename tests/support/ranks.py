@@ -375,3 +375,152 @@ def one_dies(rank: int, world: int, root: Path, where: str, *, device: str) -> N
     hook.step(1)
     hook.flush()
     raise AssertionError("no error")
+
+
+def one_not_finite(rank: int, world: int, root: Path, *, device: str) -> None:
+    """One rank's shard is infinite: no rank captures the step, and all go on with the next."""
+    from deltackpt.errors import CheckpointError
+
+    state, _, _ = state_for("shard0", rank, world, device)
+    name = next(name for name, t in state.items() if isinstance(t, DTensor) and t.dtype == torch.bfloat16)
+    with TrainerHook(state, root / "repo", nonfinite="refuse", threads=1, timeout=60) as hook:
+        hook.step(0)
+        save_whole(root, 0, "shard0", state, rank, world)
+        local = state[name].to_local()
+        before = local.clone()
+        if rank == world - 1:
+            local.fill_(float("inf"))
+        try:
+            hook.step(1)
+            raise AssertionError("no error")
+        except CheckpointError as error:
+            assert error.code == "not-finite"
+            assert name in error.have
+        local.copy_(before)
+        change(state, 1)
+        hook.step(1)
+        save_whole(root, 1, "shard0", state, rank, world)
+    if rank == 0:
+        check(root, range(2))
+    dist.barrier()
+
+
+def one_placeholder(rank: int, world: int, root: Path, *, device: str) -> None:
+    """A tensor that one rank does not have: all ranks raise at once."""
+    from deltackpt.errors import DeltackptError
+
+    state = {"w": torch.ones(3, device="meta" if rank else "cpu")}
+    try:
+        TrainerHook(state, root / "repo", threads=1, timeout=60)
+    except DeltackptError as error:
+        assert error.code == ("tensor-placeholder" if rank else "rank-failed"), error
+        assert "meta" in error.have
+        return
+    raise AssertionError("no error")
+
+
+class Called(torch.nn.Module):
+    """Its own sub-modules have the names that wrappers use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+def called_module(rank: int, world: int, root: Path, *, device: str) -> None:
+    """DDP, FSDP 1 with a sharded state dict, and FSDP 2, of a model that has a sub-module called module."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, StateDictType, fully_shard
+
+    names = sorted(Called().state_dict())
+    mesh = init_device_mesh(device, (world,))
+    second = Called()
+    fully_shard(second.module[0], mesh=mesh)
+    fully_shard(second, mesh=mesh)
+    first = FullyShardedDataParallel(Called(), device_mesh=mesh, use_orig_params=True, device_id=torch.device("cpu"))
+    FullyShardedDataParallel.set_state_dict_type(
+        first, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(offload_to_cpu=False)
+    )
+    sources = {"ddp": torch.nn.parallel.DistributedDataParallel(Called()), "fsdp1": first, "fsdp2": second}
+    for kind, source in sources.items():
+        with TrainerHook(source, root / kind, threads=1, timeout=60) as hook:
+            hook.step(0)
+        assert (
+            sorted(m for m in Repository.open(root / kind).layout(Repository.open(root / kind).log()[0]).tensors)
+            == names
+        )
+    dist.barrier()
+
+
+def experts(rank: int, world: int, root: Path, *, device: str) -> None:
+    """FSDP 2 over fused experts: the ranks publish what they hold of each expert, under the names on disk."""
+    from torch.distributed.fsdp import fully_shard
+
+    from support import library_models
+
+    model, whole = library_models.make("qwen3_moe", torch.float32), library_models.make("qwen3_moe", torch.float32)
+    mesh = init_device_mesh(device, (world,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    with TrainerHook(model, root / "repo", dtype=torch.bfloat16, threads=1, timeout=60) as hook:
+        for step in range(3):
+            library_models.nudge(whole, step)
+            parts = whole.state_dict()
+            for name, value in model.state_dict().items():
+                value.to_local().copy_(distribute_tensor(parts[name], mesh, value.placements).to_local())
+            with Forbidden([]):
+                hook.step(step)
+                hook.flush()
+            if rank == 0:
+                found = library_models.saved(whole, root / f"saved-{step}")
+                Ledger(root, root / "repo").save(step, cast(found))
+            dist.barrier()
+    if rank == 0:
+        check(root, range(3))
+    dist.barrier()
+
+
+class Tied(torch.nn.Module):
+    """Five rows, of which the last rank of four has none."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(rows, 8)
+        self.body = torch.nn.Linear(8, 8)
+        self.head = torch.nn.Linear(8, rows, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.body(self.embed(tokens))))
+
+
+def tied_uneven(rank: int, world: int, root: Path, rows: int, *, device: str) -> None:
+    """Tied weights that FSDP 2 keeps tied, of which a rank may have no row: the ranks agree on one name."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = Tied(rows)
+    fully_shard(model, mesh=init_device_mesh(device, (world,)))
+    assert model.head.weight is model.embed.weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for kind, source in (("model", model), ("function", model.state_dict)):
+        with TrainerHook(source, root / kind, threads=1, timeout=60) as hook:
+            for step in range(2):
+                if step:
+                    model(torch.arange(rows)).sum().backward()
+                    optimizer.step()
+                hook.step(step)
+                hook.flush()
+                state = full(model.state_dict())
+                if rank == 0:
+                    del state["head.weight"]
+                    (root / f"of-{kind}").mkdir(exist_ok=True)
+                    Ledger(root / f"of-{kind}", root / kind).save(step, state)
+                dist.barrier()
+        if rank == 0:
+            Ledger(root / f"of-{kind}", root / kind).check([0, 1])
+        dist.barrier()

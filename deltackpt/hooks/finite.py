@@ -1,0 +1,80 @@
+"""How many elements of the weights are no finite numbers: told by their bits, and kept count of by what changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt.errors import CheckpointError
+from deltackpt.format.dtypes import DType
+from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.names import listed
+from deltackpt.util.parallel import ordered_map
+
+RUN = 1 << 22  # elements that are looked at at once
+
+Counts = Mapping[str, int]  # of the tensors that have such elements
+
+# Where an exponent of ones says infinity or NaN, it is the mask; these have NaN alone, as (mask, its bits).
+_NAN_ONLY = {"F8_E4M3": (0x7F, 0x7F), "F8_E8M0": (0xFF, 0xFF), "F8_E4M3FNUZ": (0xFF, 0x80), "F8_E5M2FNUZ": (0xFF, 0x80)}
+
+
+def _test_of(dtype: DType) -> tuple[int, int] | None:
+    """(mask, bits): a word is not finite if it has these bits under the mask. None where every word is finite."""
+    if dtype.name in _NAN_ONLY or not dtype.sign_magnitude:
+        return _NAN_ONLY.get(dtype.name)
+    lowest, count = dtype.exponent
+    mask = ((1 << count) - 1) << lowest
+    return mask, mask
+
+
+def count_words(words: npt.NDArray[Any], dtype: DType) -> int:
+    """Of [n] unsigned words of ``dtype``."""
+    test = _test_of(dtype)
+    if test is None:
+        return 0
+    mask, bits = (words.dtype.type(value) for value in test)
+    return int(np.count_nonzero((words & mask) == bits))
+
+
+def count_pieces(pieces: Sequence[Piece], threads: int) -> dict[str, int]:
+    """Of the weights, on their device."""
+    found = zip(pieces, ordered_map(_count, pieces, threads), strict=True)
+    return {piece.name: count for piece, count in found if count}
+
+
+def _count(piece: Piece) -> int:
+    test = _test_of(piece.dtype)
+    if test is None or not piece.elements:
+        return 0
+    runs = (piece.words(at, at + RUN) for at in range(0, piece.elements, RUN))
+    total: Any = sum(((run & test[0]) == test[1]).sum() for run in runs)
+    return int(total)
+
+
+def counts_after(counts: Counts, deltas: Iterable[Delta]) -> dict[str, int]:
+    """The counts once the deltas are applied."""
+    after = dict(counts)
+    for delta in deltas:
+        more = count_words(delta.new, delta.dtype) - count_words(delta.old, delta.dtype)
+        if more or delta.name in after:
+            after[delta.name] = after.get(delta.name, 0) + more
+    return {name: count for name, count in after.items() if count}
+
+
+def refuse(ranks: Sequence[Counts]) -> None:
+    """Raise CheckpointError ``not-finite`` if one of the ranks has such elements."""
+    names = sorted({name for counts in ranks for name in counts})
+    if names:
+        total = sum(sum(counts.values()) for counts in ranks)
+        raise CheckpointError(
+            "not-finite",
+            where="the model",
+            have=f"{total} elements that are infinite or NaN, in {listed(names, 5)}",
+            need="finite weights",
+            hint="The step was not captured. nonfinite='count' publishes them, and counts them in the metrics.",
+        )
