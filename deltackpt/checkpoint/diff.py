@@ -24,16 +24,20 @@ class StoredTensor(Protocol):
     """A tensor of a state: a dtype of the registry, and its shape in elements."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """The name of a dtype as safetensors writes it: "BF16"."""
+
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """In elements, outermost axis first; () for a scalar."""
 
 
 class State(Protocol):
     """Anything that has tensors: a checkpoint directory, or a step rebuilt from a repository."""
 
     @property
-    def tensors(self) -> Mapping[str, StoredTensor]: ...
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """All tensors by name."""
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """All bytes of a tensor in order, uint8 [n]."""

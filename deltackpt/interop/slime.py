@@ -57,6 +57,7 @@ class SlimeReader:
         self._index = lru_cache(maxsize=None)(_index)
 
     def steps(self) -> list[Step]:
+        """By the index of every directory, lineage checked. Raises FormatError or ChainError ``foreign-*``."""
         found: list[Step] = []
         before: tuple[int, str | None] | None = None
         for number, path in numbered(self._root, DIRECTORY).items():
@@ -71,11 +72,14 @@ class SlimeReader:
         return found
 
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
+        """The directory of the step, which is a checkpoint."""
         return step.path
 
-    def prove(self, step: Step, new: State) -> None: ...
+    def prove(self, step: Step, new: State) -> None:
+        """Nothing more: the checksum of each changed tensor was checked as it was read."""
 
     def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
+        """The tensors in the step's files: zstd frames of overwritten bytes or of the exclusive or with the base."""
         delta = self._index(step.path)
         assert delta is not None
         function = checksum(delta.checksum, step.path / INDEX)

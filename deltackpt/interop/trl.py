@@ -69,6 +69,7 @@ class TrlReader:
         self._root, self._trust = root, trust_numbers
 
     def steps(self) -> list[Step]:
+        """Anchors and deltas in order of number. Raises FormatError or ChainError ``foreign-*``."""
         anchors, deltas = numbered(self._root / ANCHORS, FILE), numbered(self._root / DELTAS, FILE)
         if both := sorted(anchors.keys() & deltas.keys()):
             have = f"an anchor and a delta of step {both[0]}"
@@ -102,6 +103,7 @@ class TrlReader:
             raise gap_error(path, f"step {before} before it", f"step {number - 1}", _HINT)
 
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
+        """An anchor with the base's layout at ``into``; without a base, a link there to the anchor's one file."""
         if base is not None:
             advance(base, self.read(step, base), into, str(step.path))
             return into
@@ -113,6 +115,7 @@ class TrlReader:
         return into
 
     def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
+        """The tensors of one file: dense ones of an anchor, or pairs of positions and values."""
         tensors = Tensors.open(step.path)
         keys = None if tensors.tensors.keys() <= base.tensors.keys() else pairs(tensors.tensors, tensors.where)
         if keys is None:

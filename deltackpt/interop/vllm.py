@@ -93,9 +93,11 @@ class VllmWriter:
         self._root = root
 
     def whole(self, number: int, new: Checkpoint) -> None:
+        """Never called: the engine has loaded a directory."""
         raise AssertionError("the engine has loaded a directory")
 
     def delta(self, number: int, old: Checkpoint, new: Checkpoint, threads: int) -> str | None:
+        """The calls of a step as one safetensors file. Raises ChainError ``foreign-carry`` where none can carry it."""
         if (reason := next(changes(old, new), None)) is not None:
             need = "the same tensors, reloaded from a directory"
             raise ChainError("foreign-carry", where=f"step {number}", have=reason, need=need)

@@ -31,6 +31,7 @@ def address(array: Array) -> int:
 
 
 def addresses(*arrays: Array) -> list[int]:
+    """`address` of each."""
     return [address(array) for array in arrays]
 
 

@@ -69,18 +69,24 @@ class ShardFile(Protocol):
     """A safetensors file of a step; ``size`` in bytes."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """Relative to the checkpoint directory, with "/" between the segments."""
+
     @property
-    def header(self) -> Header: ...
+    def header(self) -> Header:
+        """The names, dtypes, shapes and offsets of its tensors."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes of the file, header included."""
 
 
 class StepFiles(Protocol):
     """The checkpoint that a step is, but for its tensors' values: a directory, or what a trainer has in memory."""
 
     @property
-    def shards(self) -> Sequence[ShardFile]: ...
+    def shards(self) -> Sequence[ShardFile]:
+        """The safetensors files, each tensor in one of them."""
 
     @property
     def side(self) -> Sequence[str]:

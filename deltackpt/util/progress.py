@@ -18,9 +18,11 @@ class Progress(Protocol):
 class Silent:
     """Listens to nothing."""
 
-    def start(self, what: str, total: int) -> None: ...
+    def start(self, what: str, total: int) -> None:
+        """Ignored."""
 
-    def advance(self, count: int) -> None: ...
+    def advance(self, count: int) -> None:
+        """Ignored."""
 
 
 SILENT = Silent()
