@@ -48,7 +48,7 @@ def serve_updates(
     """Bring running engines to every new step.
 
     Until SIGINT or SIGTERM. A step is fetched and proven, and the engines prepare it, before any is paused. An engine
-    that does not take it goes on with its old step, and is told of. With --json every event is a line. With --once the
+    that does not take it keeps its old step, and is reported. With --json every event is a line. With --once the
     command ends with 4 if an engine is not at the newest step.
     """
     from deltackpt.engines.metrics import Metrics

@@ -42,7 +42,7 @@ def model_differs(where: str, missing: Sequence[str]) -> CheckpointError:
 
 
 def attempt(work: Callable[[], object]) -> DeltackptError | None:
-    """Any error as a typed one, so that the other ranks can be told of it. None where there was none."""
+    """Any error as a typed one, so that it can be sent to the other ranks. None where there was none."""
     try:
         work()
     except DeltackptError as error:

@@ -167,7 +167,10 @@ def _digest(tensors: Tensors, name: str, where: str) -> str:
 
 
 def decode(encoding: str, name: str, blob: Bytes, tensor: Located, check: Check | None, where: str) -> LayoutUpdate:
-    """The change that one frame makes to a tensor. Raises FormatError ``frame-*``, ``foreign-*``, ChainError."""
+    """The change that one zstd frame, uint8 [n], makes to a tensor.
+
+    Raises FormatError ``frame-*``, ``foreign-*``, ChainError ``foreign-wrapped``.
+    """
     size = size_of(tensor)
     if encoding == "xor":
         return LayoutUpdate(name, 1, None, inflate(blob, where, at_most=size, exactly=size), xor=True, check=check)

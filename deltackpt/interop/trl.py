@@ -143,8 +143,8 @@ class TrlReader:
 
 
 _HINT = (
-    "TRL writes no file for a step without changes, and starts at 1 again when it is resumed: which of it this is "
-    "nobody can tell. If you know, --trust-numbers takes the files as one run."
+    "TRL writes no file for a step without changes, and starts at 1 again when it is resumed: the files do not "
+    "say which. If you know, --trust-numbers takes the files as one run."
 )
 
 

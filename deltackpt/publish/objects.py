@@ -51,7 +51,7 @@ class StepObjects:
         return file
 
     def begin(self, name: str, chunks: Iterable[Buffer]) -> Future[File]:
-        """`store` while the work goes on. Raises what an earlier object met with."""
+        """`store` in the background. Raises what an earlier upload raised."""
         return self._uploads.begin(name, chunks)
 
     def part_bytes(self, most: int) -> int:

@@ -1,4 +1,4 @@
-"""Objects on their way to a store while the work goes on."""
+"""Uploads of objects to a store, in the background."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Uploads:
         self._begun: list[Future[File]] = []
 
     def begin(self, name: str, chunks: Iterable[Buffer]) -> Future[File]:
-        """Raises what an earlier put raised, since nothing is gained by another one then."""
+        """Put an object, its bytes in chunks; waits while ``at_once`` are running. Raises what an earlier put raised."""
         if not self._at_once:
             return done(self._put(name, chunks))
         if self._pool is None:

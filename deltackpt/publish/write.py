@@ -52,7 +52,7 @@ class WriteOptions(TypedDict, total=False):
     ``encoding``    of the changes, "auto" (the default) for the smallest of each tensor; `deltackpt.codecs` has them
     ``scan_limit``  elements below which a tensor may be encoded so that readers scan its old values
     ``threads``     None (the default): one for every processor that this process may use
-    ``progress``    is told of the bytes that are done
+    ``progress``    counts the bytes that are done
     """
 
     encoding: str
@@ -262,7 +262,7 @@ def _follows(repo: Repository, ref: str, resume_from: int | str | None) -> tuple
 def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None) -> int:
     if step is None:
         return before.step + 1 if before else 0
-    if before and step <= before.step:
+    if before and step <= before.step:  # [S-REF-5]
         raise ConflictError(
             "step-order",
             where=f"{repo.store.url}, ref {ref}",

@@ -222,7 +222,7 @@ def save(repo: Repository, file: File, path: Path) -> None:
 
 
 def check_tensor(name: str, data: npt.NDArray[np.uint8], digests: Mapping[str, TensorDigest], layout: Layout) -> None:
-    """Raise ChainError ``tensor-differs`` unless ``data`` has the digest that the step gives."""
+    """Raise ChainError ``tensor-differs`` unless ``data``, uint8 [n], has the digest of the step's record."""
     hint = "A base or an anchor was changed after it was published. `deltackpt verify` finds out which."
     check_digest(data, layout.tensors[name].dtype, digests[name], where=name[:200], hint=hint)
 

@@ -68,7 +68,7 @@ class Store(Protocol):
     capabilities: Capabilities
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
-        """Create an object, whole and durable when this returns.
+        """Create an object of the bytes of ``chunks``, whole and durable when this returns.
 
         Raises ConflictError ``object-exists`` if the name is taken, NoSpaceError ``no-space``.  An exception out of
         ``chunks`` is passed on as it is, and nothing is published.  A chunk is used up before the next is asked for.
@@ -234,7 +234,7 @@ def moved(where: str, have: bytes | None, old: bytes | None) -> ConflictError:
         where=where,
         have="no such object" if have is None else f"{have[:100]!r}",
         need="no such object" if old is None else f"{old[:100]!r}",
-        hint="somebody else moved it: read it again and decide anew",
+        hint="another process moved it: read it again and decide anew",
     )
 
 
@@ -245,7 +245,7 @@ def changed(where: str) -> StoreError:
         where=where,
         have="another object of this name than a moment ago",
         need="objects that stay as they are",
-        hint="somebody writes there without deltackpt: find out who",
+        hint="another program writes there without deltackpt: find out which",
     )
 
 

@@ -78,7 +78,7 @@ def diagnose(store: Store) -> Diagnosis:
 _PROMISES = {
     "write": ("an object that is published is whole", "objects may be damaged or missing: do not use this store"),
     "create-only": (
-        "a published object is never replaced, whoever else writes",
+        "a published object is never replaced, whatever else writes",
         "two writers that begin a repository at once overwrite each other: one writer, by contract",
     ),
     "compare-and-swap": (

@@ -161,9 +161,9 @@ class FsspecDriver(BasicDriver):
         self._fs.invalidate_cache()
         slash = "/" if prefix.startswith("/") else ""  # which some file systems drop, and some add
         for name, info in self._fs.find(prefix.rpartition("/")[0], detail=True).items():
-            if info.get("type") == "file":  # an empty folder of a web server is told of as {}
+            if info.get("type") == "file":  # a web server lists an empty folder as {}
                 key = slash + name.lstrip("/")
-                # Listings of web servers tell no sizes.
+                # Listings of web servers have no sizes.
                 yield Head(key, info["size"], _modified(info)) if info.get("size") is not None else self.head(key)
 
     def remove(self, key: str) -> None:

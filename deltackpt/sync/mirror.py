@@ -244,8 +244,8 @@ class Mirror:
             where=f"{self._store.url}, ref {ref.name}",
             have=f"step {theirs.step}, {theirs.id[:12]}; the source is at step {ours.step}, {ours.id[:12]}, and {why}",
             need="a step that the source's ref comes from",
-            hint="Somebody published there, or the source was rewound. `deltackpt log` shows both; --force moves the "
-            "ref all the same, and what it leaves behind stays until gc.",
+            hint="Another writer published there, or the source was rewound. `deltackpt log` shows both; --force moves "
+            "the ref all the same, and what it leaves behind stays until gc.",
         )
 
     def _tag(self, tag: Ref, there: Ref | None) -> RefMove | None:

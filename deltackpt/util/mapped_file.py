@@ -106,7 +106,7 @@ def make_huge(fd: int, size: int, cuts: Iterable[int]) -> None:
 
 
 def write_at(fd: int, data: memoryview, offset: int) -> None:
-    """All of ``data``, huge page by huge page."""
+    """Write all bytes of ``data`` at byte ``offset``, huge page by huge page."""
     while data:
         count = os.pwrite(fd, data[: HUGE - offset % HUGE], offset)
         data, offset = data[count:], offset + count
