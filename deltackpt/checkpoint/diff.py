@@ -97,7 +97,7 @@ class Comparison:
 def changes(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> ChangedElements:
     """Where two contiguous arrays of unsigned words, [n] each, differ: int64 positions, old and new words, [changes].
 
-    ``old`` None stands for zeros: the words of an exclusive or that are set.
+    ``old`` None means zeros: the words of an exclusive or that are set.
     """
     most = min(CHUNK // new.itemsize, len(new))
     compared, zeros = Comparison(most, new.dtype), np.zeros(0 if old is not None else most, new.dtype)

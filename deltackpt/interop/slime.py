@@ -150,7 +150,7 @@ def _shards(path: Path, delta: _Delta) -> dict[str, list[str]]:
 
 
 def _check_names(tensors: Tensors, names: list[str], delta: _Delta) -> None:
-    """A file has the tensors that the index gives it, and no other file has them too."""
+    """A file has the tensors that the index lists for it, and no other file has them too."""
     for name in tensors.tensors.keys() - {*names}:
         code = "foreign-twice" if name in delta.weight_map else "foreign-names"
         have = f"{name[:80]!r}, which the index has {'elsewhere' if name in delta.weight_map else 'not'}"

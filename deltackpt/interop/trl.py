@@ -29,7 +29,7 @@ from deltackpt.interop.changes import (
 )
 from deltackpt.interop.files import Tensors, field_error, gap_error, numbered
 from deltackpt.interop.protocol import UNVERIFIABLE, LayoutUpdate, Step, Touched
-from deltackpt.interop.working import advance
+from deltackpt.interop.working import rebuild
 
 ANCHORS, DELTAS = "anchors", "deltas"
 FILE: Final = re.compile(r"step_([0-9]{6,12})\.safetensors")
@@ -105,7 +105,7 @@ class TrlReader:
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
         """An anchor with the base's layout at ``into``; without a base, a link there to the anchor's one file."""
         if base is not None:
-            advance(base, self.read(step, base), into, str(step.path))
+            rebuild(base, self.read(step, base), into, str(step.path))
             return into
         tensors = Tensors.open(step.path)
         if pairs(tensors.tensors, tensors.where):

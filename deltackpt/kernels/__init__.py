@@ -1,7 +1,7 @@
 """The inner loops in C: compare, digest, pack, unpack. `LIB` is None where they were not compiled, or are not wanted
-(``DELTACKPT_KERNELS=0``); callers then do the same in numpy, several times slower. Both give the same bytes.
+(``DELTACKPT_KERNELS=0``); callers then do the same in numpy, several times slower. Both produce the same bytes.
 
-The library is built at installation (build.py) and called through ctypes, which lets go of the interpreter's lock
+The library is built at installation (build.py) and called through ctypes, which releases the interpreter's lock
 (library.py). `status` says which of the two a process uses.
 """
 
@@ -66,8 +66,8 @@ def digest_run(words: Array, first: int) -> tuple[int, int]:
 
 
 def digest_change(positions: Array, old: Array, new: Array) -> tuple[int, int]:
-    """What is added to both sums, modulo 2^64, when the unsigned words at ``positions``, int64 [n], turn from ``old`` to
-    ``new``, [n] each.
+    """What is added to both sums, modulo 2^64, when the unsigned words at ``positions``, int64 [n], change from ``old``
+    to ``new``, [n] each.
     """
     assert LIB is not None
     sums = np.zeros(2, np.uint64)

@@ -35,7 +35,7 @@ class StepObjects:
     ) -> None:
         self.repo, self.step, self.check = repo, step, check
         self.stored: list[File] = []  # all that is durable
-        self.patch_bytes = 0  # of all parts, those on their way included
+        self.patch_bytes = 0  # of all parts, those in transit included
         self._kind, self._folders = kind, dict(folders or {})
         self._uploads = Uploads(self.store, at_once)
         self._parts: list[Future[File]] = []

@@ -111,7 +111,7 @@ def base_differs(where: str | os.PathLike[str], names: list[str]) -> ChainError:
         where=where,
         have=f"other tensors than the parent step ({shown})",
         need="exactly the parent step",
-        hint="Give the directory of the step that the ref is at, or leave --base out: it only saves time.",
+        hint="Pass the directory of the step that the ref is at, or leave --base out: it only saves time.",
     )
 
 

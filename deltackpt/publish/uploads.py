@@ -24,7 +24,7 @@ class Uploads:
         self._begun: list[Future[File]] = []
 
     def begin(self, name: str, chunks: Iterable[Buffer]) -> Future[File]:
-        """Put an object, its bytes in chunks; waits while ``at_once`` are running. Raises what an earlier put raised."""
+        """Put an object in chunks of bytes; waits while ``at_once`` are running. Raises what an earlier put raised."""
         if not self._at_once:
             return done(self._put(name, chunks))
         if self._pool is None:

@@ -127,7 +127,7 @@ def write(
         check_names(new)
         job = _WriteJob(new, base, cache, encode, progress, stack)
         if not store.capabilities.local:
-            job.compare_ahead()  # until the store has said what it holds
+            job.compare_ahead()  # until the store has answered what it holds
         repo = repository if isinstance(repository, Repository) else Repository.at_or_create(store)
         head, before = _follows(repo, ref, resume_from)
         # Pins the parent, and, with nothing to pin, whatever is put before the manifest names it.

@@ -40,7 +40,7 @@ class ApplyResult:
     ``written`` count bytes.
 
     ``rebuilt`` says why the state that was there could not be updated, if there was one. ``leased`` is False where the
-    store is read-only, so that gc could not be told to wait.
+    store is read-only, so that no lease could keep gc waiting.
     """
 
     path: str
@@ -73,7 +73,7 @@ def apply(
     """Materialize a step into ``out``, which must not exist or be empty.
 
     With ``sync`` it survives a power cut once this returns; without, it does as soon as the system has written it back,
-    as with any copy, and `verify_checkpoint` tells.
+    as with any copy, and `verify_checkpoint` checks it.
     Raises ConflictError ``output-exists``, NotFoundError ``step-missing``, ChainError, FormatError, NoSpaceError; then
     there is no ``out``.
     """
@@ -215,7 +215,7 @@ def build(
 
 
 def save(repo: Repository, file: File, path: Path) -> None:
-    """Write an object to a new file, piece by piece. Raises FormatError ``object-hash``; then a part of it is there."""
+    """Write an object to a new file, piece by piece. Raises FormatError ``object-hash``; then a part of it is left."""
     with space_errors(path), path.open("xb") as out:
         for chunk in repo.stream(file):
             out.write(chunk)

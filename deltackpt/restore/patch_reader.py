@@ -25,7 +25,7 @@ class PatchReader(PartsPatch):
     @classmethod
     @contextmanager
     def open(cls, source: Repository | PartSource, hop: Hop | Manifest) -> Iterator[PatchReader]:
-        """The parts of a hop; given a step, those of its patch."""
+        """The parts of a hop, or of the patch of a step."""
         if isinstance(hop, Manifest):
             hop = Hop.of(hop)
         found = as_source(source)

@@ -61,7 +61,7 @@ class Store(Protocol):
     """Bytes by name.  Every method that takes a name raises FormatError ``name-unsafe`` for one that may not be used.
 
     Any method may raise StoreError (the store did not answer, or refused); after one, a mutation may or may not have
-    taken effect.  Whether one name may also be a folder of others is up to the store: do not do it.
+    taken effect.  Whether one name may also be a folder of others is up to the store: avoid it.
     """
 
     url: str
@@ -113,7 +113,7 @@ class Store(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object, or a temporary; a missing one is fine.  Power loss may bring a deleted object back."""
+        """Remove an object, or a temporary; a missing one is fine.  After power loss it may exist again."""
         ...
 
     def swap(self, name: str, old: bytes | None, new: bytes) -> None:

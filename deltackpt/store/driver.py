@@ -56,7 +56,7 @@ class Body(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the connection.  May be repeated, and called by another thread once no read is under way."""
+        """Close the connection.  May be repeated, and called by another thread once no read is under way."""
         ...
 
 

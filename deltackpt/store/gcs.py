@@ -92,7 +92,7 @@ class GcsDriver(BasicDriver):
 
     def unfinished(self, prefix: str) -> Iterator[Head]:
         """None: resumable uploads are not listed."""
-        return iter(())  # the service forgets them after a week, and lists them nowhere
+        return iter(())  # the service drops them after a week, and does not list them
 
     def discard(self, key: str) -> None:
         """Temporaries are objects."""

@@ -89,7 +89,7 @@ class BucketDriver:
         from huggingface_hub import HfApi
         from huggingface_hub.utils import disable_progress_bars
 
-        logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # second attempts are ours to tell of
+        logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # retries are logged by us
         disable_progress_bars()  # they would be drawn over what a caller prints
         for name, seconds in (("RETRY_MAX_DURATION", retry.total), ("READ_TIMEOUT", retry.silence)):
             os.environ.setdefault(f"HF_XET_CLIENT_{name}", f"{max(1, round(seconds))}s")  # else six minutes, and five
@@ -194,7 +194,7 @@ class BucketDriver:
     def _bounded(seconds: float, work: Callable[..., T], *args: Any) -> T:
         """What reads may take as a whole: the library makes its own second attempts, for half a minute and more.
 
-        One that is given up ends by itself, unheard.
+        A request that is abandoned ends by itself; its answer is dropped.
         """
         done: Future[T] = Future()
 

@@ -307,7 +307,7 @@ class LocalStore:
 
     def _files(self, folder: str, prefix: str, wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
         """What is below a folder, but folders, whose full name starts with ``prefix`` and is ``wanted``, sorted: links,
-        pipes and devices too, so that who reads them says what they are."""
+        pipes and devices too, so that their reader can refuse them by name."""
         with self._translated(folder), suppress(FileNotFoundError, NotADirectoryError):
             at = dirfd.open_folder(self.root, folder)
             yield from self._below(at, f"{folder}/" if folder else "", prefix, wanted)

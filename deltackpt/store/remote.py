@@ -2,7 +2,7 @@
 
 Nothing is taken from a cache: sizes come with the bytes.  Every request that fails transiently is made again within
 ``retry.total`` seconds, from its first byte, or, where that was handed on (stream.py), from the first that was not.
-A conditional write that was answered by a broken connection may have taken effect: the object's mark tells.
+A conditional write that was answered by a broken connection may have taken effect: the object's mark shows it.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ class RemoteStore:
             with space_errors(Path(tempfile.gettempdir())):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deltackpt-"))
             path = Path(folder) / "object"
-            ensure_space(path, size)  # of what the client says of a full disk, nothing could be told
+            ensure_space(path, size)  # the client's own error for a full disk is not told from others
             self._request(name, lambda: self._driver.download(self._prefix + name, path))
             if path.stat().st_size != size:
                 raise base.too_short(self._where(name), path.stat().st_size, 0, size)

@@ -58,7 +58,7 @@ class Span:
         return iter(self.block, b"")
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         body, self._body = self._body, None
         if body is not None:
             body.close()
@@ -91,7 +91,7 @@ class Span:
 def in_order(spans: Iterable[Span], slots: Semaphore) -> Iterator[bytes]:
     """The blocks of all spans, one after the other. Later ones are gathered meanwhile, as far as ``slots`` are free.
 
-    ``spans`` are taken as they are needed: how many there are follows from a size that only the store tells.
+    ``spans`` are drawn as they are needed: how many there are follows from a size that only the store knows.
     """
     left, next_spans = iter(spans), deque[Span]()
     gathered: dict[Span, Future[list[bytes]]] = {}

@@ -134,9 +134,9 @@ class Fault:
 
 
 def fault_of(error: Exception, now: float) -> Fault | None:
-    """What an exception means, None if it is none of a store: a bug of ours, which must not be hidden.
+    """What an exception means, None if it is not of a store: a bug of ours, which must not be hidden.
 
-    The text of one that tells nothing but its class names the place in the code where it was raised.
+    The text of one that has nothing but its class names the place in the code where it was raised.
     """
     status, code, wait, kind = None, "", None, None
     for cause in _causes(error):
@@ -162,7 +162,7 @@ def fault_of(error: Exception, now: float) -> Fault | None:
 
 
 def status(error: BaseException) -> int | None:
-    """The HTTP status that an exception tells of."""
+    """The HTTP status of an exception."""
     return next((found for cause in _causes(error) if (found := _status(cause)) is not None), None)
 
 

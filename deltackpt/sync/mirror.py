@@ -119,7 +119,7 @@ class Mirror:
             return self.execute(self.plan(), leased=held is not None)
 
     def execute(self, plan: MirrorPlan, *, leased: bool = False) -> MirrorResult:
-        """Do what the plan says. Killed at any instant, the next plan goes on from there.
+        """Do what the plan says. Killed at any instant, the next plan continues from there.
 
         Raises ConflictError ``ref-moved`` if another writer moved a ref of the target meanwhile, FormatError
         ``object-hash`` for objects that are not what their manifest says, and what the stores raise.

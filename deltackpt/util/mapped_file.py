@@ -93,7 +93,7 @@ def _blocks(span: Span) -> slice:
 def make_huge(fd: int, size: int, cuts: Iterable[int]) -> None:
     """Let a new, sparse file have huge pages where pieces that are written one by one meet: at ``cuts``.
 
-    Elsewhere writing a huge page whole makes it one. Only memory is taken, and the system decides.
+    Elsewhere writing a huge page whole makes it one. It only takes memory, and the system decides.
     """
     blocks = sorted({cut // HUGE for cut in cuts if cut < size})
     if not blocks:

@@ -114,7 +114,7 @@ def hash_weights(checkpoint: Checkpoint, threads: int) -> Hashes:
 
 
 def _missing_shards(snapshot: DirectorySnapshot, checkpoint: Checkpoint) -> Incomplete | None:
-    """A shard that is one of several, while the index that would tell of the others is not there yet."""
+    """A shard that is one of several, while the index that names the others is not there yet."""
     indexed = any(name.endswith(INDEX_SUFFIX) and "/" not in name for name, *_ in snapshot.files)
     match = _ONE_OF_MANY.fullmatch(checkpoint.shards[0].path)
     if match and int(match[1]) > 1 and not indexed:

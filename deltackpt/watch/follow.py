@@ -92,7 +92,7 @@ class WatchOptions:
 
 
 class Watch:
-    """Follows ``directory``. Every `turn` publishes at most one step; killed at any instant, another one goes on.
+    """Follows ``directory``. Every `turn` publishes at most one step; killed at any instant, another process continues.
 
     ``notify`` is called with what it waits for, in words, once each.
     """
@@ -186,7 +186,7 @@ class Watch:
             return False
         try:
             same = same_weights(branch.repo, record.link, snapshot, self._threads)
-        except CheckpointError:  # it goes on changing
+        except CheckpointError:  # it is still changing
             return False
         if same:
             self._same.add((record.link, snapshot.stamp))
