@@ -117,7 +117,7 @@ def base_differs(where: str | os.PathLike[str], names: list[str]) -> ChainError:
 
 @dataclass(frozen=True)
 class _EncodedTensor:
-    """A tensor, compared and encoded. It may wait for its turn, so it holds counts and encoded bytes, no old values."""
+    """A tensor, compared and encoded. It may be queued, so it holds counts and encoded bytes, no old values."""
 
     name: str
     counts: Counts

@@ -14,7 +14,7 @@ AT_ONCE = 4  # objects that are put at a time
 class Uploads:
     """Puts by ``at_once`` threads, each as ``put`` does it; with 0 in the thread that calls.
 
-    What waits for its turn is held in memory, so no more than ``at_once`` are accepted: `begin` waits until one is
+    What is queued is held in memory, so no more than ``at_once`` are accepted: `begin` waits until one is
     done.
     """
 

@@ -122,7 +122,7 @@ def _move(folder: Path, out: Path) -> None:
 
 
 def again_if_gone(repo: Repository, work: Callable[[], T]) -> T:
-    """Do ``work``, a second time where an object is gone: gc removed steps that are cached here, and others lead there.
+    """Do ``work``, and again where an object is missing: gc removed steps that are cached here, and others lead there.
 
     Raises what it raises.
     """

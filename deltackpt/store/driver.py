@@ -49,7 +49,7 @@ class Body(Protocol):
     tag: str
 
     def read(self, count: int) -> bytes:
-        """The next ``count`` bytes as they come, fewer only where there are no more: then it ended, or was cut short.
+        """The next ``count`` bytes as they come, fewer only at its end, or where it was cut short.
 
         Raises whatever the client library raises, also for bytes that are not those that were sent, if it knows.
         """

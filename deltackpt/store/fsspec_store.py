@@ -50,7 +50,7 @@ def open_fsspec(url: str, retry: RetryPolicy = DEFAULT, **options: Any) -> Remot
         refused = fault.text if fault else type(error).__name__
     else:
         refused = ""
-    if refused:  # out here, so that the foreign error does not hang on ours
+    if refused:  # outside of the handler, so that the foreign error is not chained to ours
         raise _unusable(scheme, refused)
     if make is None:
         shown = path if "://" in path else f"{scheme}://{path}"
@@ -102,7 +102,7 @@ def _unusable(scheme: str, reason: str) -> UsageError:
 
 
 class FsspecDriver(BasicDriver):
-    """Any file system: looks before it writes, which two writers can do at the same time."""
+    """Any file system: checks for the name before it writes, so that two writers at the same time may both succeed."""
 
     capabilities = Capabilities(create_only=False, swap=False, clock=True, ranged=True, local=False)
     makes_buckets: bool = False

@@ -138,7 +138,7 @@ class GcsDriver(BasicDriver):
         """Upload in one request, which the service refuses if the md5 or the object's generation is another."""
         md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
         about = json.dumps({"name": key, "md5Hash": md5, "metadata": {MARK: mark}}).encode()
-        rule = f"--{mark}".encode()  # as random as it is, no body holds it
+        rule = f"--{mark}".encode()  # random, so that no body contains it
         kinds = (b"application/json; charset=UTF-8", b"application/octet-stream")
         parts = zip(kinds, (about, data), strict=True)
         body = b"".join(b"%b\r\nContent-Type: %b\r\n\r\n%b\r\n" % (rule, kind, part) for kind, part in parts)
@@ -155,7 +155,7 @@ class GcsDriver(BasicDriver):
 
 
 class RequestBody(io.BytesIO):
-    """A request's body: the client closes it, and wants it again, from its beginning, for another attempt."""
+    """A request's body: the client closes it, and reads it again from its beginning for another attempt."""
 
     def close(self) -> None:
         """Back to the beginning, for another attempt."""

@@ -5,7 +5,7 @@ delete() exclude each other by a lock on ``<root>/.lock``.  Folders are walked b
 that a symlink inside the root is never followed; the root itself may be one.
 
 Durable means: the bytes are synced before they get their name, then the object's folder, then the folders above it.
-A folder directly below the root is never removed, so this store syncs its entry once; deeper ones come and go.
+A folder directly below the root is never removed, so this store syncs its entry once; deeper ones are made and removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deltackpt.store import base, dirfd
 from deltackpt.store.base import MAX_SWAP, Buffer, Capabilities, ObjectInfo, Written, check_name, check_prefix
 from deltackpt.util.lock import locked
 
-_ATTEMPTS = 100  # at making a folder that others prune
+_ATTEMPTS = 100  # attempts to make a folder that others prune
 
 
 class LocalStore:
@@ -243,7 +243,7 @@ class LocalStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among all swaps and deletes of this store; raises FileNotFoundError if there is no root."""
+        """Exclude all other swaps and deletes of this store; raises FileNotFoundError if there is no root."""
         with dirfd.lock_file(self.root) as file, locked(file):
             yield
 

@@ -1,4 +1,4 @@
-"""A store in this process's memory: for tests, and for two ends that live in one process."""
+"""A store in this process's memory: for tests, and for a writer and a reader in one process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MemoryStore:
             yield ObjectInfo(name, len(body), modified)
 
     def delete(self, name: str) -> None:
-        """Forgets the object."""
+        """Drops the object."""
         if not base.is_temporary(name):
             check_name(name)
         with self._lock:

@@ -32,7 +32,7 @@ from deltackpt.util.disk import ensure_space, space_errors
 
 IN_FLIGHT = 4  # requests of one transfer at a time: the memory of an upload is this many parts
 PROBE = 1 << 20  # bytes that are read first where the rest may have a faster way
-SWAPS = 4  # readings of a ref that changes and changes back while it is swapped
+SWAPS = 4  # reads of a ref that changes and changes back while it is swapped
 RECENT = 64  # small objects whose last bytes and tag are remembered, for a swap that follows
 SMALL = 16 << 10  # bytes of one of these
 
@@ -315,7 +315,7 @@ class RemoteStore:
         return in_order(self._spans(name, len(first.data), first.size, first.size, first.tag), self._ahead)
 
     def _arriving(self, name: str, start: int, end: int | None = None) -> tuple[int, Iterable[Span]]:
-        """The object's size, and its bytes from ``start`` to ``end``, as far as there are any, on their way."""
+        """The object's size, and its bytes from ``start`` to ``end``, as far as there are any, in transit."""
         (head,) = self._spans(name, start, start + stream.PIECE if end is None else min(end, start + stream.PIECE))
         try:
             self._retry.run(self._where(name), head.begin)

@@ -38,7 +38,7 @@ def options(retry: RetryPolicy) -> dict[str, Any]:
 
 
 def _session() -> Any:
-    """A session of its own, and so credentials that are looked up anew; what it knows of S3 is read once a process,
+    """A session of its own, and so credentials that are looked up again; what it knows of S3 is read once a process,
     since that takes longer than publishing a step."""
     from aiobotocore.session import get_session
 
@@ -66,7 +66,7 @@ class S3Driver(BasicDriver):
         self._fs = fs
         self._bucket = bucket
         self._retry = retry
-        self._date = 0.0, float("-inf")  # the last Date, and when it came by this host's clock
+        self._date = 0.0, float("-inf")  # the last Date, and when it arrived by this host's clock
 
     def create(self, key: str, data: bytes, mark: str) -> None:
         """One PutObject, on the condition that there is none."""
@@ -216,7 +216,7 @@ class _ResponseBody:
         found = await _at_most(self._body, count)
         self._left -= len(found)
         if len(found) == count and self._left == 0:
-            await self._body.read(1)  # at the end of a body the library holds it against its length and checksum
+            await self._body.read(1)  # at the end of a body the library checks its length and checksum
         return found
 
 

@@ -1,4 +1,4 @@
-"""Which errors pass by themselves, and how long to wait for that."""
+"""Which errors are transient, and how long to wait before the next attempt."""
 
 from __future__ import annotations
 

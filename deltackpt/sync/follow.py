@@ -1,7 +1,7 @@
 """A managed cache that stays at the newest step of a branch (STORE section "Following").
 
 Whether the branch moved is one small request. What was missed, one step or many, is read once, proven, and written in
-one move of the cache; `current` is a whole step at every instant. Outages of the store are waited out.
+one move of the cache; `current` is a whole step at every instant. During outages of the store it waits and retries.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class Follower:
         return self._move(self._repo.find("latest", self._options.ref))
 
     def switches(self) -> Iterator[Switch]:
-        """Every switch, until ``stop`` is set; one that is not acknowledged comes again at the next start.
+        """Every switch, until ``stop`` is set; one that is not acknowledged is repeated at the next start.
 
-        Raises an error that does not pass by itself.
+        Raises an error that is not transient.
         """
         backoff, poller = Backoff(), RefPoller(self._repo, self._options.ref)
         interval, prefetch = poll_interval(self._repo, self._options.poll), self._options.prefetch
@@ -156,7 +156,7 @@ class Follower:
         """With ``standby``, once for each step, and not before it is acknowledged: patch the other slot.
 
         An error is passed to ``standby_failed`` and ends nothing: the next move is the usual one. The branch is not
-        polled meanwhile: if it had moved, all that is done here would be the move's to do, but for one proof, some 15 %
+        polled meanwhile: if it had moved, all that is done here would be done by the move, but for one proof, some 15 %
         of it, and what was begun would be done again.
         """
         link = self._current() if self._standby is not None else None
@@ -188,7 +188,7 @@ class Follower:
         if before == link and self._acknowledged(link):
             return None
         target = self._repo.load(link)
-        # A lease is some requests a step. The next step is new: if it goes nevertheless, there is a newer one
+        # A lease is some requests a step. The next step is new: if it is removed nevertheless, there is a newer one
         # ([S-LEASE-5]).
         self._repo.pins = self._pins and target.parent != before
         self._repo.prefetch(target, before)

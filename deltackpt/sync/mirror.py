@@ -1,7 +1,7 @@
 """A copy of a repository in another store: plan -> show -> execute (STORE section "Mirroring").
 
 Objects are put first, then the manifests and edges that name them, parents before children, and refs last: the target
-is a whole repository at every instant. What is there counts when its sha256 was read back, or when a manifest that was
+is a whole repository at every instant. What is there counts once its sha256 was read back, or when a manifest that was
 read back names it; never for its size. Nothing is ever removed.
 """
 
@@ -282,7 +282,7 @@ class Mirror:
             self._target()
 
     def _put_records(self, names: Sequence[str]) -> None:
-        """In order, since each may be of use only after the one before; of a batch any may be first, but all follow."""
+        """In order, since each may be usable only after the one before; of a batch any may be first, but all follow."""
         bodies = [(name, self._transfer.record(self._source.store, name)) for name in names]
         if self._store.capabilities.batch and len(bodies) > 1:
             for at in range(0, len(bodies), BATCH):

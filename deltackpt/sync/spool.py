@@ -30,7 +30,7 @@ Count = Callable[[int], None]  # called with a number of bytes
 
 @contextmanager
 def fetched(folder: Path, store: Store, file: File, piece: int, acquire: Count, advance: Count) -> Iterator[BinaryIO]:
-    """The object in a local file, read from its beginning. It is removed when the with-block ends well, else kept.
+    """The object in a local file, read from its beginning. It is removed unless the with-block raises.
 
     ``acquire`` is called with the bytes of each request before it, ``advance`` after it. Raises FormatError
     ``object-hash``, and what `Store.get_range` raises.

@@ -77,7 +77,7 @@ class MappedFile:
 
 
 def advise(mapped: npt.NDArray[np.uint8], option: int, start: int, length: int) -> None:
-    """`mmap.madvise`, other threads going on meanwhile: that of the standard library keeps the interpreter's lock.
+    """`mmap.madvise`, while other threads run: that of the standard library keeps the interpreter's lock.
 
     ``mapped`` are the bytes of a whole mapping, ``start`` is that of a page. Raises OSError.
     """
@@ -101,7 +101,7 @@ def make_huge(fd: int, size: int, cuts: Iterable[int]) -> None:
     with suppress(OSError), mmap.mmap(fd, size, access=mmap.ACCESS_READ) as view:
         view.madvise(_HUGEPAGE)
         for block in blocks:
-            with suppress(OSError):  # here: an error that goes further would keep the mapping from being closed
+            with suppress(OSError):  # here: an error that is raised further would keep the mapping from being closed
                 advise(np.frombuffer(view, np.uint8), _POPULATE_READ, block * HUGE, min(HUGE, size - block * HUGE))
 
 

@@ -41,7 +41,7 @@ class _Observed:
 
 
 class CompletionDetector:
-    """Decides whether directories are complete, from what it saw of them in earlier calls too.
+    """Decides whether directories are complete, from what it found in earlier calls too.
 
     ``marker`` is the name of a file that the trainer writes last, None where it writes none; ``settle`` the seconds
     for which nothing may change where no marker decides.
