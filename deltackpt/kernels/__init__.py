@@ -25,7 +25,10 @@ def status() -> str:
 
 
 def address(array: Array) -> int:
-    """The address of a C-contiguous array's first byte. The caller keeps the array alive during the call."""
+    """The address of the first byte of a C-contiguous array of any shape and dtype.
+
+    The caller keeps the array alive during the call.
+    """
     assert array.flags.c_contiguous
     return int(array.__array_interface__["data"][0])
 
