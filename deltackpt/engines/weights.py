@@ -39,7 +39,7 @@ def tensors(repo: Repository, step: str | int = "latest", *, ref: str = "main") 
 
 
 def load(repo: Repository, step: str | int = "latest", *, ref: str = "main") -> dict[str, torch.Tensor]:
-    """The state dict of a step, by the names of its checkpoint, in host memory. Raises what `tensors` raises."""
+    """The state dict of a step, as its checkpoint names it. Raises what `tensors` raises."""
     return dict(tensors(repo, step, ref=ref))
 
 
