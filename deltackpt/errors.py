@@ -6,7 +6,7 @@
     ├── ChainError        exit 4   a patch, base or reader that does not fit the chain
     ├── CheckpointError   exit 5   a checkpoint directory that cannot be used
     ├── NotFoundError     exit 6   a repository, step, tag or object that is not there
-    ├── ConflictError     exit 7   somebody else was first, or a plan is stale
+    ├── ConflictError     exit 7   another writer was first, or a plan is stale
     ├── StoreError        exit 8   the store did not answer, or refused
     └── NoSpaceError      exit 9   no room for the result
 
@@ -35,6 +35,7 @@ class DeltackptError(Exception):
         return f"{text}\n\nhint: {self.hint}" if self.hint else text
 
     def to_dict(self) -> dict[str, str | int]:
+        """The object that ``--json`` prints: the code, the exit code and the four sentences."""
         return {
             "error": self.code,
             "exit_code": self.exit_code,
@@ -46,6 +47,8 @@ class DeltackptError(Exception):
 
 
 class UsageError(DeltackptError):
+    """The call itself is wrong: an option, an argument, or a library that is not installed. Exit code 2."""
+
     exit_code = 2
 
 
@@ -59,28 +62,42 @@ class ExtraMissingError(UsageError, ModuleNotFoundError):
 
 
 class FormatError(DeltackptError):
+    """Bytes that are not what the format says: damaged, cut short, or of no known version. Exit code 3."""
+
     exit_code = 3
 
 
 class ChainError(DeltackptError):
+    """A patch, base or reader that does not fit the chain: sound bytes of another state. Exit code 4."""
+
     exit_code = 4
 
 
 class CheckpointError(DeltackptError):
+    """A checkpoint directory that cannot be used: incomplete, changing, or no checkpoint. Exit code 5."""
+
     exit_code = 5
 
 
 class NotFoundError(DeltackptError):
+    """A repository, step, tag or object that does not exist. Exit code 6."""
+
     exit_code = 6
 
 
 class ConflictError(DeltackptError):
+    """Another writer was first, or a plan is stale: read again and decide anew. Exit code 7."""
+
     exit_code = 7
 
 
 class StoreError(DeltackptError):
+    """The store did not answer within the time for retries, or refused. Exit code 8."""
+
     exit_code = 8
 
 
 class NoSpaceError(DeltackptError):
+    """No room for the result on a disk or in a store; what was there is unharmed. Exit code 9."""
+
     exit_code = 9

@@ -48,7 +48,7 @@ def compact(
 ) -> None:
     """Fold many patches into one, so that late readers read less.
 
-    The patches stay for those who are in between, until gc.
+    The patches stay until gc, for readers that are in between.
     """
     from deltackpt.compaction.plan import LEVELS, plan_compact
     from deltackpt.repository import Repository

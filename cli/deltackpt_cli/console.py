@@ -116,7 +116,7 @@ def _print(stream: TextIO, lines: Iterable[str]) -> None:
     try:
         stream.write("".join(f"{_plain(line)}\n" for line in lines))
         stream.flush()
-    except BrokenPipeError:  # the reader went away; the interpreter must not complain either when it ends
+    except BrokenPipeError:  # the reader is gone; the interpreter must not report it either when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(CLOSED) from None
 

@@ -21,7 +21,7 @@ Url = Annotated[
 
 
 def doctor(output: Output, url: Url) -> None:
-    """Try a store out: what it guarantees, and what not. Says too whether this host has the compiled kernels.
+    """Test a store: what it guarantees, and what not. Says too whether this host has the compiled kernels.
 
     Writes a few small objects into a folder of its own, and removes them. The exit code is 8 if the store does
     not do what it should.

@@ -26,7 +26,8 @@ From = Annotated[
 ]
 To = Annotated[str, typer.Option("--to", metavar="N|latest|TAG", help="The last step.")]
 Deltas = Annotated[
-    bool, typer.Option("--deltas-only", help="Leave the first step out: the receivers are at it. Else it goes whole.")
+    bool,
+    typer.Option("--deltas-only", help="Leave the first step out: the receivers are at it. Else it is written whole."),
 ]
 Renumber = Annotated[
     bool,
@@ -62,8 +63,8 @@ def export(
 ) -> None:
     """Write steps in the layout of another system.
 
-    Every state is proven before it is written. A step that the layout cannot carry as a change goes whole, and why is
-    said.
+    Every state is proven before it is written. A step that the layout cannot carry as a change is written whole, and
+    the reason is printed.
     """
     from deltackpt.interop import ExportOptions, export_steps, writer
     from deltackpt.repository import Repository

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Cache = Annotated[
     Path, typer.Argument(metavar="CACHE", show_default=False, help="A managed cache; made if there is none.")
 ]
-Once = Annotated[bool, typer.Option("--once", help="Bring the cache to the newest step, and end.")]
+Once = Annotated[bool, typer.Option("--once", help="Move the cache to the newest step, and end.")]
 Poll = Annotated[str, typer.Option(metavar="TIME", help="How often to look; a Bucket every 10s, not more often.")]
 Prefetch = Annotated[
     bool, typer.Option("--prefetch", help="Fetch the next step while CMD runs; into CACHE.objects, or --object-cache.")
@@ -67,9 +67,9 @@ def follow(
     Until SIGINT or SIGTERM. CACHE/current moves when every byte of a new step is proven. Steps that were missed are
     read once, and written in one move. A CMD that fails, or was cut short, is reported; it runs again for the next
     step, and at the next start for its own. With --once it is an error, exit code 4. With --json every event is a line:
-    switch, exec, outage (told when a request had no answer for a minute), back, current.
+    switch, exec, outage (when a request had no answer for a minute), back, current.
 
-    Without --ready the old slot is patched at the next step, and readers have until then to let go of its files. With
+    Without --ready the old slot is patched at the next step, and readers have until then to close its files. With
     it that is done as soon as CMD has ended, and the next step is there in about half the time.
     """
     from deltackpt.sync.follow import Follower, FollowOptions

@@ -78,7 +78,7 @@ def gc(
     """Remove what no kept step needs.
 
     Heads, tags, leases and the newest anchor are always kept, with all that they need. Without any --keep option every
-    step of a branch is, and what goes is what rewinds and broken uploads left behind.
+    step of a branch is, and what rewinds and broken uploads left behind is removed.
     """
     from deltackpt.collector import sweep as library
     from deltackpt.collector.retention import Policy

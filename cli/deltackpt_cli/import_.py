@@ -58,7 +58,7 @@ def import_(
 ) -> None:
     """Publish the steps of another system.
 
-    Each is proven as far as its layout allows, and what it cannot prove is said. Steps that the branch has from an
+    Each is proven as far as its layout allows, and what it cannot prove is printed. Steps that the branch has from an
     earlier import are passed over. Anything inconsistent is refused; the steps before it are then published.
     """
     from deltackpt.interop import import_steps, reader
@@ -74,7 +74,7 @@ def import_(
 
 
 def _given(**options: object) -> dict[str, object]:
-    """The options that were given: a format refuses those that it does not have."""
+    """The options that were set: a format refuses those that it does not have."""
     return {name: value for name, value in options.items() if value}
 
 

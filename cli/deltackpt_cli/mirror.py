@@ -33,7 +33,7 @@ Poll = Annotated[str, typer.Option(metavar="TIME", help="With --watch: how often
 Limit = Annotated[
     str | None, typer.Option(metavar="RATE", show_default=False, help="Bytes a second at most, such as 100MB/s.")
 ]
-Jobs = Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Objects on their way at a time.")]
+Jobs = Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Objects in transit at a time.")]
 Spool = Annotated[
     Path | None,
     typer.Option(metavar="DIR", show_default=False, help="Where half-fetched large objects wait; ~/.cache/deltackpt."),
@@ -68,7 +68,7 @@ def mirror(
     """Copy a repository to another store.
 
     DST is whole at every instant, and never loses a step. What is there and proven is skipped; a mirror that was
-    stopped goes on where it was. With --repair no step is copied and no ref moves; the exit code is 0 if nothing
+    stopped continues where it was. With --repair no step is copied and no ref moves; the exit code is 0 if nothing
     stays damaged, else that of `verify`.
     """
     from deltackpt.repository import Repository

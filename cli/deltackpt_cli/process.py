@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from threading import Event
 
 GRACE = 10.0  # seconds that it has to end after SIGTERM
-INTERVAL = 0.05  # seconds after which ``stop`` is looked at
+INTERVAL = 0.05  # seconds between two checks of ``stop``
 
 
 def run(command: str, variables: Mapping[str, str], stop: Event) -> int | None:

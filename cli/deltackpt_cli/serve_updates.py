@@ -18,7 +18,7 @@ Engines = Annotated[
     list[str],
     typer.Option("--engine", metavar="KIND=URL", show_default=False, help="vllm=http://HOST:PORT or sglang=…; many."),
 ]
-Once = Annotated[bool, typer.Option("--once", help="Bring the engines to the newest step, and end.")]
+Once = Annotated[bool, typer.Option("--once", help="Update the engines to the newest step, and end.")]
 Together = Annotated[bool, typer.Option("--together", help="All engines come to a step, or none.")]
 Check = Annotated[bool, typer.Option("--check", help="Read all weights back before an engine is resumed.")]
 Pause = Annotated[str, typer.Option(metavar="MODE", help="Requests in flight: keep, wait or abort.")]
@@ -45,10 +45,10 @@ def serve_updates(
     metrics_port: Metrics_ = None,
     threads: Threads = None,
 ) -> None:
-    """Bring running engines to every new step.
+    """Update running engines to every new step.
 
     Until SIGINT or SIGTERM. A step is fetched and proven, and the engines prepare it, before any is paused. An engine
-    that does not take it goes on with its old step, and is told of. With --json every event is a line. With --once the
+    that does not take it keeps its old step, and is reported. With --json every event is a line. With --once the
     command ends with 4 if an engine is not at the newest step.
     """
     from deltackpt.engines.metrics import Metrics

@@ -47,7 +47,7 @@ class Cache(CacheLayout):
         return [link for path in self.root.iterdir() if path.is_dir() and (link := link_of(path.name))]
 
     def drop_slot(self, slot: Path) -> None:
-        """Remove a slot, or anything else of its name: of a link the link alone."""
+        """Remove a slot, or anything else of its name: of a symlink only the link."""
         with suppress(OSError):
             if slot.is_dir() and not slot.is_symlink():
                 shutil.rmtree(slot, ignore_errors=True)
@@ -99,7 +99,7 @@ class Cache(CacheLayout):
     def finish_switch(self) -> None:
         """A move that was killed after its slot was proven and renamed: finish it. Drop what an earlier one left."""
         for path in (self.patching, self.ready):
-            if path.is_symlink() or not path.is_dir():  # left by no move, and in the way of the next one
+            if path.is_symlink() or not path.is_dir():  # of no move under way, and it would block the next one
                 self.drop_slot(path)
         if not self.patching.exists() and (done := Journal.read(self.next)) is not None:
             if self.slot(done.end).is_dir():
@@ -157,7 +157,7 @@ def locked(repo: Repository, root: Path) -> Iterator[Cache]:
     with lock_cache(held, shared=False, need="one at a time", hint=hint):
         if not held.marker.exists():
             about = {"format": FORMAT, "version": VERSION, "repository": repo.id}
-            # The one file here whose loss nothing else makes good.
+            # The one file here that cannot be made again from others.
             replace_file(held.marker, f"{json.dumps(about)}\n".encode(), sync=True)
         _check_marker(held, repo)
         yield held

@@ -9,7 +9,7 @@
     patching/, journal.next the move under way
     boot                    the boot of the machine in which all of it was written or proven
     lock                    held by the process that moves it
-    told.json               the step that the callback of a follower came back from
+    told.json               the step from which the callback of a follower returned
     receivers/              reports of engines to a caller on this host
 
 A file that is replaced has its name behind a dot until it is whole; a slot that is built is `.NAME.tmp-…`.
@@ -46,7 +46,7 @@ class CacheLayout:
         self.patching = root / "patching"
         self.boot = root / "boot"
         self.lock = root / _LOCK
-        self.told = root / "told.json"
+        self.acknowledged = root / "told.json"
         self.receivers = root / _RECEIVERS
 
     def slot(self, link: Link) -> Path:

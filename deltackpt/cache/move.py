@@ -1,4 +1,4 @@
-"""One move of a managed cache, by the cheapest way that proves: patch the other slot, copy and patch, or build anew."""
+"""One move of a managed cache: patch the other slot, copy and patch, or build anew; the cheapest that is proven."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DAMAGE |= {"unary-count", "tile-length", "tile-short", "padding", "list-wrong"}
 class CacheMove:
     """One move of a cache from ``current`` to the plan's target. Each way returns the bytes written.
 
-    ``plan`` is the one that was taken in the end; ``rebuilt`` says why patching the other slot was not the way.
+    ``plan`` is the one that was carried out; ``rebuilt`` says why the other slot was not patched.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CacheMove:
         self.rebuilt: str | None = None
 
     def start_over(self) -> int:
-        """The current slot is no way to the target, or not the cheapest: take the other one, or an anchor."""
+        """The current slot does not lead to the target, or not cheapest: use the other one, or an anchor."""
         if self.current is not None:
             self.rebuilt = self._why(self.current)
             if (journal := Journal.read(self.held.journal)) is not None and journal.start != self.target:
@@ -82,7 +82,7 @@ class CacheMove:
         return f"step {current.step} ({current.id[:12]}) is not on the way to it: the branch was rewound, or is another"
 
     def forward(self, fresh: bool) -> int:
-        """The cheapest way that proves: patch the other slot, or copy the current one and patch, or start over."""
+        """Patch the other slot, or copy the current one and patch, or start over: the first whose result is proven."""
         ways = [self.copy, self.rebuild] if fresh else [self.patch, self.copy, self.rebuild]
         for way in ways[:-1]:
             try:
@@ -97,7 +97,7 @@ class CacheMove:
     def patch(self) -> int:
         """In O(changes): the other slot, through the redo journal, or the standby, which is at the current step.
 
-        Killed in the middle, the next move goes by the journal in both cases: its values are absolute.
+        Killed in the middle, the next move uses the journal in both cases: its values are absolute.
         """
         assert self.current is not None
         held, moving = self.held, self.held.patching.is_dir()
@@ -120,7 +120,7 @@ class CacheMove:
         via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
             raise _unusable("a slot on its way to another step")
-        held.drop_slot(held.slot(self.target))  # left by a move long ago: a new journal would vouch for it
+        held.drop_slot(held.slot(self.target))  # of an earlier move: the new journal would claim it
         with self._steps(self.current) as steps:
             journal = None if ready else Journal.read(held.journal)
             if begun is not None:
@@ -138,7 +138,7 @@ class CacheMove:
 
     @contextmanager
     def _steps(self, current: Link) -> Iterator[Sequence[Patch]]:
-        """What leads to the target: one patch, or what stands for it."""
+        """What leads to the target: one patch, or several squashed into one."""
         hops = self.plan.patches
         known = self.in_memory if self.in_memory and self.in_memory.leads(current, self.target, hops) else None
         if known and known.whole:
@@ -170,7 +170,7 @@ class CacheMove:
             self.standby.clear()
 
     def branch(self, start: Link) -> int:
-        """A new slot from that of ``start``, which stays as the other slot; a third one goes once this one is
+        """A new slot from that of ``start``, which stays as the other slot; a third one is removed once this one is
         current.
         """
         self.held.drop_slot(self.held.slot(self.target))  # of an earlier move; nothing proves it
@@ -189,7 +189,7 @@ class CacheMove:
         return layout.size
 
     def rebuild(self) -> int:
-        """A new slot from the repository alone; the old ones go."""
+        """A new slot from the repository alone; the old ones are removed."""
         plan = self.plan if self.plan.anchor else self.repo.resolve(self.target)
         self.plan = plan
         self._unmap()

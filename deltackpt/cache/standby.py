@@ -35,7 +35,7 @@ def prepare_standby(
 
     -> False where there is none, none of the same shards, no journal that leads there, or a move that was killed: the
     next move then does without, and nothing was changed. Raises what `apply_to_cache` raises for a damaged slot or
-    journal, or a cache that cannot be written; the next move then finds the damage, and goes another way.
+    journal, or a cache that cannot be written; the next move then finds the damage, and falls back to a copy.
     """
     root = Path(cache)
     standby.clear()
@@ -44,10 +44,10 @@ def prepare_standby(
         if not held.trusted or (current := held.current()) is None or (slot := _other(held, current)) is None:
             return False
         target = repo.load(current)
-        if not of_these_shards(slot, repo.layout(target)):  # tensors came, went or changed their shapes since
+        if not of_these_shards(slot, repo.layout(target)):  # tensors were added, removed or reshaped since
             return False
         if slot not in (held.ready, held.patching):
-            held.next.unlink(missing_ok=True)  # left by no move; it would pass for the records of this one
+            held.next.unlink(missing_ok=True)  # not of this move, whose records it would be taken for
             os.rename(slot, held.patching)
             slot = held.patching
         move = SlotMove(repo, target, Journal.read(held.journal))

@@ -26,7 +26,7 @@ _PAGE = mmap.PAGESIZE
 
 
 class Stamp(NamedTuple):
-    """What tells that a file was written to, or replaced."""
+    """What changes when a file is written to, or replaced."""
 
     inode: int
     size: int
@@ -116,7 +116,7 @@ class Checkpoint:
         return (self.root / path).read_bytes()
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
-        """Give back the pages of a tensor, or of its bytes from ``start`` to ``end``, so that resident memory does not
+        """Release the pages of a tensor, or of its bytes from ``start`` to ``end``, so that resident memory does not
         grow with the model. Views stay valid."""
         tensor = self.tensors[name]
         mapped = self._maps.get(tensor.shard)
@@ -138,7 +138,7 @@ class Checkpoint:
                 raise _changed(path, error.strerror or "an error") from error
 
     def close(self) -> None:
-        """Let the files go; a mapping that arrays still refer to ends with the last of them. Can be called again."""
+        """Close the files; a mapping that arrays still refer to ends with the last of them. Can be called again."""
         with self._lock:
             self._closed = True
             self._maps.clear()

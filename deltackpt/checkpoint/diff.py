@@ -16,7 +16,7 @@ from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.state_digest import xxh3
 from deltackpt.util.parallel import ordered_map
 
-BEHIND = 16 << 20  # bytes after which the pages that were read are given back
+BEHIND = 16 << 20  # bytes after which the pages that were read are released
 CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are compared and hashed
 
 
@@ -24,16 +24,20 @@ class StoredTensor(Protocol):
     """A tensor of a state: a dtype of the registry, and its shape in elements."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """The name of a dtype as safetensors writes it: "BF16"."""
+
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """In elements, outermost axis first; () for a scalar."""
 
 
 class State(Protocol):
     """Anything that has tensors: a checkpoint directory, or a step rebuilt from a repository."""
 
     @property
-    def tensors(self) -> Mapping[str, StoredTensor]: ...
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """All tensors by name."""
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """All bytes of a tensor in order, uint8 [n]."""
@@ -46,7 +50,7 @@ class State(Protocol):
 class Difference:
     """How one tensor differs. ``change`` is None where it is gone; its ``base`` is None where it is new or reshaped.
 
-    ``old_xxh3`` and ``new_xxh3`` are of the bytes that were compared, taken in the same pass.
+    ``old_xxh3`` and ``new_xxh3`` are of the bytes that were compared, computed in the same pass.
     """
 
     name: str
@@ -67,18 +71,21 @@ class Comparison:
     """
 
     def __init__(self, most: int, width: np.dtype[Any]) -> None:
-        room = most if kernels.LIB is not None else 0
-        self._room = np.empty(room, np.int64), np.empty(room, width), np.empty(room, width)
+        size = most if kernels.LIB is not None else 0
+        self._buffers = np.empty(size, np.int64), np.empty(size, width), np.empty(size, width)
         self._found = [ChangedElements(np.zeros(0, np.int64), np.zeros(0, width), np.zeros(0, width))]
 
     def add(self, old: npt.NDArray[Any], new: npt.NDArray[Any], first: int) -> None:
-        """Two contiguous runs that begin at word ``first`` of the tensor; runs are added in rising order."""
+        """Compare two contiguous runs, unsigned words [n] each, that begin at word ``first`` of the tensor.
+
+        Runs are added in rising order.
+        """
         if kernels.LIB is None:
             at = np.flatnonzero(old != new)
             found = ChangedElements(at + first, old[at], new[at])
         else:
-            count = kernels.compare(old, new, first, self._room)
-            found = ChangedElements(*(array[:count].copy() for array in self._room))
+            count = kernels.compare(old, new, first, self._buffers)
+            found = ChangedElements(*(array[:count].copy() for array in self._buffers))
         if len(found.positions):
             self._found.append(found)
 
@@ -88,9 +95,9 @@ class Comparison:
 
 
 def changes(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> ChangedElements:
-    """Where two equally long, contiguous arrays of words differ, and both words there.
+    """Where two contiguous arrays of unsigned words, [n] each, differ: int64 positions, old and new words, [changes].
 
-    ``old`` None stands for zeros: the words of an exclusive or that are set.
+    ``old`` None means zeros: the words of an exclusive or that are set.
     """
     most = min(CHUNK // new.itemsize, len(new))
     compared, zeros = Comparison(most, new.dtype), np.zeros(0 if old is not None else most, new.dtype)
@@ -101,7 +108,7 @@ def changes(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> ChangedEleme
 
 
 def count_changes(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> int:
-    """How many of two equally long, contiguous arrays of words differ: several times faster than to gather them."""
+    """How many words of two contiguous arrays, unsigned [n] each, differ: several times faster than to gather them."""
     step = CHUNK // new.itemsize
     return sum(int(np.count_nonzero(old[i : i + step] != new[i : i + step])) for i in range(0, len(new), step))
 

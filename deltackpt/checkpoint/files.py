@@ -1,4 +1,4 @@
-"""Which files of a directory make up the checkpoint, which go along with it, and which are left out, and why."""
+"""Which files of a directory make up the checkpoint, which belong to it, and which are left out, and why."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _FOREIGN: Final = "Export the model as safetensors."
 
 @dataclass(frozen=True)
 class Guess:
-    """``what`` completes "this is ..."; ``hint`` is the way out."""
+    """``what`` completes "this is ..."; ``hint`` says what to do."""
 
     what: str
     hint: str

@@ -91,7 +91,7 @@ def current_fingerprint(repo: Repository) -> str:
 
 
 def _there(repo: Repository, link: Link) -> Node | None:
-    """A step that was listed, None if it went meanwhile."""
+    """A step that was listed, None if it was removed meanwhile."""
     try:
         return _node(repo, link)
     except NotFoundError:

@@ -60,7 +60,7 @@ class Reachable:
             if lease.link is None:
                 for id_ in self._nodes:
                     why.setdefault(id_, f"lease of {lease.holder} on every step")
-        if not heads:  # a ref that was lost, or that another copy has: nothing tells what was left behind
+        if not heads:  # a ref that was lost, or that another copy has: what was left behind is not known
             for id_ in self._nodes:
                 why.setdefault(id_, "no ref is there")
         on_branch = {node.link.id for _, head in heads for node in branch(head, self._nodes)}

@@ -43,7 +43,7 @@ def kept(
     """By id: why the policy keeps a step. ``ages`` are seconds since a manifest was put, ``heads`` name the branches.
 
     A step that the branches do not lead to, at or above where their history begins, was left behind by a rewind and is
-    not kept. Below that, where steps between were collected, that cannot be told, and the policy is applied.
+    not kept. Below that, where steps between were collected, that is not known, and the policy is applied.
     """
     why: dict[str, str] = {}
     on_branch: set[str] = set()

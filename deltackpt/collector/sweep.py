@@ -76,12 +76,12 @@ class GcPlan:
 
     @property
     def frees(self) -> int:
-        """Bytes of all that goes."""
+        """Bytes of all objects to delete."""
         return sum(size for _, size in self.delete)
 
     @property
     def steps(self) -> int:
-        """How many steps go."""
+        """How many steps are deleted."""
         return sum(name.startswith("steps/") for name, _ in self.delete)
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class GcPlan:
                     have, need = "a gc that was stopped for too long", "one that others can rely on"
                     raise ConflictError("plan-stale", where=repo.store.url, have=have, need=need, hint="Run it again.")
             else:
-                lock.close()  # from here on what goes is in no reader's reach [S-GC-6]
+                lock.close()  # from here on no reader reaches what is deleted [S-GC-6]
             repo.store.delete(name)
             removed[name.partition("/")[0]] += 1
             done += size
@@ -204,7 +204,7 @@ def plan_gc(repo: Repository, policy: Policy = Policy()) -> GcPlan:
 
     Kept are the steps that the policy, a ref, a tag or a live lease wants, the newest anchor of every ref, whatever is
     younger than the grace time, and the cheapest way to each of them. Raises NotFoundError ``tag-missing`` for a tag
-    that the policy names, FormatError for a damaged manifest or layout: what those need cannot be told,
+    that the policy names, FormatError for a damaged manifest or layout: what those need is not known,
     ChainError ``chain-broken`` for a ref or tag whose step has no way from an anchor any more.
     """
     return plan_of(repo, Inventory.read(repo), policy)
@@ -226,7 +226,7 @@ def plan_of(repo: Repository, inventory: Inventory, policy: Policy) -> GcPlan:
             continue
         # [S-GC-4]: the holder of a lease may be publishing, and what was put since then may get its manifest yet.
         pending = first is not None and info.modified >= first - 1 and not name.startswith("steps/")
-        pending = pending or (named is not None and name not in named)  # its age is all that speaks against it
+        pending = pending or (named is not None and name not in named)  # only its age is against it
         if pending or inventory.age(name) < policy.grace:
             young.append(info.size)
         else:

@@ -59,7 +59,7 @@ class _One:
 
 class EdgeSink:
     """Records another way to the step ``end`` of a repository: a fold from ``start``, or, if that is None, an anchor (a
-    `publish.sink.Sink`). One part is on its way at a time."""
+    `publish.sink.Sink`). One part is in transit at a time."""
 
     def __init__(self, repo: Repository, start: Link | None, end: Link) -> None:
         self.objects = StepObjects(repo, end.step, "folds", at_once=0)
@@ -101,7 +101,7 @@ def fold(
     threads: int | None = None,
     progress: Progress = SILENT,
 ) -> Edge:
-    """Put one patch in the place of all those from ``start`` to ``end``, and record it.
+    """Put one patch instead of all those from ``start`` to ``end``, and record it.
 
     ``cache`` is a managed cache that is updated to ``start``, and so holds the old values; without, they are rebuilt.
     Raises ConflictError ``fold-larger`` where it would save nothing, and ``fold-exists``; then it is not

@@ -18,7 +18,7 @@ LEVELS = (8, 64, 512)  # steps that a fold of each level spans
 
 @dataclass(frozen=True)
 class Planned:
-    """A fold to make: it stands for ``patches`` patches of ``replaces`` bytes."""
+    """A fold to make: it replaces ``patches`` patches of ``replaces`` bytes."""
 
     start: Link
     end: Link
@@ -28,7 +28,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Made:
-    """What became of a planned fold: ``bytes`` of its parts, or the reason why there is none."""
+    """The outcome of a planned fold: ``bytes`` of its parts, or the reason why there is none."""
 
     start: Link
     end: Link
@@ -39,14 +39,14 @@ class Made:
 
 @dataclass(frozen=True)
 class CompactResult:
-    """What became of every fold of a plan."""
+    """The outcome of every fold of a plan."""
 
     repository: str
     folds: tuple[Made, ...]
 
     @property
     def bytes(self) -> int:
-        """Of the folds that were made."""
+        """Bytes of the folds that were made."""
         return sum(made.bytes or 0 for made in self.folds)
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class CompactPlan:
         threads: int | None = None,
         progress: Progress = SILENT,
     ) -> CompactResult:
-        """Make them; one that would be no smaller than what it replaces is left out, and that is said."""
+        """Make them; one that would be no smaller than what it replaces is left out, and reported."""
         return CompactResult(self.repository, tuple(self._make(repo, cache, threads, progress)))
 
     def _make(

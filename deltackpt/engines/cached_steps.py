@@ -55,7 +55,7 @@ class CachedSteps:
         return self._repo.find(step, self.ref)
 
     def identify(self, origin: str) -> Link | None:
-        """The step that a checkpoint directory is, as `identify.identify` tells it."""
+        """The step that a checkpoint directory is, found by `identify.identify`."""
         return identify(self._repo, origin, self.ref)
 
     def state(self, link: Link) -> str:

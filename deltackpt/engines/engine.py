@@ -1,4 +1,4 @@
-"""One rank of an engine, and what its ranks tell each other."""
+"""One rank of an engine, and what its ranks exchange."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Engine(Protocol):
 
     def native(self, folder: Path) -> list[str]:
         """Load a whole checkpoint in place, as the engine itself does. -> parameters that it has nothing for, as far as
-        the engine tells. May leave a mix when it raises."""
+        the engine reports them. May leave tensors of two steps when it raises."""
 
     def reset(self) -> None:
         """Make `native` possible again after it raised."""
 
     def agree(self, word: Any) -> list[Any]:
-        """The words of all ranks, in their order. Every rank has to call it at the same time."""
+        """What each rank passed, in the order of the ranks. Collective: every rank has to call it at the same time."""
 
 
 def model_differs(where: str, missing: Sequence[str]) -> CheckpointError:
@@ -42,7 +42,7 @@ def model_differs(where: str, missing: Sequence[str]) -> CheckpointError:
 
 
 def attempt(work: Callable[[], object]) -> DeltackptError | None:
-    """Any error as a typed one, so that the other ranks can be told of it. None where there was none."""
+    """Any error as a typed one, so that it can be sent to the other ranks. None where there was none."""
     try:
         work()
     except DeltackptError as error:
@@ -56,8 +56,8 @@ def attempt(work: Callable[[], object]) -> DeltackptError | None:
 
 def raise_on_all(engine: Engine, mine: DeltackptError | None) -> None:
     """Raise on every rank the error of the first that has one."""
-    for said in engine.agree(None if mine is None else (type(mine).__name__, mine.to_dict())):
-        if said is not None:
-            kind, error = said
+    for answer in engine.agree(None if mine is None else (type(mine).__name__, mine.to_dict())):
+        if answer is not None:
+            kind, error = answer
             words = {key: error[key] for key in ("where", "have", "need", "hint")}
             raise getattr(errors, kind)(error["error"], **words)

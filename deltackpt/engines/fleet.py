@@ -1,4 +1,4 @@
-"""What the follower of a host knows of its engines, and tells of them: as events, and as metrics."""
+"""What the follower of a host knows of its engines, and reports: as events, and as metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltackpt.engines.metrics import Metrics
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
 
-Tell = Callable[[str, dict[str, Any]], None]
+Emit = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass
@@ -27,7 +27,7 @@ class EngineState:
     version: str = ""
     wedged: bool = False
     paused: bool = False
-    failed: str = ""  # the error of the last event, so that it is told once
+    failed: str = ""  # the error of the last event, so that it is reported once
     report: EngineReport | None = None
 
     @property
@@ -64,10 +64,10 @@ class UpdateEvent:
 
 
 class EventLog:
-    """``tell`` is called with events: `taken`, `failed`, `wedged`."""
+    """``emit`` is called with events: `taken`, `failed`, `wedged`."""
 
-    def __init__(self, tell: Tell, metrics: Metrics) -> None:
-        self._tell, self._metrics = tell, metrics
+    def __init__(self, emit: Emit, metrics: Metrics) -> None:
+        self._emit, self._metrics = emit, metrics
 
     def updated(self, engine: EngineState, link: Link, pause: float, total: float, lag: float) -> None:
         """An engine is at a step; times in seconds, as in `UpdateEvent`."""
@@ -81,7 +81,7 @@ class EventLog:
         self._metrics.add("deltackpt_updates_total", 1, engine.name)
         seconds = round(pause, 4), round(total, 4), round(lag, 3)
         event = UpdateEvent(engine.name, link.step, link.id, report.mode, report.reason, report.elements, *seconds)
-        self._tell("taken", event.to_dict())
+        self._emit("taken", event.to_dict())
 
     def failed(self, engine: EngineState, error: DeltackptError) -> None:
         """It is at its old step, or at a step that this process does not know."""
@@ -92,13 +92,13 @@ class EventLog:
         if engine.failed != error.code + error.have:
             engine.failed = error.code + error.have
             step = engine.link.step if engine.link else None
-            self._tell("failed", {"engine": engine.name, "step": step, **error.to_dict()})
+            self._emit("failed", {"engine": engine.name, "step": step, **error.to_dict()})
         engine.link = None
 
     def wedged(self, engine: EngineState, error: DeltackptError) -> None:
         """Its weights are those of no step."""
         if not engine.wedged:
-            self._tell("wedged", {"engine": engine.name, **error.to_dict()})
+            self._emit("wedged", {"engine": engine.name, **error.to_dict()})
         engine.wedged, engine.link = True, None
         self._metrics.set("deltackpt_wedged", 1, engine.name)
         with suppress(DeltackptError):

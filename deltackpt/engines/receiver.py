@@ -38,7 +38,7 @@ class Receiver:
         """``source`` says what a step writes where; by default it is the journal of the cache.
 
         Raises what opening the repository raises, ChainError ``base-differs`` where ``origin``, the checkpoint that
-        the engine was started from, is at hand and no model of this repository."""
+        the engine was started from, is on this host and no model of this repository."""
         self.engine, self.cache = engine, Path(cache)
         self.link: Link | None = None
         self.proof: Proof | None = None
@@ -47,10 +47,10 @@ class Receiver:
         self.memory = memories(engine.model)
         self._source = JournalSource() if source is None else source
         self._staged: StagedStep | None = None
-        self._undoable: tuple[Link | None, Undo] | None = None  # the step before the last `apply`, and the way back
+        self._undoable: tuple[Link | None, Undo] | None = None  # the step before the last `apply`, and what undoes it
         raise_on_all(engine, attempt(lambda: self._attach(url, ref, origin)))
         found = engine.agree((self.link, self.proof is not None))
-        if any(said != found[0] for said in found):
+        if any(answer != found[0] for answer in found):
             self.link, self.proof, self.why = None, None, "the ranks were not started from one step"
 
     def update(self, want: Update, *, open: bool = False) -> RankReport:
@@ -100,12 +100,12 @@ class Receiver:
         link = staged.link
         report.seconds.update(staged.seconds)
         raise_on_all(self.engine, staged.error)
-        said = self.engine.agree((staged.scatter is not None, self.link, self.wedged, staged.reason))
-        report.state, report.reason = staged.state, next((reason for *_, reason in said if reason), "")
-        if all(at == link and not wedged for _, at, wedged, _ in said):
+        answers = self.engine.agree((staged.scatter is not None, self.link, self.wedged, staged.reason))
+        report.state, report.reason = staged.state, next((reason for *_, reason in answers if reason), "")
+        if all(at == link and not wedged for _, at, wedged, _ in answers):
             report.mode, report.reason = "none", "the engine is at this step"
             return
-        writes = staged.scatter if all(mapped for mapped, *_ in said) else None
+        writes = staged.scatter if all(mapped for mapped, *_ in answers) else None
         report.mode = "reload" if writes is None else "scatter"
         undo = self._undo_of(writes)
         failed = self._write(writes, link, report)
@@ -119,7 +119,7 @@ class Receiver:
         report.proof = self.proof.summary() if self.proof else {}
 
     def _check(self, want: Update, report: RankReport) -> None:
-        """Every proven weight against the step that the engine is said to be at."""
+        """Compare every proven weight with the step that the engine reports."""
         report.mode = "check"
         error = attempt(lambda: self._compare(report))
         if error is not None and error.code == "engine-wedged":
@@ -137,7 +137,7 @@ class Receiver:
     # Parts
 
     def _context(self) -> RankContext:
-        """What the rank is now."""
+        """The state of the rank now."""
         return RankContext(
             self.engine.rank, self.steps, self.memory, self.link, self.proof, why=self.why, wedged=self.wedged
         )
@@ -159,7 +159,7 @@ class Receiver:
         return staged
 
     def _undo_of(self, writes: Scatter | None) -> Undo:
-        """The way back of an update, before it begins."""
+        """What undoes an update, prepared before it begins."""
         undo: list[Undo] = []
         raise_on_all(self.engine, attempt(lambda: undo.append(writes or backup(self._context()))))
         return undo[0]
@@ -200,14 +200,14 @@ class Receiver:
             raise ChainError("engine-wedged", where=wrong[0][:80], have=have, need=need, hint=hint)
 
     def _roll_back(self, undo: Undo, before: Link | None) -> None:
-        """To the old step. Where that fails, the engine is wedged, and says so."""
+        """Restore the old step. Where that fails, the engine is wedged, and says so."""
         try:
             roll_back(self.engine, replace(self._context(), link=before), undo)
         except Exception as error:
             self.wedged, self.why = True, f"going back failed: {error}"
 
     def _prove(self, link: Link, report: RankReport) -> None:
-        """Learn the map from the loader, and hold it against a step that the engine is at."""
+        """Trace the map from the loader, and compare it with the step that the engine is at."""
         began = time.monotonic()
         with self.steps.slot(link) as slot:
             if slot is None:

@@ -31,7 +31,7 @@ class Region:
         shape: Sequence[int],
     ) -> Region | None:  # fmt: skip
         """From two views of one shape, each (offset, strides). None where an element is used twice, or the order of
-        the source's strides does not tell coordinates."""
+        the source's strides does not determine coordinates."""
         dims = sorted(
             ((n, s, t) for n, s, t in zip(shape, source[1], target[1], strict=True) if n != 1),
             key=lambda d: -d[1],

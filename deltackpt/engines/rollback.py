@@ -1,4 +1,4 @@
-"""The way back of an update: by the old words of a scatter, by a copy of all words, or by the slot of the old step."""
+"""How an update is undone: by the old words of a scatter, by a copy of all words, or by the slot of the old step."""
 
 from __future__ import annotations
 

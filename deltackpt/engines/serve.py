@@ -13,7 +13,7 @@ from threading import Event
 
 from deltackpt.cache import open_current
 from deltackpt.engines.clients import Client
-from deltackpt.engines.fleet import EngineState, EventLog, Tell
+from deltackpt.engines.fleet import Emit, EngineState, EventLog
 from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.update_round import UpdateRound
 from deltackpt.errors import DeltackptError
@@ -24,17 +24,17 @@ from deltackpt.sync.follow import Follower
 
 
 class Serving:
-    """The engines of a host, updated as the repository goes on."""
+    """The engines of a host, updated to each new step of the repository."""
 
     def __init__(
-        self, repo: Repository, follower: Follower, clients: Sequence[Client], tell: Tell, metrics: Metrics,
+        self, repo: Repository, follower: Follower, clients: Sequence[Client], emit: Emit, metrics: Metrics,
         cache: Path, *, together: bool = False, check: bool = False,
     ) -> None:  # fmt: skip
-        """``tell`` is called with events: `switch`, `taken`, `failed`, `wedged`, `outage`. ``together``: all engines
+        """``emit`` is called with events: `switch`, `taken`, `failed`, `wedged`, `outage`. ``together``: all engines
         come to a step, or none; ``check``: their weights are read back before they are resumed."""
         self.repo, self.follower, self.cache = repo, follower, cache
         self.engines = [EngineState(client) for client in clients]
-        self._tell, self._metrics, self._events = tell, metrics, EventLog(tell, metrics)
+        self._emit, self._metrics, self._events = emit, metrics, EventLog(emit, metrics)
         self._together, self._check = together, check
 
     def run(self, stop: Event, poll: float) -> None:
@@ -48,7 +48,7 @@ class Serving:
                 backoff.reset()
             except DeltackptError as error:
                 wait = backoff.delay(error)
-                self._tell("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
+                self._emit("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
             with suppress(DeltackptError):  # nothing in the cache yet
                 self.update_engines()
             stop.wait(wait)
@@ -58,7 +58,7 @@ class Serving:
         if (switch := self.follower.catch_up()) is not None:
             self._metrics.set("deltackpt_step", switch.step)
             self._metrics.add("deltackpt_bytes_total", switch.read)
-            self._tell("switch", switch.to_dict())
+            self._emit("switch", switch.to_dict())
             self.follower.acknowledge(switch)
 
     def update_engines(self) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 from deltackpt.engines.clients import ClientOptions, client_of
-from deltackpt.engines.fleet import Tell
+from deltackpt.engines.fleet import Emit
 from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
 from deltackpt.errors import UsageError
@@ -55,7 +55,7 @@ def open_serving(
     repo: str | os.PathLike[str],
     cache: str | os.PathLike[str],
     engines: Sequence[str],
-    tell: Tell,
+    emit: Emit,
     options: ServeOptions = ServeOptions(),
     *,
     metrics: Metrics | None = None,
@@ -64,7 +64,7 @@ def open_serving(
 ) -> Serving:
     """What keeps ``engines``, each a ``KIND=URL``, at the newest step of a repository through a managed cache.
 
-    ``tell`` and ``metrics`` are those of `Serving`. Raises UsageError ``engine-form``, and what opening the repository
+    ``emit`` and ``metrics`` are those of `Serving`. Raises UsageError ``engine-form``, and what opening the repository
     raises.
     """
     folder, source = Path(cache).absolute(), Repository.open(repo)
@@ -75,4 +75,4 @@ def open_serving(
     following = FollowOptions(options.ref, threads=options.threads)
     follower = Follower(source, folder, following, progress=progress, stop=stop)
     how = {"together": options.together, "check": options.check}
-    return Serving(source, follower, clients, tell, metrics or Metrics(), folder, **how)
+    return Serving(source, follower, clients, emit, metrics or Metrics(), folder, **how)

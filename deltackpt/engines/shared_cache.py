@@ -1,4 +1,4 @@
-"""The managed cache of a host, as its engines share it: one process moves it, the others find it moved."""
+"""The managed cache of a host, shared by its engines: one process moves it, the others find it moved."""
 
 from __future__ import annotations
 

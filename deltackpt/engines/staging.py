@@ -82,7 +82,7 @@ class StagedStep:
         self.seconds["prepare"] = round(time.monotonic() - began, 4)
 
     def _check_shapes(self) -> None:
-        """A loader that meets another shape in the middle leaves a mix: it is not let that far."""
+        """A loader that meets another shape in the middle leaves tensors of two steps: it is not called then."""
         if self.context.link is None:
             return
         steps = self.context.steps

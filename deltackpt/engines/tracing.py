@@ -44,7 +44,7 @@ def trace(
     load: Load, model: torch.nn.Module, memory: Mapping[int, Memory], tensors: Iterable[Tensor]
 ) -> Trace:  # fmt: skip
     """Run ``load`` over stand-ins of ``tensors``. A loader that raises, or puts other tensors in the place of the
-    model's, breaks the trace; the model is put back as it was."""
+    model's, breaks the trace; the model is restored."""
     found = Trace()
     before = [(m, dict(m._parameters), dict(m._buffers)) for m in model.modules()]
     data = [

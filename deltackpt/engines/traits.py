@@ -1,4 +1,4 @@
-"""What an engine's model holds beside the weights of a checkpoint, or makes of them: said by each engine, as data."""
+"""What an engine's model holds beside a checkpoint's weights, or computes from them: data that each engine states."""
 
 from __future__ import annotations
 

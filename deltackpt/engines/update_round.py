@@ -81,7 +81,7 @@ class UpdateRound:
                 engine.client.undo()
                 engine.client.drop_cache()
             except DeltackptError as error:
-                if engine is not failed:  # of that one, the first error is told
+                if engine is not failed:  # of that one, the first error is reported
                     self._events.failed(engine, error)
 
     def _detect_wedged(self, engine: EngineState) -> None:

@@ -20,7 +20,10 @@ _TORCH = {safe: dtype for dtype, safe in NAMES.items()}
 
 
 def tensors(repo: Repository, step: str | int = "latest", *, ref: str = "main") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a step in host memory, one at a time, each proven by its digest before it is yielded.
+    """Name and tensor of a step, one at a time, each proven by its digest before it is yielded.
+
+    They are in host memory, with the dtype and shape of the checkpoint; for packed dtypes of less than a byte the shape
+    is `storage_shape`'s.
 
     The step is pinned until the last one. Raises what `materialize.apply` raises, CheckpointError ``dtype-torch``.
     """

@@ -187,7 +187,7 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separator
 
 
 def _check(value: Any, depth: int) -> None:
-    """Refuse what JSON, or another parser of it, would not give back as it is."""
+    """Refuse what JSON, or another parser of it, would not return unchanged."""
     if isinstance(value, dict | list | tuple):
         if depth == 0:
             _refuse("json-depth", f"more than {MAX_DEPTH} levels", f"at most {MAX_DEPTH} levels")

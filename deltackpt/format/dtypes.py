@@ -47,7 +47,7 @@ class DType:
 # pass on the upper mantissa bits of one of these. So the wide floats use a positive quiet NaN with an uneven payload;
 # quiet, because a load or a cast on some machines turns a signaling NaN into another pattern. The F32 pattern truncates
 # to the BF16 one.
-# F8_E5M2: conversions yield 7E, 7F, FE or FF; 7D is left over (OCP 8-bit floats tell no signaling NaN apart).
+# F8_E5M2: conversions yield 7E, 7F, FE or FF; 7D is left over (OCP 8-bit floats have no signaling NaN).
 # F8_E4M3: only 7F and FF are NaN; GPUs yield 7F. The FNUZ types have 80 alone. A writer falls back if it occurs.
 # F8_E8M0: neither sign nor mantissa, so it is in order as the unsigned integer it is: no exponent field here.
 # C64: a pair of F32 in one 8-byte word has neither one exponent field nor one NaN.

@@ -1,6 +1,6 @@
 """The edge: the immutable record of another way to a step that exists (FORMAT section "Edge").
 
-A fold leads from one step of a chain to a later one, and stands for all patches between; an anchor that was written
+A fold leads from one step of a chain to a later one, and replaces all patches between; an anchor that was written
 later leads from nowhere. Canonical JSON; the object's name holds the step that it leads to and the sha256 of its bytes.
 """
 

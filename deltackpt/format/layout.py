@@ -1,7 +1,7 @@
 """The layout: which files a checkpoint has, byte for byte but for the tensors' values (FORMAT section "Layout").
 
 An object of its own, since it hardly ever changes: the headers of the safetensors files exactly as stored, and where
-the side files' bytes are. With the values of the tensors it gives every file of the directory back.
+the side files' bytes are. With the values of the tensors it rebuilds every file of the directory.
 """
 
 from __future__ import annotations

@@ -91,8 +91,9 @@ def _of_rows(rows: npt.NDArray[Any], first: int) -> Sums:
 
 
 def of_change(positions: npt.NDArray[np.int64], old: npt.NDArray[Any], new: npt.NDArray[Any]) -> Sums:
-    """What D gains when elements turn from ``old`` to ``new``, both unsigned words [n]. ``positions`` are int64 [n],
-    rising, flat in the global tensor.
+    """What is added to D when elements change from ``old`` to ``new``, both unsigned words [n].
+
+    ``positions`` are int64 [n], rising, flat in the global tensor.
     """
     if len(positions) == 0:
         return ZERO

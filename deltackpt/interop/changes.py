@@ -88,7 +88,7 @@ def same_length(have: int, need: int, where: str, what: str = "values") -> None:
 
 
 def dense(name: str, tensor: Located, dtype: str, shape: tuple[int, ...], data: Bytes, where: str) -> LayoutUpdate:
-    """A tensor given whole. Raises ChainError ``foreign-shape`` unless it is like the base's."""
+    """The update of a tensor that is stored whole. Raises ChainError ``foreign-shape`` unless it is like the base's."""
     if (dtype, shape) != (tensor.dtype, tensor.shape):
         have, need = f"{dtype} {list(shape)}", f"{tensor.dtype} {list(tensor.shape)} as in the base"
         raise ChainError("foreign-shape", where=f"{where}, {name[:80]!r}", have=have, need=need)
@@ -97,7 +97,7 @@ def dense(name: str, tensor: Located, dtype: str, shape: tuple[int, ...], data: 
 
 
 def changes(old: Checkpoint, new: Checkpoint) -> Iterator[str]:
-    """What no layout of changes can carry: tensors that come, go, or get another dtype or shape; a reason each."""
+    """What no layout of changes can carry: tensors that are added, removed, retyped or reshaped; a reason each."""
     for name in sorted({*old.tensors, *new.tensors}):
         a, b = old.tensors.get(name), new.tensors.get(name)
         if a is None or b is None:

@@ -34,7 +34,7 @@ CHECKSUMS: dict[str, Callable[[Bytes], str]] = {
 
 
 def checksum(name: object, where: object) -> Callable[[Bytes], str]:
-    """The function of a name. Raises FormatError ``foreign-field`` for one that is not known."""
+    """The function of a name: uint8 [n] -> text. Raises FormatError ``foreign-field`` for a name that is not known."""
     if not isinstance(name, str) or name not in CHECKSUMS:
         raise field_error(where, f"the checksum {name!r}", f"one of {', '.join(CHECKSUMS)}")
     return CHECKSUMS[name]

@@ -148,7 +148,7 @@ def _walk(
 def _moved(
     repo: Repository, start: Link, end: Link, before: Path, after: Path, threads: int, progress: Progress
 ) -> Iterator[tuple[Checkpoint, Checkpoint]]:
-    """The state of ``end`` at ``after``, from that of ``start`` and the patch between, proven; ``before`` then goes."""
+    """The state of ``end`` at ``after``, from that of ``start`` and the patch between, proven; removes ``before``."""
     plan = repo.resolve(end, have=start)
     target = plan.target
     with Checkpoint.open(before) as old:

@@ -97,9 +97,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def inflate(data: Bytes, where: str, *, at_most: int, exactly: int | None = None) -> Bytes:
-    """One whole zstd frame that states its size. Raises FormatError ``frame-broken``, ``frame-size``.
+    """Decompress one whole zstd frame, uint8 [n] -> uint8 [size]. Raises FormatError ``frame-broken``, ``frame-size``.
 
-    The size is checked before there is room for it, and the library then fills no more.
+    The size that the frame states is checked before memory is allocated, and no more is written than that.
     """
     try:
         if data[:4].tobytes() != ZSTD:
@@ -161,7 +161,7 @@ def write_tensors(
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """A new file, durable. Raises NoSpaceError ``no-space``, StoreError ``not-writable``."""
+    """Write a new file, its bytes in chunks; durable. Raises NoSpaceError ``no-space``, StoreError ``not-writable``."""
     with space_errors(path), path.open("xb") as file:
         for chunk in chunks:
             file.write(chunk)

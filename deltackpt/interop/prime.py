@@ -42,6 +42,7 @@ class PrimeReader:
         self._root, self._markers = root, (marker,) if marker else MARKERS
 
     def steps(self) -> list[Step]:
+        """A whole step for every directory. Raises FormatError ``foreign-missing`` where a marker is missing."""
         found = []
         for number, path in directories(self._root).items():
             if not any((path / marker).exists() for marker in self._markers):
@@ -61,9 +62,11 @@ class PrimeReader:
                 (into / name).symlink_to(path.resolve())
         return into
 
-    def prove(self, step: Step, new: State) -> None: ...
+    def prove(self, step: Step, new: State) -> None:
+        """Nothing: the layout has no digests."""
 
     def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
+        """Never called: every step is whole."""
         raise AssertionError("every step is whole")
 
 
@@ -77,6 +80,7 @@ class PrimeWriter:
         self._root, self._marker = root, marker
 
     def whole(self, number: int, new: Checkpoint) -> None:
+        """A copy of the checkpoint, then the marker, both durable."""
         path = self._root / FOLDER / f"step_{number}"
         with placed(path) as draft:
             copy_checkpoint(new, draft)
@@ -84,5 +88,6 @@ class PrimeWriter:
         fsync_dir(path)
 
     def delta(self, number: int, old: Checkpoint, new: Checkpoint, threads: int) -> str | None:
+        """A whole step: the layout has no others."""
         self.whole(number, new)
         return "every step is"

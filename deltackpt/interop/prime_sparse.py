@@ -36,6 +36,7 @@ class PrimeSparseReader:
         self._root = root
 
     def steps(self) -> list[Step]:
+        """By the manifest of every directory. Raises FormatError or ChainError ``foreign-*``."""
         found: list[Step] = []
         for number, path in directories(self._root).items():
             manifest = _manifest(path)
@@ -57,11 +58,14 @@ class PrimeSparseReader:
         return found
 
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
+        """The directory of the step, which is a checkpoint."""
         return step.path
 
-    def prove(self, step: Step, new: State) -> None: ...
+    def prove(self, step: Step, new: State) -> None:
+        """Nothing: the layout has no digest of a state."""
 
     def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
+        """The changed tensors, in the one of three formats that the manifest names."""
         manifest = _manifest(step.path)
         return {FILES: _files, UPDATE: _update, RANKS: _ranks}[manifest["format"]](step.path, manifest, base)
 

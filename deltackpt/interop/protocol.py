@@ -37,9 +37,9 @@ class Step:
 class LayoutUpdate:
     """New values of one tensor: words of ``unit`` bytes at flat ``positions``, counted in such words; None: all words.
 
-    ``xor``: to be combined with what is there. ``check`` is given all new bytes, and raises if they are not the right
-    ones. No `deltackpt.codecs.Change`, which it becomes once it is held against the state: positions may be in any
-    order, words may be single bytes of wider elements, and what is given may be what is there already.
+    ``xor``: to be combined with what is there. ``check`` is called with all new bytes, and raises if they are not the
+    right ones. No `deltackpt.codecs.Change`, which it becomes once it is compared with the state: positions may be in
+    any order, words may be single bytes of wider elements, and new values may equal the old ones.
     """
 
     name: str

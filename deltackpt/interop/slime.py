@@ -57,6 +57,7 @@ class SlimeReader:
         self._index = lru_cache(maxsize=None)(_index)
 
     def steps(self) -> list[Step]:
+        """By the index of every directory, lineage checked. Raises FormatError or ChainError ``foreign-*``."""
         found: list[Step] = []
         before: tuple[int, str | None] | None = None
         for number, path in numbered(self._root, DIRECTORY).items():
@@ -71,11 +72,14 @@ class SlimeReader:
         return found
 
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
+        """The directory of the step, which is a checkpoint."""
         return step.path
 
-    def prove(self, step: Step, new: State) -> None: ...
+    def prove(self, step: Step, new: State) -> None:
+        """Nothing more: the checksum of each changed tensor was checked as it was read."""
 
     def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
+        """The tensors in the step's files: zstd frames of overwritten bytes or of the exclusive or with the base."""
         delta = self._index(step.path)
         assert delta is not None
         function = checksum(delta.checksum, step.path / INDEX)
@@ -146,7 +150,7 @@ def _shards(path: Path, delta: _Delta) -> dict[str, list[str]]:
 
 
 def _check_names(tensors: Tensors, names: list[str], delta: _Delta) -> None:
-    """A file has the tensors that the index gives it, and no other file has them too."""
+    """A file has the tensors that the index lists for it, and no other file has them too."""
     for name in tensors.tensors.keys() - {*names}:
         code = "foreign-twice" if name in delta.weight_map else "foreign-names"
         have = f"{name[:80]!r}, which the index has {'elsewhere' if name in delta.weight_map else 'not'}"
@@ -163,7 +167,10 @@ def _digest(tensors: Tensors, name: str, where: str) -> str:
 
 
 def decode(encoding: str, name: str, blob: Bytes, tensor: Located, check: Check | None, where: str) -> LayoutUpdate:
-    """The change that one frame makes to a tensor. Raises FormatError ``frame-*``, ``foreign-*``, ChainError."""
+    """The change that one zstd frame, uint8 [n], makes to a tensor.
+
+    Raises FormatError ``frame-*``, ``foreign-*``, ChainError ``foreign-wrapped``.
+    """
     size = size_of(tensor)
     if encoding == "xor":
         return LayoutUpdate(name, 1, None, inflate(blob, where, at_most=size, exactly=size), xor=True, check=check)

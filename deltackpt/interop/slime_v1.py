@@ -59,6 +59,7 @@ class SlimeV1Reader:
         self._root = root
 
     def steps(self) -> list[Step]:
+        """Every directory is a change to the one before; ChainError ``foreign-gap`` where a version is missing."""
         found: list[Step] = []
         for number, path in numbered(self._root, DIRECTORY).items():
             if found and found[-1].number != number - 1:
@@ -68,11 +69,14 @@ class SlimeV1Reader:
         return found
 
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
+        """Never called: every step is a change."""
         raise AssertionError("there are no whole steps")
 
-    def prove(self, step: Step, new: State) -> None: ...
+    def prove(self, step: Step, new: State) -> None:
+        """Nothing more: the checksum of positions and values was checked as they were read."""
 
     def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
+        """The tensors in the step's files; at most some 32 times the size of ``base`` are decompressed."""
         files = sorted(step.path.glob("*.safetensors"))
         _check_files(step.path, files)
         limit = 32 * sum(shard.size for shard in base.shards) + (1 << 20)

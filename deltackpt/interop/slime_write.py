@@ -37,10 +37,12 @@ class SlimeWriter:
         self._root, self._encoding, self._checksum = root, encoding, checksum
 
     def whole(self, number: int, new: Checkpoint) -> None:
+        """A copy of the checkpoint in the directory of this version."""
         with placed(self._root / f"weight_v{number:06d}") as draft:
             copy_checkpoint(new, draft)
 
     def delta(self, number: int, old: Checkpoint, new: Checkpoint, threads: int) -> str | None:
+        """A directory of zstd frames and their index; whole where positions do not fit into 32 bits."""
         reason = next(changes(old, new), None)
         if reason is None and self._encoding == "overwrite":
             large = [name for name, t in new.tensors.items() if size_of(t) > WRAP]

@@ -29,7 +29,7 @@ from deltackpt.interop.changes import (
 )
 from deltackpt.interop.files import Tensors, field_error, gap_error, numbered
 from deltackpt.interop.protocol import UNVERIFIABLE, LayoutUpdate, Step, Touched
-from deltackpt.interop.working import advance
+from deltackpt.interop.working import rebuild
 
 ANCHORS, DELTAS = "anchors", "deltas"
 FILE: Final = re.compile(r"step_([0-9]{6,12})\.safetensors")
@@ -69,6 +69,7 @@ class TrlReader:
         self._root, self._trust = root, trust_numbers
 
     def steps(self) -> list[Step]:
+        """Anchors and deltas in order of number. Raises FormatError or ChainError ``foreign-*``."""
         anchors, deltas = numbered(self._root / ANCHORS, FILE), numbered(self._root / DELTAS, FILE)
         if both := sorted(anchors.keys() & deltas.keys()):
             have = f"an anchor and a delta of step {both[0]}"
@@ -102,8 +103,9 @@ class TrlReader:
             raise gap_error(path, f"step {before} before it", f"step {number - 1}", _HINT)
 
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
+        """An anchor with the base's layout at ``into``; without a base, a link there to the anchor's one file."""
         if base is not None:
-            advance(base, self.read(step, base), into, str(step.path))
+            rebuild(base, self.read(step, base), into, str(step.path))
             return into
         tensors = Tensors.open(step.path)
         if pairs(tensors.tensors, tensors.where):
@@ -113,6 +115,7 @@ class TrlReader:
         return into
 
     def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:
+        """The tensors of one file: dense ones of an anchor, or pairs of positions and values."""
         tensors = Tensors.open(step.path)
         keys = None if tensors.tensors.keys() <= base.tensors.keys() else pairs(tensors.tensors, tensors.where)
         if keys is None:
@@ -140,8 +143,8 @@ class TrlReader:
 
 
 _HINT = (
-    "TRL writes no file for a step without changes, and starts at 1 again when it is resumed: which of it this is "
-    "nobody can tell. If you know, --trust-numbers takes the files as one run."
+    "TRL writes no file for a step without changes, and starts at 1 again when it is resumed: the files do not "
+    "say which. If you know, --trust-numbers takes the files as one run."
 )
 
 

@@ -49,6 +49,7 @@ class TrlWriter:
             write_file(draft, chunks())
 
     def delta(self, number: int, old: Checkpoint, new: Checkpoint, threads: int) -> str | None:
+        """A file of positions and values; whole where a change is not to BF16 elements of the same tensors."""
         reason = next(changes(old, new), None)
         rows: list[tuple[str, str, tuple[int, ...], Bytes]] = []
         changed = elements = 0

@@ -1,7 +1,7 @@
 """vLLM's patches in checkpoint coordinates: exported, in memory or as a file.
 
 A sparse patch is a list of flat positions and values of one floating-point tensor. Its receiver marks what does not
-change with NaN, so a change to a NaN goes as a whole tensor, and so does any dtype that holds none. One call takes
+change with NaN, so a change to a NaN is sent as a whole tensor, and so does any dtype that holds none. One call takes
 sparse ones or dense ones, never both.
 """
 
@@ -49,7 +49,7 @@ class Call:
 def calls(old: State, new: State, threads: int = 1) -> Iterator[Call]:
     """From one state to another: a call of the sparse patches, and one of the dense ones, where there are any.
 
-    Raises ChainError ``foreign-carry`` for a tensor that comes, goes, or gets another dtype or shape: the receiver's
+    Raises ChainError ``foreign-carry`` for a tensor that is added, removed, retyped or reshaped: the receiver's
     tensors are allocated.
     """
     sparse, dense = [], []
@@ -93,9 +93,11 @@ class VllmWriter:
         self._root = root
 
     def whole(self, number: int, new: Checkpoint) -> None:
+        """Never called: the engine has loaded a directory."""
         raise AssertionError("the engine has loaded a directory")
 
     def delta(self, number: int, old: Checkpoint, new: Checkpoint, threads: int) -> str | None:
+        """The calls of a step as one safetensors file. Raises ChainError ``foreign-carry`` where none can carry it."""
         if (reason := next(changes(old, new), None)) is not None:
             need = "the same tensors, reloaded from a directory"
             raise ChainError("foreign-carry", where=f"step {number}", have=reason, need=need)

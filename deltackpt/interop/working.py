@@ -28,7 +28,7 @@ _POPULATE_WRITE = 23  # not in Python's mmap
 
 
 def by_name(touched: Iterable[Touched], base: Checkpoint, where: object) -> dict[str, Touched]:
-    """Raises FormatError ``foreign-twice`` for a tensor that comes twice, ChainError ``foreign-tensor``."""
+    """Raises FormatError ``foreign-twice`` for a tensor that occurs twice, ChainError ``foreign-tensor``."""
     found: dict[str, Touched] = {}
     for item in touched:
         if item.name in found:
@@ -113,7 +113,7 @@ class Working:
         return one
 
 
-def advance(base: Checkpoint, touched: Iterable[Touched], into: Path, where: object) -> None:
+def rebuild(base: Checkpoint, touched: Iterable[Touched], into: Path, where: object) -> None:
     """A copy of ``base`` at ``into`` with a step applied, each tensor proven as far as it can be."""
     found = by_name(touched, base, where)
     working = Working.copy(base, into)

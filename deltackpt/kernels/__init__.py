@@ -1,7 +1,7 @@
 """The inner loops in C: compare, digest, pack, unpack. `LIB` is None where they were not compiled, or are not wanted
-(``DELTACKPT_KERNELS=0``); callers then do the same in numpy, several times slower. Both give the same bytes.
+(``DELTACKPT_KERNELS=0``); callers then do the same in numpy, several times slower. Both produce the same bytes.
 
-The library is built at installation (build.py) and called through ctypes, which lets go of the interpreter's lock
+The library is built at installation (build.py) and called through ctypes, which releases the interpreter's lock
 (library.py). `status` says which of the two a process uses.
 """
 
@@ -25,21 +25,25 @@ def status() -> str:
 
 
 def address(array: Array) -> int:
-    """Where a C-contiguous array begins. The caller keeps the array alive during the call."""
+    """The address of the first byte of a C-contiguous array of any shape and dtype.
+
+    The caller keeps the array alive during the call.
+    """
     assert array.flags.c_contiguous
     return int(array.__array_interface__["data"][0])
 
 
 def addresses(*arrays: Array) -> list[int]:
+    """`address` of each."""
     return [address(array) for array in arrays]
 
 
-def compare(old: Array, new: Array, first: int, room: tuple[Array, Array, Array]) -> int:
-    """Where two equally long runs of unsigned words differ, into ``room``: int64 positions (index + ``first``), old and
+def compare(old: Array, new: Array, first: int, out: tuple[Array, Array, Array]) -> int:
+    """Where two equally long runs of unsigned words differ, into ``out``: int64 positions (index + ``first``), old and
     new words, as long as the runs. -> how many.
     """
     assert LIB is not None
-    into = [address(a) for a in room]
+    into = [address(a) for a in out]
     return int(LIB.dk_compare(address(old), address(new), len(old), old.itemsize, first, *into))
 
 
@@ -57,7 +61,7 @@ def scatter(words: Array, positions: Array, values: Array) -> None:
 
 
 def digest_run(words: Array, first: int) -> tuple[int, int]:
-    """Both sums of a run of words that begins at element ``first``."""
+    """Both sums, modulo 2^64, of a run of unsigned words, [n], that begins at element ``first``."""
     assert LIB is not None
     sums, words = np.zeros(2, np.uint64), np.ascontiguousarray(words)
     LIB.dk_digest_run(address(words), len(words), words.itemsize, first, address(sums))
@@ -65,7 +69,9 @@ def digest_run(words: Array, first: int) -> tuple[int, int]:
 
 
 def digest_change(positions: Array, old: Array, new: Array) -> tuple[int, int]:
-    """What both sums gain when the words at ``positions`` (int64) turn from old to new."""
+    """What is added to both sums, modulo 2^64, when the unsigned words at ``positions``, int64 [n], change from ``old``
+    to ``new``, [n] each.
+    """
     assert LIB is not None
     sums = np.zeros(2, np.uint64)
     arrays = [np.ascontiguousarray(a) for a in (positions, old, new)]

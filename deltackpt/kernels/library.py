@@ -1,4 +1,4 @@
-"""The compiled library, loaded and given its signatures; or why it is not, so that a process can tell what it uses."""
+"""The compiled library, loaded, with its signatures; or why it is not, so that a process can report what it uses."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ HELD = 64 << 20  # bytes of changes that may wait until they are asked for
 
 
 class DiffAhead:
-    """`compare` stands for `diff.difference`. Until it is first called, tensors are compared in the order in which it
+    """`compare` replaces `diff.difference`. Until it is first called, tensors are compared in the order in which it
     will be; after that, only those that it asks for."""
 
     def __init__(self, old: State, new: State, pool: ThreadPoolExecutor) -> None:

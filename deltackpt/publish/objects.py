@@ -35,7 +35,7 @@ class StepObjects:
     ) -> None:
         self.repo, self.step, self.check = repo, step, check
         self.stored: list[File] = []  # all that is durable
-        self.patch_bytes = 0  # of all parts, those on their way included
+        self.patch_bytes = 0  # of all parts, those in transit included
         self._kind, self._folders = kind, dict(folders or {})
         self._uploads = Uploads(self.store, at_once)
         self._parts: list[Future[File]] = []
@@ -51,7 +51,7 @@ class StepObjects:
         return file
 
     def begin(self, name: str, chunks: Iterable[Buffer]) -> Future[File]:
-        """`store` while the work goes on. Raises what an earlier object met with."""
+        """`store` in the background. Raises what an earlier upload raised."""
         return self._uploads.begin(name, chunks)
 
     def part_bytes(self, most: int) -> int:

@@ -70,7 +70,7 @@ class RepositorySink:
         return self.objects.part_bytes(most)
 
     def put(self, part: EncodedPart) -> None:
-        """Put a part in the background. Raises what an earlier one met with."""
+        """Put a part in the background. Raises what an earlier one raised."""
         self.objects.put(part)
 
     def add(self, parts: Iterable[File], anchor: tuple[File, ...] | None) -> None:

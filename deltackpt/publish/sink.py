@@ -41,7 +41,7 @@ class EncodedPart:
     entries: tuple[Entry, ...]
     chunks: tuple[PartBytes, ...]
     size: int
-    known_sha256: str | None = None  # where the one who encoded it has hashed it already
+    known_sha256: str | None = None  # where the encoder has hashed it already
 
     @classmethod
     def of(cls, writer: PartWriter, number: int) -> EncodedPart:
@@ -69,18 +69,24 @@ class ShardFile(Protocol):
     """A safetensors file of a step; ``size`` in bytes."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """Relative to the checkpoint directory, with "/" between the segments."""
+
     @property
-    def header(self) -> Header: ...
+    def header(self) -> Header:
+        """The names, dtypes, shapes and offsets of its tensors."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes of the file, header included."""
 
 
 class StepFiles(Protocol):
     """The checkpoint that a step is, but for its tensors' values: a directory, or what a trainer has in memory."""
 
     @property
-    def shards(self) -> Sequence[ShardFile]: ...
+    def shards(self) -> Sequence[ShardFile]:
+        """The safetensors files, each tensor in one of them."""
 
     @property
     def side(self) -> Sequence[str]:
@@ -129,10 +135,10 @@ class PartSink(Protocol):
         """
 
     def put(self, part: EncodedPart) -> None:
-        """Accept a part. May return before the part is where it goes, and may wait, to bound what is on its way.
+        """Accept a part. May return before the part has arrived, and may wait, to bound what is in transit.
 
         Called by one thread at a time, in the order of the parts' numbers. Raises StoreError, or what an earlier part
-        met with; the step is then aborted.
+        raised; the step is then aborted.
         """
 
 
@@ -144,15 +150,15 @@ class Sink(PartSink, Protocol[Record, Committed]):
     """
 
     def commit(self, record: Record) -> Committed:
-        """All or nothing: wait until every part is where it goes, then let receivers see the step, with its record.
+        """All or nothing: wait until every part has arrived, then let receivers see the step, with its record.
 
-        Where it raises, receivers do not see the step, unless the sink cannot tell whether they do: then the parts
+        Where it raises, receivers do not see the step, unless the sink does not know whether they do: then the parts
         stay, and the next one to publish finds out. Raises ConflictError where another step was published first,
         StoreError.
         """
 
     def abort(self) -> None:
-        """Withdraw all parts, and wait for those on their way; nothing once a commit may have taken effect.
+        """Withdraw all parts, and wait for those in transit; nothing once a commit may have taken effect.
 
         Raises nothing for parts that cannot be withdrawn: they are garbage that no record names. Can be called again.
         """

@@ -111,13 +111,13 @@ def base_differs(where: str | os.PathLike[str], names: list[str]) -> ChainError:
         where=where,
         have=f"other tensors than the parent step ({shown})",
         need="exactly the parent step",
-        hint="Give the directory of the step that the ref is at, or leave --base out: it only saves time.",
+        hint="Pass the directory of the step that the ref is at, or leave --base out: it only saves time.",
     )
 
 
 @dataclass(frozen=True)
 class _EncodedTensor:
-    """A tensor, compared and encoded. It may wait for its turn, so it holds counts and encoded bytes, no old values."""
+    """A tensor, compared and encoded. It may be queued, so it holds counts and encoded bytes, no old values."""
 
     name: str
     counts: Counts

@@ -1,4 +1,4 @@
-"""Objects on their way to a store while the work goes on."""
+"""Uploads of objects to a store, in the background."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AT_ONCE = 4  # objects that are put at a time
 class Uploads:
     """Puts by ``at_once`` threads, each as ``put`` does it; with 0 in the thread that calls.
 
-    What waits for its turn is held in memory, so no more than ``at_once`` are accepted: `begin` waits until one is
+    What is queued is held in memory, so no more than ``at_once`` are accepted: `begin` waits until one is
     done.
     """
 
@@ -24,7 +24,7 @@ class Uploads:
         self._begun: list[Future[File]] = []
 
     def begin(self, name: str, chunks: Iterable[Buffer]) -> Future[File]:
-        """Raises what an earlier put raised, since nothing is gained by another one then."""
+        """Put an object in chunks of bytes; waits while ``at_once`` are running. Raises what an earlier put raised."""
         if not self._at_once:
             return done(self._put(name, chunks))
         if self._pool is None:

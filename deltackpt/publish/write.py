@@ -52,7 +52,7 @@ class WriteOptions(TypedDict, total=False):
     ``encoding``    of the changes, "auto" (the default) for the smallest of each tensor; `deltackpt.codecs` has them
     ``scan_limit``  elements below which a tensor may be encoded so that readers scan its old values
     ``threads``     None (the default): one for every processor that this process may use
-    ``progress``    is told of the bytes that are done
+    ``progress``    counts the bytes that are done
     """
 
     encoding: str
@@ -128,7 +128,7 @@ def write(
         check_names(new)
         job = _WriteJob(new, base, cache, encode, progress, stack)
         if not store.capabilities.local:
-            job.compare_ahead()  # until the store has said what it holds
+            job.compare_ahead()  # until the store has answered what it holds
         repo = repository if isinstance(repository, Repository) else Repository.at_or_create(store)
         head, before = _follows(repo, ref, resume_from)
         # Pins the parent, and, with nothing to pin, whatever is put before the manifest names it.
@@ -263,7 +263,7 @@ def _follows(repo: Repository, ref: str, resume_from: int | str | None) -> tuple
 def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None) -> int:
     if step is None:
         return before.step + 1 if before else 0
-    if before and step <= before.step:
+    if before and step <= before.step:  # [S-REF-5]
         raise ConflictError(
             "step-order",
             where=f"{repo.store.url}, ref {ref}",

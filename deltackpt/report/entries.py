@@ -1,4 +1,4 @@
-"""One entry of a part, as `inspection` tells it."""
+"""One entry of a part, as `inspection` reports it."""
 
 from __future__ import annotations
 

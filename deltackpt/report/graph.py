@@ -53,7 +53,7 @@ def graph(repo: Repository) -> Graph:
     for edge in inventory.edges:
         into.setdefault(edge.end, []).append(edge)
     on_branch = {node.link.id for ref in inventory.refs for node in branch(ref.link, inventory.nodes)}
-    # Where history was collected, a step below cannot be told to be left behind.
+    # Where history was collected, whether a step below was left behind is not known.
     begin = min((node.link.step for node in nodes if node.link.id in on_branch), default=0)
 
     def one(node: Node) -> GraphStep:

@@ -1,4 +1,4 @@
-"""What a step or a part holds, tensor by tensor: encoding, density, bytes, bits a change, share of steps by one ULP."""
+"""What a step or a part holds, by tensor: encoding, density, bytes, bits per change, share of changes by one ULP."""
 
 from __future__ import annotations
 

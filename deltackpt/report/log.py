@@ -1,4 +1,4 @@
-"""The steps of a branch, as their manifests tell them: no object but manifests is read."""
+"""The steps of a branch, from their manifests: no object but manifests is read."""
 
 from __future__ import annotations
 

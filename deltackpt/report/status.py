@@ -70,7 +70,7 @@ def status(repo: Repository, cache: str | os.PathLike[str] | None = None, *, ref
             plan = None
     inventory = Inventory.read(repo)
     garbage = None
-    with suppress(ChainError):  # the same: a gc refuses to go on
+    with suppress(ChainError):  # the same: a gc refuses
         garbage = plan_of(repo, inventory, Policy())
     storage: dict[str, int] = {}
     for info in (*inventory.objects.values(), *(i for folder in _RECORDS for i in repo.store.list(folder))):

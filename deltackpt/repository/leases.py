@@ -62,7 +62,7 @@ class Lease:
 
 def read_leases(repo: Repository) -> list[Lease]:
     """Every lease, lapsed ones too. One that cannot be read counts as one of all steps, alive for TTL seconds from the
-    time of its object: better too much is kept.
+    time of its object: too much is kept rather than too little.
     """
     found = []
     for info in repo.store.list("leases/"):

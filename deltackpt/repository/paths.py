@@ -18,7 +18,7 @@ from deltackpt.format.manifest import FORMAT, VERSION, File, Link, Manifest
 
 @dataclass(frozen=True)
 class Node:
-    """A manifest, as far as reachability goes. Ten thousand of these are held at once, so it is no more than that."""
+    """A manifest, as far as reachability goes. Ten thousand of these are held at once, so it holds nothing else."""
 
     __slots__ = ("anchor", "digests", "layout", "link", "parent", "patch")
 

@@ -111,7 +111,7 @@ class Refs:
 
     def move(self, name: str, old: Ref | None, new: Link, load: Callable[[Link], Manifest]) -> None:
         """Compare-and-swap of a branch. Raises ConflictError ``ref-moved``, which says what it is at and, where
-        ``load`` tells, by whom that step was published.
+        ``load`` finds it, by whom that step was published.
         """
         store = self._objects.store
         try:
@@ -140,7 +140,7 @@ def _link(raw: bytes, where: str) -> Link:
 
 
 def _writer(link: Link, load: Callable[[Link], Manifest]) -> str:
-    """Who published a step, as far as that can be said."""
+    """Who published a step, as far as its manifest says."""
     try:
         found = load(link)
     except (FormatError, ChainError, NotFoundError):

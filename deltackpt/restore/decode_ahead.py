@@ -1,4 +1,4 @@
-"""Tensors that go through a chain of patches in memory, while later patches are still on their way.
+"""Tensors that go through a chain of patches in memory, while later patches are still being fetched.
 
 Nothing is written anywhere, and nothing that comes out is proven: the caller compares it with what is there, and proves
 the result.
@@ -28,7 +28,7 @@ class DecodeAhead:
         self._changed = Condition()
         self._new: dict[str, Bytes] = {}
         shares = _shares(base, threads)
-        self._threads = [Thread(target=self._run, args=(names,), name="deltackpt-early") for names in shares]
+        self._threads = [Thread(target=self._run, args=(names,), name="deltackpt-decode-ahead") for names in shares]
 
     @classmethod
     @contextmanager
@@ -50,7 +50,10 @@ class DecodeAhead:
             ahead._new.clear()
 
     def take(self, name: str) -> Bytes | None:
-        """The tensor after the last patch, once; None if it has to be decoded. The caller's to write to."""
+        """The bytes of a tensor after the last patch, uint8 [n]; None if it has to be decoded.
+
+        The caller owns them from then on, and may write to them; a second call returns None.
+        """
         return self._new.pop(name, None)
 
     def _end(self) -> None:

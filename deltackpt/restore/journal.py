@@ -28,7 +28,7 @@ _HEAD = struct.Struct("<IIBBxxQQ")  # tensor, patch, width, bytes of a position 
 
 @dataclass(frozen=True)
 class JournalRecord(Decoded):
-    """The new elements that one patch of the move, counted from 0, gave the tensor of this number.
+    """The new elements that one patch of the move, counted from 0, wrote to the tensor of this number.
 
     ``positions`` None: all elements. Both arrays may be views of the file.
     """
@@ -135,7 +135,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """No more records: the descriptor goes, the file stays."""
+        """End the records: the descriptor is closed, the file stays."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -40,7 +40,7 @@ class ApplyResult:
     ``written`` count bytes.
 
     ``rebuilt`` says why the state that was there could not be updated, if there was one. ``leased`` is False where the
-    store is read-only, so that gc could not be told to wait.
+    store is read-only, so that no lease could keep gc waiting.
     """
 
     path: str
@@ -73,7 +73,7 @@ def apply(
     """Materialize a step into ``out``, which must not exist or be empty.
 
     With ``sync`` it survives a power cut once this returns; without, it does as soon as the system has written it back,
-    as with any copy, and `verify_checkpoint` tells.
+    as with any copy, and `verify_checkpoint` checks it.
     Raises ConflictError ``output-exists``, NotFoundError ``step-missing``, ChainError, FormatError, NoSpaceError; then
     there is no ``out``.
     """
@@ -122,7 +122,7 @@ def _move(folder: Path, out: Path) -> None:
 
 
 def again_if_gone(repo: Repository, work: Callable[[], T]) -> T:
-    """Do ``work``, a second time where an object is gone: gc removed steps that are cached here, and others lead there.
+    """Do ``work``, and again where an object is missing: gc removed steps that are cached here, and others lead there.
 
     Raises what it raises.
     """
@@ -215,14 +215,14 @@ def build(
 
 
 def save(repo: Repository, file: File, path: Path) -> None:
-    """Write an object to a new file, piece by piece. Raises FormatError ``object-hash``; then a part of it is there."""
+    """Write an object to a new file, piece by piece. Raises FormatError ``object-hash``; then a part of it is left."""
     with space_errors(path), path.open("xb") as out:
         for chunk in repo.stream(file):
             out.write(chunk)
 
 
 def check_tensor(name: str, data: npt.NDArray[np.uint8], digests: Mapping[str, TensorDigest], layout: Layout) -> None:
-    """Raise ChainError ``tensor-differs`` unless ``data`` has the digest that the step gives."""
+    """Raise ChainError ``tensor-differs`` unless ``data``, uint8 [n], has the digest of the step's record."""
     hint = "A base or an anchor was changed after it was published. `deltackpt verify` finds out which."
     check_digest(data, layout.tensors[name].dtype, digests[name], where=name[:200], hint=hint)
 

@@ -25,7 +25,7 @@ class PatchReader(PartsPatch):
     @classmethod
     @contextmanager
     def open(cls, source: Repository | PartSource, hop: Hop | Manifest) -> Iterator[PatchReader]:
-        """The parts of a hop; given a step, those of its patch."""
+        """The parts of a hop, or of the patch of a step."""
         if isinstance(hop, Manifest):
             hop = Hop.of(hop)
         found = as_source(source)
@@ -35,7 +35,7 @@ class PatchReader(PartsPatch):
     @contextmanager
     def open_all(cls, source: Repository | PartSource, hops: Sequence[Hop]) -> Iterator[list[PatchReader]]:
         """The patches of several hops; all of them are fetched and hashed before any is used."""
-        yield list(cls.arriving(source, hops))
+        yield list(cls.arriving(source, hops))  # [F-APPLY-4]
 
     @classmethod
     def arriving(cls, source: Repository | PartSource, hops: Sequence[Hop]) -> Iterator[PatchReader]:

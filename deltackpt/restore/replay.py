@@ -97,8 +97,8 @@ class Replay:
         """Open what the plan needs. Every part is hashed here, before any tensor is rebuilt.
 
         What is decoded is recorded in ``journal``, if there is one. ``order`` is that of `Anchor`. An anchor is proven
-        tensor by tensor, as its bytes are used: where the block raises, its files are hashed, since damage there leads
-        all else astray. Raises FormatError ``object-hash`` then.
+        tensor by tensor, as its bytes are used: where the block raises, its files are hashed, since damage there makes
+        all later tensors wrong. Raises FormatError ``object-hash`` then.
         """
         with ExitStack() as stack:
             if base is None:

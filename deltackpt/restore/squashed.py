@@ -1,4 +1,4 @@
-"""Several hops opened as one patch, decoded while their parts are still on their way."""
+"""Several hops opened as one patch, decoded while their parts are still being fetched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_squashed(repo: Repository, hops: Sequence[Hop], folder: Path, threads: 
     with ExitStack() as stack:
         try:
             base = stack.enter_context(Checkpoint.open(folder))
-        except CheckpointError:  # the caller may have another way, and finds out what the matter is
+        except CheckpointError:  # the caller may have another way, and meets the error itself
             yield SquashedPatch(list(patches))
             return
         ahead, opened = stack.enter_context(DecodeAhead.of(base, patches, threads))

@@ -92,7 +92,7 @@ def _no_store(url: str) -> UsageError:
         where="store URL",
         have=repr(shown)[:200],
         need="a path, or a URL of " + ", ".join(f"{scheme}://" for scheme in SCHEMES),
-        hint="a local folder is given as a plain path, or as file:///absolute/path",
+        hint="write a local folder as a plain path, or as file:///absolute/path",
     )
 
 

@@ -39,17 +39,21 @@ class AzureDriver(BasicDriver):
         self._once = {"retry_total": 0, **fs._timeout_kwargs}  # further attempts are RemoteStore's
 
     def create(self, key: str, data: bytes, mark: str) -> None:
+        """One Put Blob, on the condition that there is none."""
         self._blob(key, lambda blob: blob.upload_blob(data, overwrite=False, metadata={MARK: mark}, **self._once))
 
     def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
+        """One Put Blob, on the condition of the ETag."""
         condition = {"etag": tag, "match_condition": self._same}
         more = {"metadata": {MARK: mark}, **condition, **self._once}
         self._blob(key, lambda blob: blob.upload_blob(data, overwrite=True, **more))
 
     def upload(self, key: str, part_size: int, mark: str) -> Upload:
+        """Staged blocks, which a conditional list of blocks makes a blob."""
         return _Blocks(self, key, mark)
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        """One ranged Get Blob, on the condition of the ETag."""
         condition = {"etag": tag, "match_condition": self._same} if tag else {}
 
         async def get(blob: Any) -> Fetched:
@@ -64,27 +68,35 @@ class AzureDriver(BasicDriver):
         return Fetched(b"", head.size, head.tag)
 
     def download(self, key: str, path: Path) -> None:
+        """Never called: ``downloads`` is None."""
         raise NotImplementedError
 
     def head(self, key: str) -> Head:
+        """Of the blob's properties."""
         return _head(self._properties(key))
 
     def marked(self, key: str, mark: str) -> bool:
+        """By the mark in the blob's metadata."""
         return bool((self._properties(key).metadata or {}).get(MARK) == mark)
 
     def scan(self, prefix: str) -> Iterator[Head]:
+        """All pages of the listing, gathered before the first is given."""
+
         async def all_pages(container: Any) -> list[Head]:
             return [_head(found) async for found in container.list_blobs(name_starts_with=prefix, **self._once)]
 
         yield from self._in_container(all_pages)
 
     def remove(self, key: str) -> None:
+        """One Delete Blob."""
         self._blob(key, lambda blob: blob.delete_blob(**self._once))
 
     def unfinished(self, prefix: str) -> Iterator[Head]:
+        """None: blocks without a blob are not listed under a name of their own."""
         return iter(())  # blocks that are not committed go away after a week, and are listed with no name
 
     def discard(self, key: str) -> None:
+        """Temporaries are blobs."""
         self.remove(key)
 
     def clock(self, prefix: str) -> float:
@@ -98,9 +110,11 @@ class AzureDriver(BasicDriver):
         return parsedate_to_datetime(dates[-1]).timestamp()
 
     def stage(self, key: str, block: str, data: bytes) -> None:
+        """Send one block of a blob, named ``block`` (base64)."""
         self._blob(key, lambda blob: blob.stage_block(block, data, **self._once))
 
     def commit(self, key: str, blocks: list[str], mark: str) -> None:
+        """Make a blob of staged blocks, in this order, on the condition that there is none."""
         from azure.storage.blob import BlobBlock
 
         names = [BlobBlock(block) for block in blocks]

@@ -61,14 +61,14 @@ class Store(Protocol):
     """Bytes by name.  Every method that takes a name raises FormatError ``name-unsafe`` for one that may not be used.
 
     Any method may raise StoreError (the store did not answer, or refused); after one, a mutation may or may not have
-    taken effect.  Whether one name may also be a folder of others is up to the store: do not do it.
+    taken effect.  Whether one name may also be a folder of others is up to the store: avoid it.
     """
 
     url: str
     capabilities: Capabilities
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
-        """Create an object, whole and durable when this returns.
+        """Create an object of the bytes of ``chunks``, whole and durable when this returns.
 
         Raises ConflictError ``object-exists`` if the name is taken, NoSpaceError ``no-space``.  An exception out of
         ``chunks`` is passed on as it is, and nothing is published.  A chunk is used up before the next is asked for.
@@ -113,7 +113,7 @@ class Store(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object, or a temporary; a missing one is fine.  Power loss may bring a deleted object back."""
+        """Remove an object, or a temporary; a missing one is fine.  After power loss it may exist again."""
         ...
 
     def swap(self, name: str, old: bytes | None, new: bytes) -> None:
@@ -234,7 +234,7 @@ def moved(where: str, have: bytes | None, old: bytes | None) -> ConflictError:
         where=where,
         have="no such object" if have is None else f"{have[:100]!r}",
         need="no such object" if old is None else f"{old[:100]!r}",
-        hint="somebody else moved it: read it again and decide anew",
+        hint="another process moved it: read it again and decide anew",
     )
 
 
@@ -245,7 +245,7 @@ def changed(where: str) -> StoreError:
         where=where,
         have="another object of this name than a moment ago",
         need="objects that stay as they are",
-        hint="somebody writes there without deltackpt: find out who",
+        hint="another program writes there without deltackpt: find out which",
     )
 
 

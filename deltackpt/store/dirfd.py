@@ -128,12 +128,12 @@ def not_a_file(where: str, info: os.stat_result) -> FormatError:
         where=where,
         have=f"{stat.filemode(info.st_mode)} (a link, pipe, socket or device)",
         need="a regular file, in folders that are no symlinks",
-        hint="nothing that deltackpt writes looks like this: find out who put it there",
+        hint="nothing that deltackpt writes looks like this: find out which program wrote it",
     )
 
 
 def translated(error: OSError, where: str) -> StoreError | NoSpaceError:
-    """The error of ours for what the system said."""
+    """Our typed error for an OSError."""
     reason = error.strerror or str(error)
     if error.errno in NO_SPACE:
         return NoSpaceError("no-space", where=where, have=reason, need="room for the object", hint="free some space")

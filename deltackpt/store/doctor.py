@@ -1,4 +1,4 @@
-"""What a store really does, tried out: what its capabilities claim, and what every store must do."""
+"""Tests of a live store: what its capabilities claim, and what every store must do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deltackpt.store import Store
 
 RACERS = 8
 LARGE = 1 << 20  # bytes of the object that is read back and read by range
-MAX_SKEW = 300.0  # seconds between the store's clock and ours that are worth no word
+MAX_SKEW = 300.0  # seconds between the store's clock and this host's that are not reported
 LIMIT = 4096
 
 REFUSALS = {"object-exists", "ref-moved"}
@@ -78,7 +78,7 @@ def diagnose(store: Store) -> Diagnosis:
 _PROMISES = {
     "write": ("an object that is published is whole", "objects may be damaged or missing: do not use this store"),
     "create-only": (
-        "a published object is never replaced, whoever else writes",
+        "a published object is never replaced, whatever else writes",
         "two writers that begin a repository at once overwrite each other: one writer, by contract",
     ),
     "compare-and-swap": (

@@ -49,14 +49,14 @@ class Body(Protocol):
     tag: str
 
     def read(self, count: int) -> bytes:
-        """The next ``count`` bytes as they come, fewer only where there are no more: then it ended, or was cut short.
+        """The next ``count`` bytes as they come, fewer only at its end, or where it was cut short.
 
         Raises whatever the client library raises, also for bytes that are not those that were sent, if it knows.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the connection.  May be repeated, and called by another thread once no read is under way."""
+        """Close the connection.  May be repeated, and called by another thread once no read is under way."""
         ...
 
 
@@ -84,7 +84,8 @@ class Driver(Protocol):
     makes_buckets: bool  # a missing bucket is an empty store, made at the first put
     downloads: int | None  # bytes above which download() is faster than fetch(), None: never
 
-    def create(self, key: str, data: bytes, mark: str) -> None: ...
+    def create(self, key: str, data: bytes, mark: str) -> None:
+        """Put a small object whole; only if the key is free, where the driver can."""
 
     def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
         """Only if the object's tag is ``tag``, where the driver can."""
@@ -94,7 +95,8 @@ class Driver(Protocol):
         """Many small objects in one request, which is no transaction; called only with the capability ``batch``."""
         ...
 
-    def upload(self, key: str, part_size: int, mark: str) -> Upload: ...
+    def upload(self, key: str, part_size: int, mark: str) -> Upload:
+        """Begin an object of parts of ``part_size`` bytes; the key is checked when it is finished."""
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
         """What there is of ``length`` bytes from ``start``; with a ``tag``, only of the object that has it."""
@@ -112,7 +114,8 @@ class Driver(Protocol):
         """The whole object into a file."""
         ...
 
-    def head(self, key: str) -> Head: ...
+    def head(self, key: str) -> Head:
+        """Size, time and tag of an object."""
 
     def heads(self, keys: Sequence[str]) -> list[Head]:
         """Those of them that there are, in one request; called only with the capability ``batch``."""
@@ -126,7 +129,8 @@ class Driver(Protocol):
         """At least every object whose key starts with ``prefix``, in any order."""
         ...
 
-    def remove(self, key: str) -> None: ...
+    def remove(self, key: str) -> None:
+        """Delete an object."""
 
     def unfinished(self, prefix: str) -> Iterator[Head]:
         """Uploads that were neither finished nor aborted, by keys whose last segment is a temporary's name."""
@@ -145,19 +149,24 @@ class BasicDriver:
     """A driver of a service with neither batches nor tags that save a request."""
 
     def create_all(self, objects: Sequence[tuple[str, bytes]]) -> None:
+        """Never called: the service has no ``batch``."""
         raise NotImplementedError
 
     def heads(self, keys: Sequence[str]) -> list[Head]:
+        """Never called: the service has no ``batch``."""
         raise NotImplementedError
 
     def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
+        """One request that fetches the bytes in any case; their tag is compared here."""
         found = self.fetch(key, 0, length, None)
         return None if tag and found.tag == tag else found
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        """Every driver has its own."""
         raise NotImplementedError
 
     def open(self, key: str, start: int, length: int, tag: str | None) -> Body:
+        """One request for every window of bytes."""
         return Windows(self.fetch, key, start, length, tag)
 
 
@@ -174,6 +183,7 @@ class Windows:
         self._end = min(start + length, first.size)
 
     def read(self, count: int) -> bytes:
+        """The next ``count`` bytes, with as many requests as they need."""
         found, count = [self._buffered[:count]], count - len(self._buffered)
         self._buffered = self._buffered[len(found[0]) :]
         while count > 0 and self._at < self._end:
@@ -186,6 +196,7 @@ class Windows:
         return b"".join(found)
 
     def close(self) -> None:
+        """Drop the window in memory; there is no connection."""
         self._buffered = memoryview(b"")
 
 
@@ -200,6 +211,7 @@ class SpooledUpload:
         self._file, self._path = number, Path(path)
 
     def part(self, number: int, data: bytes) -> None:
+        """Write the part to its place in the temporary file. Raises NoSpaceError."""
         view, at = memoryview(data), number * self._part_size
         with space_errors(self._path):
             while view:
@@ -207,9 +219,11 @@ class SpooledUpload:
                 view, at = view[count:], at + count
 
     def finish(self) -> None:
+        """Send the file."""
         self._send(self._path)
 
     def abort(self) -> None:
+        """Remove the temporary file."""
         self._path.unlink(missing_ok=True)
         if self._file >= 0:
             os.close(self._file)

@@ -50,7 +50,7 @@ def open_fsspec(url: str, retry: RetryPolicy = DEFAULT, **options: Any) -> Remot
         refused = fault.text if fault else type(error).__name__
     else:
         refused = ""
-    if refused:  # out here, so that the foreign error does not hang on ours
+    if refused:  # outside of the handler, so that the foreign error is not chained to ours
         raise _unusable(scheme, refused)
     if make is None:
         shown = path if "://" in path else f"{scheme}://{path}"
@@ -102,7 +102,7 @@ def _unusable(scheme: str, reason: str) -> UsageError:
 
 
 class FsspecDriver(BasicDriver):
-    """Any file system: looks before it writes, which two writers can do at the same time."""
+    """Any file system: checks for the name before it writes, so that two writers at the same time may both succeed."""
 
     capabilities = Capabilities(create_only=False, swap=False, clock=True, ranged=True, local=False)
     makes_buckets: bool = False
@@ -112,13 +112,17 @@ class FsspecDriver(BasicDriver):
         self._fs = fs
 
     def create(self, key: str, data: bytes, mark: str) -> None:
+        """Unconditional: file systems behind fsspec have no condition that all share."""
         self._make_folder(key)
         self._fs.pipe_file(key, data)
 
     def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
+        """Unconditional, so ``tag`` is not used."""
         self._fs.pipe_file(key, data)
 
     def upload(self, key: str, part_size: int, mark: str) -> Upload:
+        """A temporary file here, then one transfer."""
+
         def send(path: Path) -> None:
             self._make_folder(key)
             self._fs.put_file(str(path), key)
@@ -126,6 +130,7 @@ class FsspecDriver(BasicDriver):
         return SpooledUpload(part_size, send)
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        """The size, then a range of it; there are no tags."""
         size = self.head(key).size
         end = min(start + length, size)
         if start >= end:
@@ -136,9 +141,11 @@ class FsspecDriver(BasicDriver):
         return Fetched(data, size, "")
 
     def download(self, key: str, path: Path) -> None:
+        """Never called: ``downloads`` is None."""
         raise NotImplementedError
 
     def head(self, key: str) -> Head:
+        """By the file system's `info`, past its cache. Raises FileNotFoundError for a folder."""
         self._fs.invalidate_cache()
         info = self._fs.info(key)
         if info["type"] != "file":
@@ -146,25 +153,30 @@ class FsspecDriver(BasicDriver):
         return Head(key, info["size"], _modified(info))
 
     def marked(self, key: str, mark: str) -> bool:
+        """Never: there is no place for a mark."""
         return False
 
     def scan(self, prefix: str) -> Iterator[Head]:
+        """All files below the folder of ``prefix``."""
         self._fs.invalidate_cache()
         slash = "/" if prefix.startswith("/") else ""  # which some file systems drop, and some add
         for name, info in self._fs.find(prefix.rpartition("/")[0], detail=True).items():
-            if info.get("type") == "file":  # an empty folder of a web server is told of as {}
+            if info.get("type") == "file":  # a web server lists an empty folder as {}
                 key = slash + name.lstrip("/")
-                # Listings of web servers tell no sizes.
+                # Listings of web servers have no sizes.
                 yield Head(key, info["size"], _modified(info)) if info.get("size") is not None else self.head(key)
 
     def remove(self, key: str) -> None:
+        """One file, never a folder."""
         self.head(key)  # some file systems remove a folder with all that is in it
         self._fs.rm_file(key)
 
     def unfinished(self, prefix: str) -> Iterator[Head]:
+        """None that the file system would list."""
         return iter(())
 
     def discard(self, key: str) -> None:
+        """Temporaries are files."""
         self.remove(key)
 
     def clock(self, prefix: str) -> float:

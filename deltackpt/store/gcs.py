@@ -42,15 +42,19 @@ class GcsDriver(BasicDriver):
         self._host = fs.base.removesuffix("/storage/v1/")
 
     def create(self, key: str, data: bytes, mark: str) -> None:
+        """One insert, on the condition of generation 0: no object."""
         self._post(key, data, "0", mark)
 
     def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
+        """One insert, on the condition of the generation, which is the tag."""
         self._post(key, data, tag, mark)
 
     def upload(self, key: str, part_size: int, mark: str) -> Upload:
+        """A temporary file here, then a resumable upload."""
         return SpooledUpload(part_size, lambda path: self._send(path, key, part_size, mark))
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        """One ranged download, on the condition of the generation."""
         condition = {"ifGenerationMatch": tag} if tag else {}
         span = {"Range": f"bytes={start}-{start + length - 1}"}
         url, more = f"{self._host}/download/storage/v1/b/{{}}/o/{{}}", {"alt": "media", **condition}
@@ -61,15 +65,19 @@ class GcsDriver(BasicDriver):
         return Fetched(data[start : start + length], len(data), generation)  # all of it was sent
 
     def download(self, key: str, path: Path) -> None:
+        """Never called: ``downloads`` is None."""
         raise NotImplementedError
 
     def head(self, key: str) -> Head:
+        """Of the object's resource."""
         return _head(self._object(key))
 
     def marked(self, key: str, mark: str) -> bool:
+        """By the mark in the object's metadata."""
         return bool(self._object(key).get("metadata", {}).get(MARK) == mark)
 
     def scan(self, prefix: str) -> Iterator[Head]:
+        """The listing, page by page."""
         token: dict[str, str] = {}
         while True:
             page = self._call("GET", "b/{}/o", self._bucket, prefix=prefix, json_out=True, **token)
@@ -79,12 +87,15 @@ class GcsDriver(BasicDriver):
             token = {"pageToken": page["nextPageToken"]}
 
     def remove(self, key: str) -> None:
+        """One delete."""
         self._call("DELETE", "b/{}/o/{}", self._bucket, key)
 
     def unfinished(self, prefix: str) -> Iterator[Head]:
-        return iter(())  # the service forgets them after a week, and lists them nowhere
+        """None: resumable uploads are not listed."""
+        return iter(())  # the service drops them after a week, and does not list them
 
     def discard(self, key: str) -> None:
+        """Temporaries are objects."""
         self.remove(key)
 
     def clock(self, prefix: str) -> float:
@@ -127,7 +138,7 @@ class GcsDriver(BasicDriver):
         """Upload in one request, which the service refuses if the md5 or the object's generation is another."""
         md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
         about = json.dumps({"name": key, "md5Hash": md5, "metadata": {MARK: mark}}).encode()
-        rule = f"--{mark}".encode()  # as random as it is, no body holds it
+        rule = f"--{mark}".encode()  # random, so that no body contains it
         kinds = (b"application/json; charset=UTF-8", b"application/octet-stream")
         parts = zip(kinds, (about, data), strict=True)
         body = b"".join(b"%b\r\nContent-Type: %b\r\n\r\n%b\r\n" % (rule, kind, part) for kind, part in parts)
@@ -144,7 +155,7 @@ class GcsDriver(BasicDriver):
 
 
 class RequestBody(io.BytesIO):
-    """A request's body: the client closes it, and wants it again, from its beginning, for another attempt."""
+    """A request's body: the client closes it, and reads it again from its beginning for another attempt."""
 
     def close(self) -> None:
         """Back to the beginning, for another attempt."""

@@ -20,7 +20,7 @@ from deltackpt.store.retry import DEFAULT, RetryPolicy
 SCHEME = "hf+s3"
 ENDPOINT = "https://s3.hf.co"
 REGION = "us-east-1"
-VARIABLE = "DELTACKPT_HF_S3_ENDPOINT"  # another gateway, such as one of an own network
+VARIABLE = "DELTACKPT_HF_S3_ENDPOINT"  # another gateway, such as one in a private network
 
 
 def open_gateway(rest: str, retry: RetryPolicy = DEFAULT) -> RemoteStore:

@@ -89,7 +89,7 @@ class BucketDriver:
         from huggingface_hub import HfApi
         from huggingface_hub.utils import disable_progress_bars
 
-        logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # second attempts are ours to tell of
+        logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # retries are logged by us
         disable_progress_bars()  # they would be drawn over what a caller prints
         for name, seconds in (("RETRY_MAX_DURATION", retry.total), ("READ_TIMEOUT", retry.silence)):
             os.environ.setdefault(f"HF_XET_CLIENT_{name}", f"{max(1, round(seconds))}s")  # else six minutes, and five
@@ -98,18 +98,23 @@ class BucketDriver:
         self._retry = retry
 
     def create(self, key: str, data: bytes, mark: str) -> None:
+        """A batch of one file; unconditional."""
         self._batch(add=[(data, key)])
 
     def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
+        """A batch of one file; unconditional, so ``tag`` is not used."""
         self._batch(add=[(data, key)])
 
     def create_all(self, objects: Sequence[tuple[str, bytes]]) -> None:
+        """One batch; unconditional."""
         self._batch(add=[(data, key) for key, data in objects])
 
     def upload(self, key: str, part_size: int, mark: str) -> Upload:
+        """A temporary file here, then a batch of one file."""
         return SpooledUpload(part_size, lambda path: self._batch(add=[(path, key)]))
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        """One ranged GET; the tag is the Xet hash. Raises FileExistsError for another object than ``tag``."""
         answer = self._request(
             self._resolve(key),
             {"Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"},
@@ -123,6 +128,7 @@ class BucketDriver:
         return Fetched(data[start : start + length], len(data), found)
 
     def open(self, key: str, start: int, length: int, tag: str | None) -> Body:
+        """One request for every window of bytes."""
         return Windows(self.fetch, key, start, length, tag)
 
     def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
@@ -132,30 +138,38 @@ class BucketDriver:
         return self.fetch(key, 0, length, None)
 
     def download(self, key: str, path: Path) -> None:
+        """By the Xet client, in parallel chunks."""
         self._api.download_bucket_files(self._bucket, [(self._file(key), path)], raise_on_missing_files=True)
 
     def head(self, key: str) -> Head:
+        """Of the file's entry."""
         return _head(self._file(key))
 
     def heads(self, keys: Sequence[str]) -> list[Head]:
+        """One request for all keys."""
         return [_head(found) for found in self._infos(keys)]
 
     def marked(self, key: str, mark: str) -> bool:
+        """Never: there is no place for a mark."""
         return False
 
     def scan(self, prefix: str) -> Iterator[Head]:
+        """The tree below ``prefix``, within the time for retries."""
         for found in self._bounded(self._retry.total, self._tree, prefix):
             if found.type == "file":
                 yield _head(found)
 
     def remove(self, key: str) -> None:
+        """A batch that deletes one file. Raises what `head` raises where there is none."""
         self.head(key)  # a batch may call it a failure to delete what is not there
         self._batch(delete=[key])
 
     def unfinished(self, prefix: str) -> Iterator[Head]:
+        """None that the service would list."""
         return iter(())
 
     def discard(self, key: str) -> None:
+        """Temporaries are files."""
         self.remove(key)
 
     def clock(self, prefix: str) -> float:
@@ -180,7 +194,7 @@ class BucketDriver:
     def _bounded(seconds: float, work: Callable[..., T], *args: Any) -> T:
         """What reads may take as a whole: the library makes its own second attempts, for half a minute and more.
 
-        One that is given up ends by itself, unheard.
+        A request that is abandoned ends by itself; its answer is dropped.
         """
         done: Future[T] = Future()
 

@@ -5,7 +5,7 @@ delete() exclude each other by a lock on ``<root>/.lock``.  Folders are walked b
 that a symlink inside the root is never followed; the root itself may be one.
 
 Durable means: the bytes are synced before they get their name, then the object's folder, then the folders above it.
-A folder directly below the root is never removed, so this store syncs its entry once; deeper ones come and go.
+A folder directly below the root is never removed, so this store syncs its entry once; deeper ones are made and removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deltackpt.store import base, dirfd
 from deltackpt.store.base import MAX_SWAP, Buffer, Capabilities, ObjectInfo, Written, check_name, check_prefix
 from deltackpt.util.lock import locked
 
-_ATTEMPTS = 100  # at making a folder that others prune
+_ATTEMPTS = 100  # attempts to make a folder that others prune
 
 
 class LocalStore:
@@ -38,6 +38,7 @@ class LocalStore:
         self._durable: set[str] = set()  # "" and folders directly below the root whose own entries were synced
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
+        """A synced temporary, linked to its name. Errors are those of `Store.put`."""
         check_name(name)
         digest, size = hashlib.sha256(), 0
         with self._staged(name) as staged:
@@ -56,9 +57,11 @@ class LocalStore:
         return Written(name, size, digest.hexdigest())
 
     def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
+        """One `put` after the other."""
         return [self.put(name, [body]) for name, body in objects]
 
     def get(self, name: str, limit: int) -> bytes:
+        """The whole file, at most ``limit`` bytes."""
         file, size = self._open(name)
         try:
             if size > limit:
@@ -68,20 +71,24 @@ class LocalStore:
             os.close(file)
 
     def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
+        """The file is read in any case; the tag is the sha256 of its bytes."""
         return base.unless_same(self.get(name, limit), tag)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
+        """One read of the open file."""
         with self._opened(name) as (file, size):
             if not 0 <= start <= start + length <= size:  # [S-STORE-3]
                 raise base.too_short(self._where(name), size, start, length)
             return self._exactly(name, file, start, length)
 
     def read(self, name: str, chunk: int = 1 << 20) -> Iterator[bytes]:
+        """The open file, at the size that it had when it was opened."""
         with self._opened(name) as (file, size):
             for start in range(0, size, chunk):
                 yield self._exactly(name, file, start, min(chunk, size - start))
 
     def stat(self, name: str) -> ObjectInfo:
+        """Size and mtime of a regular file; no symlink is followed."""
         check_name(name)
         folder, _, leaf = name.rpartition("/")
         with self._reading(name), dirfd.opened(self.root, folder) as at:
@@ -89,9 +96,11 @@ class LocalStore:
         return ObjectInfo(name, info.st_size, info.st_mtime)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Walks the folders below ``prefix``."""
         yield from self._files(check_prefix(prefix), prefix, base.is_safe)
 
     def delete(self, name: str) -> None:
+        """Unlinks the file, and folders that are empty then."""
         if not base.is_temporary(name):
             check_name(name)
         folder, _, leaf = name.rpartition("/")
@@ -103,6 +112,7 @@ class LocalStore:
             self._prune(folder)
 
     def swap(self, name: str, old: bytes | None, new: bytes) -> None:
+        """Compares and renames under the lock of the store."""
         check_name(name)
         if len(new) > MAX_SWAP:
             raise base.too_large(self._where(name), len(new), MAX_SWAP)
@@ -129,10 +139,12 @@ class LocalStore:
             return time.time()
 
     def local_path(self, name: str) -> Path | None:
+        """The file itself."""
         self.stat(name)
         return self.root / name
 
     def temporaries(self) -> Iterator[ObjectInfo]:
+        """Files named as temporaries, of running puts too."""
         yield from self._files("", "", base.is_temporary)
 
     # Writing
@@ -231,7 +243,7 @@ class LocalStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among all swaps and deletes of this store; raises FileNotFoundError if there is no root."""
+        """Exclude all other swaps and deletes of this store; raises FileNotFoundError if there is no root."""
         with dirfd.lock_file(self.root) as file, locked(file):
             yield
 
@@ -295,7 +307,7 @@ class LocalStore:
 
     def _files(self, folder: str, prefix: str, wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:
         """What is below a folder, but folders, whose full name starts with ``prefix`` and is ``wanted``, sorted: links,
-        pipes and devices too, so that who reads them says what they are."""
+        pipes and devices too, so that their reader can refuse them by name."""
         with self._translated(folder), suppress(FileNotFoundError, NotADirectoryError):
             at = dirfd.open_folder(self.root, folder)
             yield from self._below(at, f"{folder}/" if folder else "", prefix, wanted)

@@ -1,4 +1,4 @@
-"""A store in this process's memory: for tests, and for two ends that live in one process."""
+"""A store in this process's memory: for tests, and for a writer and a reader in one process."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class MemoryStore:
         self._objects: dict[str, tuple[bytes, float]] = {}
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
+        """The chunks joined, then one insertion under the lock."""
         check_name(name)
         self._must_be_free(name)  # before a large body is made; what counts is the check under the lock
         body = b"".join([bytes(base.flat(chunk)) for chunk in chunks])
@@ -33,33 +34,40 @@ class MemoryStore:
         return Written(name, len(body), hashlib.sha256(body).hexdigest())
 
     def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
+        """One `put` after the other."""
         return [self.put(name, [body]) for name, body in objects]
 
     def get(self, name: str, limit: int) -> bytes:
+        """The object itself, without a copy."""
         body, _ = self._object(name)
         if len(body) > limit:
             raise base.too_large(self._where(name), len(body), limit)
         return body
 
     def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
+        """The tag is the sha256 of the bytes."""
         return base.unless_same(self.get(name, limit), tag)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
+        """A slice of the object."""
         body, _ = self._object(name)
         if not 0 <= start <= start + length <= len(body):  # [S-STORE-3]
             raise base.too_short(self._where(name), len(body), start, length)
         return body[start : start + length]
 
     def read(self, name: str, chunk: int = 1 << 20) -> Iterator[bytes]:
+        """Slices of the object."""
         body, _ = self._object(name)
         for start in range(0, len(body), chunk):
             yield body[start : start + chunk]
 
     def stat(self, name: str) -> ObjectInfo:
+        """Size, and the clock's time of the put."""
         body, modified = self._object(name)
         return ObjectInfo(name, len(body), modified)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """The names at the moment of the call."""
         check_prefix(prefix)
         with self._lock:
             found = sorted((name, *entry) for name, entry in self._objects.items() if name.startswith(prefix))
@@ -67,12 +75,14 @@ class MemoryStore:
             yield ObjectInfo(name, len(body), modified)
 
     def delete(self, name: str) -> None:
+        """Drops the object."""
         if not base.is_temporary(name):
             check_name(name)
         with self._lock:
             self._objects.pop(name, None)
 
     def swap(self, name: str, old: bytes | None, new: bytes) -> None:
+        """Compares and replaces under the lock."""
         check_name(name)
         with self._lock:
             have, _ = self._objects.get(name, (None, 0.0))
@@ -84,13 +94,16 @@ class MemoryStore:
             self._objects[name] = (bytes(new), self._clock())
 
     def now(self) -> float:
+        """The clock that the store was made with."""
         return self._clock()
 
     def local_path(self, name: str) -> Path | None:
+        """None: nothing can be mapped."""
         self._object(name)
         return None
 
     def temporaries(self) -> Iterator[ObjectInfo]:
+        """None."""
         return iter(())  # a put in progress is a list of chunks that no one else can see
 
     def _object(self, name: str) -> tuple[bytes, float]:

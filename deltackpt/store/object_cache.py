@@ -1,6 +1,6 @@
 """Immutable objects on a host's own disk, by the sha256 of their bytes, shared by all processes there.
 
-    DIR/objects/<sha256>   whole objects; the time of last access says which go first
+    DIR/objects/<sha256>   whole objects; those that were used last are evicted last
     DIR/coming/<sha256>    an object that is being fetched, by the process that holds its lock
     DIR/locks/<2 digits>   held while an object whose sha256 begins so is fetched, or (`evict`) while others are removed
 
@@ -35,7 +35,7 @@ class Differs(Exception):
 
 
 class ObjectCache:
-    """At most ``limit`` bytes of objects; those that were used last stay."""
+    """At most ``limit`` bytes of objects; the least recently used are evicted first."""
 
     def __init__(self, folder: str | os.PathLike[str], limit: int = LIMIT) -> None:
         self.folder, self.limit = Path(folder), limit
@@ -51,13 +51,13 @@ class ObjectCache:
         info = os.fstat(file.fileno())
         identity = (sha256, info.st_ino, info.st_mtime_ns)
         if identity not in self._proven:
-            if _hash(file) != sha256:  # a disk that fails, or a file that something else wrote
+            if _hash(file) != sha256:  # a failing disk, or a file that another program wrote
                 file.close()
                 with suppress(OSError):
                     path.unlink()
                 return None
             self._proven.add(identity)
-        with suppress(OSError):  # a cache that others own can be read all the same
+        with suppress(OSError):  # a cache of another user can be read all the same
             os.utime(path, ns=(time.time_ns(), info.st_mtime_ns))
         return file
 

@@ -34,6 +34,7 @@ class ReadThrough:
         self._stale = False
 
     def get(self, name: str, limit: int) -> bytes:
+        """From the cache if the sha256 is known. A record that is what its name says names those of its files."""
         file = self._file(name)
         if file is None:
             raw = self.inner.get(name, limit)
@@ -50,6 +51,7 @@ class ReadThrough:
         return raw
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
+        """From the cache if the sha256 is known, else a ranged request to the store."""
         file = self._file(name)
         if file is None:
             return self.inner.get_range(name, start, length)
@@ -61,6 +63,7 @@ class ReadThrough:
             return file.read(length)
 
     def read(self, name: str, chunk: int = 1 << 20) -> Iterator[bytes]:
+        """From the cache if the sha256 is known, else a stream from the store."""
         file = self._file(name)
         if file is None:
             yield from self.inner.read(name, chunk)
@@ -78,33 +81,43 @@ class ReadThrough:
     # Passed on to the store
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
+        """Of the store; what is written enters the cache when it is read."""
         return self.inner.put(name, chunks)
 
     def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
+        """Of the store."""
         return self.inner.put_all(objects)
 
     def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
+        """Of the store; the cache holds none of it."""
         return self.inner.get_if_changed(name, limit, tag)
 
     def stat(self, name: str) -> ObjectInfo:
+        """Of the store; the cache holds none of it."""
         return self.inner.stat(name)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Of the store; the cache holds none of it."""
         return self.inner.list(prefix)
 
     def delete(self, name: str) -> None:
+        """Of the store."""
         self.inner.delete(name)
 
     def swap(self, name: str, old: bytes | None, new: bytes) -> None:
+        """Of the store."""
         self.inner.swap(name, old, new)
 
     def now(self) -> float:
+        """Of the store."""
         return self.inner.now()
 
     def local_path(self, name: str) -> Path | None:
+        """Of the store; the cache holds none of it."""
         return self.inner.local_path(name)
 
     def temporaries(self) -> Iterator[ObjectInfo]:
+        """Of the store; the cache holds none of it."""
         return self.inner.temporaries()
 
     # Cached

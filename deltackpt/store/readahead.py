@@ -14,9 +14,9 @@ import numpy.typing as npt
 from deltackpt.store import Store
 
 RUN = 64 << 20  # bytes of one request, unless one tensor is larger
-GAP = 64 << 10  # bytes between two tensors that are read rather than asked around
+GAP = 64 << 10  # bytes between two tensors that are read rather than skipped
 STREAMS = 4  # requests at a time
-HELD = 256 << 20  # bytes requested, or here and not taken yet; a run that is larger is held alone
+HELD = 256 << 20  # bytes requested, or received and not used yet; a larger run is held alone
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,7 +40,7 @@ class _Run:
     file: str
     start: int
     end: int
-    left: set[str] = field(default_factory=set)  # names that were not taken yet
+    left: set[str] = field(default_factory=set)  # names that were not used yet
     alone: bool = False
     result: Future[bytes] | None = None
 
@@ -52,7 +52,7 @@ class _Run:
 class ReadAhead:
     """``places``, by name, in the order in which they will be asked for; none is empty.
 
-    For a tensor that is taken in another order, or again, `take` returns None: it has to be read by itself.
+    For a tensor that is asked for in another order, or again, `take` returns None: it has to be read by itself.
     """
 
     def __init__(self, store: Store, places: Sequence[tuple[str, ObjectRange]]) -> None:
@@ -108,8 +108,8 @@ def _grouped(places: Sequence[tuple[str, ObjectRange]]) -> deque[_Run]:
     runs: deque[_Run] = deque()
     for name, place in places:
         run = runs[-1] if runs else None
-        near = run is not None and run.file == place.file and 0 <= place.start - run.end <= GAP
-        if run is None or not near or place.end - run.start > RUN:
+        adjacent = run is not None and run.file == place.file and 0 <= place.start - run.end <= GAP
+        if run is None or not adjacent or place.end - run.start > RUN:
             run = _Run(place.file, place.start, place.end, alone=True)
             runs.append(run)
         else:

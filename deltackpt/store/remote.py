@@ -2,7 +2,7 @@
 
 Nothing is taken from a cache: sizes come with the bytes.  Every request that fails transiently is made again within
 ``retry.total`` seconds, from its first byte, or, where that was handed on (stream.py), from the first that was not.
-A conditional write that was answered by a broken connection may have taken effect: the object's mark tells.
+A conditional write that was answered by a broken connection may have taken effect: the object's mark shows it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from deltackpt.util.disk import ensure_space, space_errors
 
 IN_FLIGHT = 4  # requests of one transfer at a time: the memory of an upload is this many parts
 PROBE = 1 << 20  # bytes that are read first where the rest may have a faster way
-SWAPS = 4  # readings of a ref that changes and changes back while it is swapped
+SWAPS = 4  # reads of a ref that changes and changes back while it is swapped
 RECENT = 64  # small objects whose last bytes and tag are remembered, for a swap that follows
 SMALL = 16 << 10  # bytes of one of these
 
@@ -56,6 +56,7 @@ class RemoteStore:
         self._ahead = Semaphore(AHEAD)
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
+        """One request for a small object, else an upload of parts. Errors are those of `Store.put`."""
         check_name(name)
         body = HashedBlocks(chunks, self._part)
         blocks = body.blocks()  # its exceptions are the caller's: they pass through nothing that translates
@@ -69,6 +70,7 @@ class RemoteStore:
         return Written(name, body.size, body.digest.hexdigest())
 
     def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
+        """One request where the driver has batches; the sizes in the store are checked after it."""
         if not self.capabilities.batch:
             return [self.put(name, [body]) for name, body in objects]
         named = {self._prefix + name: bytes(base.flat(body)) for name, body in objects}
@@ -86,11 +88,13 @@ class RemoteStore:
         return [Written(name, len(body), hashlib.sha256(body).hexdigest()) for (name, _), body in pairs]
 
     def get(self, name: str, limit: int) -> bytes:
+        """In windows of WINDOW bytes, all of one tag."""
         data, tag = self._whole(name, limit)
         self._remember(name, data, tag)
         return data
 
     def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
+        """One conditional request for the first window; more only where the object is larger."""
         check_name(name)
         length = min(limit + 1, WINDOW)
         found = self._request(name, lambda: self._driver.fetch_if_changed(self._prefix + name, length, tag))
@@ -104,6 +108,7 @@ class RemoteStore:
         return (found.data, found.tag) if found.tag else base.unless_same(found.data, tag)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
+        """One request up to WINDOW bytes, else windows in parallel."""
         check_name(name)
         if start < 0 or length <= 0:
             size = self._head(name).size
@@ -123,22 +128,26 @@ class RemoteStore:
         return together(spans, length, IN_FLIGHT)
 
     def read(self, name: str, chunk: int = 1 << 20) -> Iterator[bytes]:
+        """Streamed while it is used up, or downloaded to a file first where the driver is faster so."""
         check_name(name)
         for block in self._blocks(name, chunk):
             for at in range(0, len(block), chunk):
                 yield block[at : at + chunk]
 
     def stat(self, name: str) -> ObjectInfo:
+        """One request."""
         check_name(name)
         head = self._head(name)
         return ObjectInfo(name, head.size, head.modified)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All pages, sorted; none of them from a cache."""
         check_prefix(prefix)
         heads = self._listed(prefix, lambda: list(self._driver.scan(self._prefix + prefix)))
         yield from self._infos(heads, lambda name: name.startswith(prefix) and base.is_safe(name))
 
     def delete(self, name: str) -> None:
+        """One request; a temporary may be an upload that was never finished."""
         remove = self._driver.discard if base.is_temporary(name) else self._driver.remove
         if not base.is_temporary(name):
             check_name(name)
@@ -146,6 +155,7 @@ class RemoteStore:
             self._request(name, lambda: remove(self._prefix + name))
 
     def swap(self, name: str, old: bytes | None, new: bytes) -> None:
+        """A conditional replace where the driver has tags, else read, compare and write."""
         check_name(name)
         if len(new) > MAX_SWAP:
             raise base.too_large(self._where(name), len(new), MAX_SWAP)
@@ -162,13 +172,17 @@ class RemoteStore:
         raise base.moved(self._where(name), self._current(name)[0], old)
 
     def now(self) -> float:
+        """The service's own clock."""
         return self._request("", lambda: self._driver.clock(self._prefix))
 
     def local_path(self, name: str) -> Path | None:
+        """None; NotFoundError ``object-missing``."""
         self.stat(name)
         return None
 
     def temporaries(self) -> Iterator[ObjectInfo]:
+        """Uploads that were never finished, and objects with names of temporaries."""
+
         def found() -> Sequence[Head]:
             return [*self._driver.unfinished(self._prefix), *self._driver.scan(self._prefix)]
 
@@ -301,7 +315,7 @@ class RemoteStore:
         return in_order(self._spans(name, len(first.data), first.size, first.size, first.tag), self._ahead)
 
     def _arriving(self, name: str, start: int, end: int | None = None) -> tuple[int, Iterable[Span]]:
-        """The object's size, and its bytes from ``start`` to ``end``, as far as there are any, on their way."""
+        """The object's size, and its bytes from ``start`` to ``end``, as far as there are any, in transit."""
         (head,) = self._spans(name, start, start + stream.PIECE if end is None else min(end, start + stream.PIECE))
         try:
             self._retry.run(self._where(name), head.begin)
@@ -321,7 +335,7 @@ class RemoteStore:
             with space_errors(Path(tempfile.gettempdir())):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deltackpt-"))
             path = Path(folder) / "object"
-            ensure_space(path, size)  # of what the client says of a full disk, nothing could be told
+            ensure_space(path, size)  # the client's own error for a full disk is not told from others
             self._request(name, lambda: self._driver.download(self._prefix + name, path))
             if path.stat().st_size != size:
                 raise base.too_short(self._where(name), path.stat().st_size, 0, size)

@@ -38,7 +38,7 @@ def options(retry: RetryPolicy) -> dict[str, Any]:
 
 
 def _session() -> Any:
-    """A session of its own, and so credentials that are looked up anew; what it knows of S3 is read once a process,
+    """A session of its own, and so credentials that are looked up again; what it knows of S3 is read once a process,
     since that takes longer than publishing a step."""
     from aiobotocore.session import get_session
 
@@ -66,27 +66,33 @@ class S3Driver(BasicDriver):
         self._fs = fs
         self._bucket = bucket
         self._retry = retry
-        self._date = 0.0, float("-inf")  # the last Date, and when it came by this host's clock
+        self._date = 0.0, float("-inf")  # the last Date, and when it arrived by this host's clock
 
     def create(self, key: str, data: bytes, mark: str) -> None:
+        """One PutObject, on the condition that there is none."""
         _check_made(self.call("put_object", Key=key, Body=data, IfNoneMatch="*", Metadata={MARK: mark}))
 
     def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
+        """One PutObject, on the condition of the ETag."""
         _check_made(self.call("put_object", Key=key, Body=data, IfMatch=tag, Metadata={MARK: mark}))
 
     def upload(self, key: str, part_size: int, mark: str) -> Upload:
+        """A multipart upload, completed on the condition that there is no object."""
         made = self.call("create_multipart_upload", Key=key, Metadata={MARK: mark})
         return _Multipart(self, key, made["UploadId"])
 
     def fetch(self, key: str, start: int, length: int, tag: str | None) -> Fetched:
+        """One ranged GetObject, on the condition of the ETag."""
         return self._get(key, start, length, {"IfMatch": tag} if tag else {})
 
     def open(self, key: str, start: int, length: int, tag: str | None) -> Body:
+        """One ranged GetObject whose body is read as it arrives."""
         condition = {"IfMatch": tag} if tag else {}
         found = self.call("get_object", Key=key, Range=f"bytes={start}-{start + length - 1}", **condition)
         return _ResponseBody(self._fs.loop, self._run, found, start)
 
     def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
+        """One GetObject with If-None-Match."""
         try:
             return self._get(key, 0, length, {"IfNoneMatch": tag} if tag else {})
         except Exception as error:
@@ -112,28 +118,35 @@ class S3Driver(BasicDriver):
         return Fetched(data, size, found["ETag"])
 
     def download(self, key: str, path: Path) -> None:
+        """Never called: ``downloads`` is None."""
         raise NotImplementedError
 
     def head(self, key: str) -> Head:
+        """One HeadObject."""
         found = self.call("head_object", Key=key)
         return Head(key, found["ContentLength"], _seconds(found["LastModified"]), found["ETag"])
 
     def marked(self, key: str, mark: str) -> bool:
+        """By the mark in the object's metadata."""
         return bool(self.call("head_object", Key=key).get("Metadata", {}).get(MARK) == mark)
 
     def scan(self, prefix: str) -> Iterator[Head]:
+        """The listing, page by page."""
         for page in self._pages("list_objects_v2", "ContinuationToken", "NextContinuationToken", prefix):
             for found in page.get("Contents", ()):
                 yield Head(found["Key"], found["Size"], _seconds(found["LastModified"]))
 
     def remove(self, key: str) -> None:
+        """One DeleteObject."""
         self.call("delete_object", Key=key)
 
     def unfinished(self, prefix: str) -> Iterator[Head]:
+        """Multipart uploads, under names of temporaries made of their ids."""
         for found in self._uploads(prefix):
             yield Head(_temporary(found), 0, _seconds(found["Initiated"]))
 
     def discard(self, key: str) -> None:
+        """A temporary's object, and the multipart upload that `unfinished` listed under this key."""
         self.remove(key)
         for found in self._uploads(key.rpartition("/")[0]):
             if _temporary(found) == key:
@@ -203,7 +216,7 @@ class _ResponseBody:
         found = await _at_most(self._body, count)
         self._left -= len(found)
         if len(found) == count and self._left == 0:
-            await self._body.read(1)  # at the end of a body the library holds it against its length and checksum
+            await self._body.read(1)  # at the end of a body the library checks its length and checksum
         return found
 
 

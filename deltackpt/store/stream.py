@@ -24,14 +24,14 @@ PIECE = 64 << 20  # bytes of one request
 AHEAD = 2  # pieces of one store that are held before their reader asks for them, for all its readers together
 
 Open: TypeAlias = Callable[[int, int, str | None], Body]  # first byte, length, tag
-Request: TypeAlias = Callable[[Callable[[], bytes]], bytes]  # makes an attempt, again after a failure that passes
+Request: TypeAlias = Callable[[Callable[[], bytes]], bytes]  # makes an attempt, and again after a transient failure
 
 
 class Span:
     """The bytes of one object from ``start`` to ``end``, or to its own end before that.
 
     ``size`` and ``tag`` are those of the whole object: given, or known once there is a block. An object of at most
-    WINDOW bytes comes as one block, which is begun anew if it was damaged on its way.
+    WINDOW bytes comes as one block, which is read again if it was damaged in transit.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Span:
         return iter(self.block, b"")
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         body, self._body = self._body, None
         if body is not None:
             body.close()
@@ -91,7 +91,7 @@ class Span:
 def in_order(spans: Iterable[Span], slots: Semaphore) -> Iterator[bytes]:
     """The blocks of all spans, one after the other. Later ones are gathered meanwhile, as far as ``slots`` are free.
 
-    ``spans`` are taken as they are needed: how many there are follows from a size that only the store tells.
+    ``spans`` are drawn as they are needed: how many there are follows from a size that only the store knows.
     """
     left, next_spans = iter(spans), deque[Span]()
     gathered: dict[Span, Future[list[bytes]]] = {}
@@ -125,7 +125,7 @@ def in_order(spans: Iterable[Span], slots: Semaphore) -> Iterator[bytes]:
 
 
 def together(pieces: Iterable[Span], length: int, threads: int) -> bytes:
-    """All bytes of spans that follow each other, in one place: no more memory than they take, and some blocks."""
+    """All bytes of spans that follow each other, in one place: no more memory than they take, and a few blocks."""
     buffer, lock = io.BytesIO(bytes(length)), Lock()  # before the pieces, as many as follow from the length
     spans = list(pieces)
 

@@ -101,7 +101,7 @@ _CLASSES = {  # by the name of the class or one that it derives from
             "ClientConnectionError",
             "ClientPayloadError",
             "ConnectionError",
-            "FlexibleChecksumError",  # damaged on its way
+            "FlexibleChecksumError",  # damaged in transit
             "HTTPClientError",
             "IncompleteReadError",
             "ResponseStreamingError",
@@ -118,7 +118,7 @@ _CLASSES = {  # by the name of the class or one that it derives from
 _CODE = re.compile(r"[A-Za-z0-9._-]{1,60}")
 _REQWEST = re.compile(r"HTTP status (?:client|server) error \((\d{3})\b")  # all that hf_xet says of a status
 _FORBIDDEN = re.compile(r"Forbidden\b")  # gcsfs makes a bare OSError of a 403
-# Classes of Python's own that come of settings and answers that cannot be read, by the libraries or by what is made of
+# Classes of Python's own for settings and answers that cannot be read, by the libraries or by what is made of
 # their answers here, and of what a library cannot do: a NotImplementedError is a RuntimeError. All others are our bugs.
 _UNEXPECTED = (ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -134,9 +134,9 @@ class Fault:
 
 
 def fault_of(error: Exception, now: float) -> Fault | None:
-    """What an exception means, None if it is none of a store: a bug of ours, which must not be hidden.
+    """What an exception means, None if it is not of a store: a bug of ours, which must not be hidden.
 
-    The text of one that tells nothing but its class names the place in the code where it was raised.
+    The text of one that has nothing but its class names the place in the code where it was raised.
     """
     status, code, wait, kind = None, "", None, None
     for cause in _causes(error):
@@ -162,7 +162,7 @@ def fault_of(error: Exception, now: float) -> Fault | None:
 
 
 def status(error: BaseException) -> int | None:
-    """The HTTP status that an exception tells of."""
+    """The HTTP status of an exception."""
     return next((found for cause in _causes(error) if (found := _status(cause)) is not None), None)
 
 

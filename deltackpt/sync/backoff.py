@@ -1,4 +1,4 @@
-"""Which errors pass by themselves, and how long to wait for that."""
+"""Which errors are transient, and how long to wait before the next attempt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AMBIGUOUS = frozenset(
 class Backoff:
     """How long to wait after each failure in a row, in seconds: ``first``, doubled up to ``most`` ([S-FOL-3]).
 
-    Transient errors are waited out without end, ambiguous ones ``attempts`` times in a row.
+    Transient errors are retried without end, ambiguous ones ``attempts`` times in a row.
     """
 
     first: float = 1.0

@@ -1,7 +1,7 @@
 """A managed cache that stays at the newest step of a branch (STORE section "Following").
 
 Whether the branch moved is one small request. What was missed, one step or many, is read once, proven, and written in
-one move of the cache; `current` is a whole step at every instant. Outages of the store are waited out.
+one move of the cache; `current` is a whole step at every instant. During outages of the store it waits and retries.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FollowOptions:
     """How a cache follows a branch.
 
     ``ref``       the branch
-    ``poll``      seconds between two looks at it; a store on which requests are counted makes it longer
+    ``poll``      seconds between two polls; a store on which requests are counted makes it longer
     ``prefetch``  fetch the next step while the callback works on the last one; the repository then has to read through
                   a cache of objects
     ``standby``   patch the other slot up to the current step as soon as the callback returned, and keep it mapped, so
@@ -89,8 +89,8 @@ class Switch:
 class Follower:
     """Keeps ``cache`` at the newest step of a branch, as ``options`` say.
 
-    ``failed`` is given errors that pass, and the seconds until the next attempt; ``recovered`` is called at the first
-    success after errors; ``standby_failed`` is given errors of preparing the other slot, which end nothing.
+    ``failed`` is called with transient errors, and the seconds until the next attempt; ``recovered`` at the first
+    success after errors; ``standby_failed`` with errors of preparing the other slot, which end nothing.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ class Follower:
         return self._move(self._repo.find("latest", self._options.ref))
 
     def switches(self) -> Iterator[Switch]:
-        """Every switch, until ``stop`` is set; one that is not acknowledged comes again at the next start.
+        """Every switch, until ``stop`` is set; one that is not acknowledged is repeated at the next start.
 
-        Raises an error that does not pass by itself.
+        Raises an error that is not transient.
         """
         backoff, poller = Backoff(), RefPoller(self._repo, self._options.ref)
         interval, prefetch = poll_interval(self._repo, self._options.poll), self._options.prefetch
@@ -148,15 +148,15 @@ class Follower:
                 self.prepare()
 
     def acknowledge(self, switch: Switch) -> None:
-        """The callback returned from a step: neither this process nor a later one is given it again."""
-        told = json.dumps({"step": switch.step, "id": switch.id})
-        replace_file(CacheLayout(self._cache).told, told.encode(), sync=False)
+        """The callback returned from a step: neither this process nor a later one passes it again."""
+        record = json.dumps({"step": switch.step, "id": switch.id})
+        replace_file(CacheLayout(self._cache).acknowledged, record.encode(), sync=False)
 
     def prepare(self) -> None:
         """With ``standby``, once for each step, and not before it is acknowledged: patch the other slot.
 
-        An error is given to ``standby_failed`` and ends nothing: the next move goes the usual way. The branch is not
-        polled meanwhile: if it had moved, all that is done here would be the move's to do, but for one proof, some 15 %
+        An error is passed to ``standby_failed`` and ends nothing: the next move is the usual one. The branch is not
+        polled meanwhile: if it had moved, all that is done here would be done by the move, but for one proof, some 15 %
         of it, and what was begun would be done again.
         """
         link = self._current() if self._standby is not None else None
@@ -179,7 +179,7 @@ class Follower:
 
     def _acknowledged(self, link: Link) -> bool:
         try:
-            return bool(json.loads(CacheLayout(self._cache).told.read_bytes()) == link.to_dict())
+            return bool(json.loads(CacheLayout(self._cache).acknowledged.read_bytes()) == link.to_dict())
         except (OSError, ValueError):
             return False
 
@@ -188,7 +188,7 @@ class Follower:
         if before == link and self._acknowledged(link):
             return None
         target = self._repo.load(link)
-        # A lease is some requests a step. The next step is new: if it goes nevertheless, there is a newer one
+        # A lease is some requests a step. The next step is new: if it is removed nevertheless, there is a newer one
         # ([S-LEASE-5]).
         self._repo.pins = self._pins and target.parent != before
         self._repo.prefetch(target, before)
@@ -222,7 +222,7 @@ class Follower:
         )
 
     def _steps_between(self, before: Link | None, link: Link) -> int | None:
-        """How many steps were missed, as far as the manifests that were read tell."""
+        """How many steps were missed, as far as the manifests that were read show."""
         count, at = 0, link
         while before is not None and at != before:
             try:
@@ -249,8 +249,8 @@ def follow(
 ) -> None:
     """Call ``on_switch`` whenever ``cache`` moved to a new step; the other arguments are those of `Follower`.
 
-    A step whose callback raised, or was killed, is given again when the following begins anew. Returns when ``stop`` is
-    set; raises what does not pass by itself, and what ``on_switch`` raises.
+    A step whose callback raised, or was killed, is passed again when following starts again. Returns when ``stop`` is
+    set; raises what is not transient, and what ``on_switch`` raises.
     """
     calls: dict[str, Any] = {"failed": failed, "recovered": recovered, "standby_failed": standby_failed}
     follower = Follower(repo, cache, options, progress=progress, stop=stop, **calls)

@@ -1,7 +1,7 @@
 """A copy of a repository in another store: plan -> show -> execute (STORE section "Mirroring").
 
 Objects are put first, then the manifests and edges that name them, parents before children, and refs last: the target
-is a whole repository at every instant. What is there counts when its sha256 was read back, or when a manifest that was
+is a whole repository at every instant. What is there counts once its sha256 was read back, or when a manifest that was
 read back names it; never for its size. Nothing is ever removed.
 """
 
@@ -119,7 +119,7 @@ class Mirror:
             return self.execute(self.plan(), leased=held is not None)
 
     def execute(self, plan: MirrorPlan, *, leased: bool = False) -> MirrorResult:
-        """Do what the plan says. Killed at any instant, the next plan goes on from there.
+        """Do what the plan says. Killed at any instant, the next plan continues from there.
 
         Raises ConflictError ``ref-moved`` if another writer moved a ref of the target meanwhile, FormatError
         ``object-hash`` for objects that are not what their manifest says, and what the stores raise.
@@ -244,8 +244,8 @@ class Mirror:
             where=f"{self._store.url}, ref {ref.name}",
             have=f"step {theirs.step}, {theirs.id[:12]}; the source is at step {ours.step}, {ours.id[:12]}, and {why}",
             need="a step that the source's ref comes from",
-            hint="Somebody published there, or the source was rewound. `deltackpt log` shows both; --force moves the "
-            "ref all the same, and what it leaves behind stays until gc.",
+            hint="Another writer published there, or the source was rewound. `deltackpt log` shows both; --force moves "
+            "the ref all the same, and what it leaves behind stays until gc.",
         )
 
     def _tag(self, tag: Ref, there: Ref | None) -> RefMove | None:
@@ -282,7 +282,7 @@ class Mirror:
             self._target()
 
     def _put_records(self, names: Sequence[str]) -> None:
-        """In order, since each may be of use only after the one before; of a batch any may be first, but all follow."""
+        """In order, since each may be usable only after the one before; of a batch any may be first, but all follow."""
         bodies = [(name, self._transfer.record(self._source.store, name)) for name in names]
         if self._store.capabilities.batch and len(bodies) > 1:
             for at in range(0, len(bodies), BATCH):

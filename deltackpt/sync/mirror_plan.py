@@ -68,7 +68,7 @@ class MirrorPlan:
 @dataclass(frozen=True)
 class MirrorResult:
     """What was done: ``objects`` and ``bytes`` copied, ``proven`` objects that were read back, ``there`` those that
-    needed neither. ``leased`` is False where the source is read-only, so that a gc there could not be told to wait."""
+    needed neither. ``leased`` is False where the source is read-only, so that no lease keeps a gc there waiting."""
 
     source: str
     target: str

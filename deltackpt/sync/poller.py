@@ -54,7 +54,7 @@ def keep_mirrored(
 ) -> Iterator[MirrorResult]:
     """Mirror again whenever a branch of the source moved, until ``stop``; -> what was done each time.
 
-    ``poll`` is in seconds. Errors that pass are waited out, and given to ``failed`` with the seconds until the next
+    ``poll`` is in seconds. Transient errors are retried, and passed to ``failed`` with the seconds until the next
     attempt; others are raised.
     """
     backoff, interval = Backoff(), poll_interval(source, poll)

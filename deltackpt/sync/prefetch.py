@@ -21,7 +21,7 @@ class Prefetcher:
     """Polls every ``interval`` seconds. With ``prefetch`` a thread does, and fetches what leads from ``have()`` to the
     newest step through the store's cache of objects, while the caller works on the step before.
 
-    ``unchanged``: the last `next_ref` returned None since the branch had not moved, and not for want of time.
+    ``unchanged``: the last `next_ref` returned None since the branch had not moved, and not because the time was up.
     """
 
     def __init__(

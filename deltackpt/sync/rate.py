@@ -10,7 +10,7 @@ LARGEST, SMALLEST = 8 << 20, 64 << 10  # bytes of one request
 
 
 class Rate:
-    """At most ``limit`` bytes a second, None: without a limit. A request goes at once, and delays the next one."""
+    """At most ``limit`` bytes a second, None: without a limit. A request begins at once, and delays the next one."""
 
     def __init__(
         self,

@@ -102,7 +102,7 @@ class Repair:
         """Decide what is replaced; nothing is changed. Reads all of the target.
 
         Raises ConflictError ``mirror-elsewhere`` for another repository, and what `Repository.at` raises where nothing
-        tells whose it is.
+        names it.
         """
         found = DamageScan(self._source, self._transfer)
         found.run()

@@ -53,7 +53,7 @@ class DamageScan:
         self._hash(list(files))
 
     def _target(self) -> Repository:
-        """The repository there. Where its marker is damaged, a manifest that is not tells whose it is."""
+        """The repository there. Where its marker is damaged, a manifest that is not damaged names it."""
         store, ours = self.transfer.target, self.source.id
         try:
             found = Repository.at(store)
@@ -85,7 +85,7 @@ class DamageScan:
             for name in names:
                 try:
                     ref = read(name)
-                except FormatError as error:  # no other object tells which step it named
+                except FormatError as error:  # no other object says which step it named
                     self.left.append(error)
                     continue
                 if ref is not None:
@@ -144,7 +144,7 @@ class DamageScan:
 
 
 def _damage(name: str, raw: bytes, error: DeltackptError) -> Damage:
-    """What ``error`` tells of a record whose bytes should be ``raw``."""
+    """What ``error`` says of a record whose bytes should be ``raw``."""
     return Damage(File(name, len(raw), hashlib.sha256(raw).hexdigest()), isinstance(error, NotFoundError))
 
 

@@ -25,14 +25,14 @@ from deltackpt.util.parallel import ordered_map
 BLOCK = 64 << 10  # bytes; a piece is some of these
 FETCHES = 4  # pieces in transit at a time
 
-Count = Callable[[int], None]  # is given a number of bytes
+Count = Callable[[int], None]  # called with a number of bytes
 
 
 @contextmanager
 def fetched(folder: Path, store: Store, file: File, piece: int, acquire: Count, advance: Count) -> Iterator[BinaryIO]:
-    """The object in a local file, read from its beginning. It is removed when the with-block ends well, else kept.
+    """The object in a local file, read from its beginning. It is removed unless the with-block raises.
 
-    ``acquire`` is given the bytes of each request before it, ``advance`` after it. Raises FormatError
+    ``acquire`` is called with the bytes of each request before it, ``advance`` after it. Raises FormatError
     ``object-hash``, and what `Store.get_range` raises.
     """
     folder.mkdir(parents=True, exist_ok=True)

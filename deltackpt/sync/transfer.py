@@ -1,4 +1,4 @@
-"""Objects from one store to another, each hashed as it passes: what is not what its manifest says never lands."""
+"""Objects from one store to another, each hashed in transit: none is published with other bytes than are named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from deltackpt.util.progress import SILENT, Progress
 T = TypeVar("T")
 
 JOBS = 8  # objects in transit at a time
-LARGE = 16 << 20  # bytes from which an object is fetched by ranges, and goes through the spool
+LARGE = 16 << 20  # bytes from which an object is fetched by ranges, and passes through the spool
 SMALL = 1 << 20  # bytes up to which an object may go in a batch
 BATCH = 200  # objects of a batch
 BATCH_BYTES = 16 << 20

@@ -90,7 +90,7 @@ def fsync_tree(folder: Path) -> None:
 
 def boot_id() -> str:
     """Names the present run of this machine: as long as it is the same, no power cut has lost what was written. Empty
-    where the system does not tell."""
+    where the system does not report it."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     with suppress(OSError, StopIteration):  # the time of the start, in some sandboxes

@@ -25,7 +25,7 @@ def lock_file(path: Path) -> Iterator[int]:
 def lock(fd: int, *, shared: bool = False, wait: bool = True) -> None:
     """Lock an open file until its last descriptor is closed, for this process alone or ``shared`` with others.
 
-    Waits until others have let it go; raises OSError (BlockingIOError) instead without ``wait``.
+    Waits until others have released it; raises OSError (BlockingIOError) instead without ``wait``.
     """
     fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 

@@ -77,7 +77,7 @@ class MappedFile:
 
 
 def advise(mapped: npt.NDArray[np.uint8], option: int, start: int, length: int) -> None:
-    """`mmap.madvise`, other threads going on meanwhile: that of the standard library keeps the interpreter's lock.
+    """`mmap.madvise`, while other threads run: that of the standard library keeps the interpreter's lock.
 
     ``mapped`` are the bytes of a whole mapping, ``start`` is that of a page. Raises OSError.
     """
@@ -93,7 +93,7 @@ def _blocks(span: Span) -> slice:
 def make_huge(fd: int, size: int, cuts: Iterable[int]) -> None:
     """Let a new, sparse file have huge pages where pieces that are written one by one meet: at ``cuts``.
 
-    Elsewhere writing a huge page whole makes it one. Only memory is taken, and the system decides.
+    Elsewhere writing a huge page whole makes it one. It only takes memory, and the system decides.
     """
     blocks = sorted({cut // HUGE for cut in cuts if cut < size})
     if not blocks:
@@ -101,12 +101,12 @@ def make_huge(fd: int, size: int, cuts: Iterable[int]) -> None:
     with suppress(OSError), mmap.mmap(fd, size, access=mmap.ACCESS_READ) as view:
         view.madvise(_HUGEPAGE)
         for block in blocks:
-            with suppress(OSError):  # here: an error that goes further would keep the mapping from being closed
+            with suppress(OSError):  # here: an error that is raised further would keep the mapping from being closed
                 advise(np.frombuffer(view, np.uint8), _POPULATE_READ, block * HUGE, min(HUGE, size - block * HUGE))
 
 
 def write_at(fd: int, data: memoryview, offset: int) -> None:
-    """All of ``data``, huge page by huge page."""
+    """Write all bytes of ``data`` at byte ``offset``, huge page by huge page."""
     while data:
         count = os.pwrite(fd, data[: HUGE - offset % HUGE], offset)
         data, offset = data[count:], offset + count

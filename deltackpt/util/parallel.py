@@ -24,7 +24,7 @@ def threads_or_default(threads: int | None) -> int:
 
 
 def ordered_map(work: Callable[[T], R], items: Iterable[T], threads: int, *, ahead: int = AHEAD) -> Iterator[R]:
-    """``map`` over threads. Numpy, xxhash and zstd let go of the interpreter's lock, so threads are enough.
+    """``map`` over threads. Numpy, xxhash and zstd release the interpreter's lock, so threads are enough.
 
     ``ahead``: results that may wait for their turn. An error, or a consumer that stops, cancels what has not begun and
     waits for what has.

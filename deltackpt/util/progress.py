@@ -1,4 +1,4 @@
-"""What long work tells of itself; a terminal, a notebook or nothing may listen."""
+"""Progress of long work, reported to a terminal, a notebook, or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A listener to one piece of work after the other."""
+    """Receives the progress of one phase after the other."""
 
     def start(self, what: str, total: int) -> None:
         """A phase begins; ``total`` counts bytes."""
@@ -16,11 +16,13 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Listens to nothing."""
+    """Ignores all progress."""
 
-    def start(self, what: str, total: int) -> None: ...
+    def start(self, what: str, total: int) -> None:
+        """Ignored."""
 
-    def advance(self, count: int) -> None: ...
+    def advance(self, count: int) -> None:
+        """Ignored."""
 
 
 SILENT = Silent()

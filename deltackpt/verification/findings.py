@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: the fields of the error that a reader would meet."""
+    """One defect: the fields of the error that a reader would meet."""
 
     code: str
     exit_code: int

@@ -78,7 +78,7 @@ def _check_heads(repo: Repository, step: Manifest, files: Sequence[File]) -> Non
 
 
 def _check_fold(checks: Checks, edge: Edge, start: Link) -> None:
-    """Rebuild the step where a fold begins, apply it, and go on from there if nothing else led there."""
+    """Rebuild the step where a fold begins, apply it, and continue from there if nothing else led there."""
     plan = checks.repo.resolve(start)
     assert plan.anchor is not None
     run: Run = [(plan.anchor, None), *((checks.repo.load(hop.end), hop) for hop in plan.patches)]

@@ -41,7 +41,7 @@ class _Observed:
 
 
 class CompletionDetector:
-    """Decides whether directories are complete, from what it saw of them in earlier calls too.
+    """Decides whether directories are complete, from what it found in earlier calls too.
 
     ``marker`` is the name of a file that the trainer writes last, None where it writes none; ``settle`` the seconds
     for which nothing may change where no marker decides.
@@ -114,7 +114,7 @@ def hash_weights(checkpoint: Checkpoint, threads: int) -> Hashes:
 
 
 def _missing_shards(snapshot: DirectorySnapshot, checkpoint: Checkpoint) -> Incomplete | None:
-    """A shard that is one of several, while the index that would tell of the others is not there yet."""
+    """A shard that is one of several, while the index that names the others is not there yet."""
     indexed = any(name.endswith(INDEX_SUFFIX) and "/" not in name for name, *_ in snapshot.files)
     match = _ONE_OF_MANY.fullmatch(checkpoint.shards[0].path)
     if match and int(match[1]) > 1 and not indexed:

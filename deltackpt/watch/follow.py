@@ -60,7 +60,7 @@ class WatchOptions:
     ``pattern``      what the checkpoint directories are called; ``{step}`` stands for the number
     ``marker``       a file that the trainer writes into a checkpoint directory last; None where it writes none
     ``settle``       seconds for which a directory must not change where no marker decides
-    ``rewind``       follow a trainer that went back and saves steps anew, instead of stopping with ``watch-rewritten``
+    ``rewind``       follow a trainer that went back and saves steps again, instead of stopping with ``watch-rewritten``
     ``prune_dense``  keep so many published directories, remove older ones; None keeps all
     ``abandon``      seconds after which a directory that stays incomplete no longer holds up later ones; None: never
     ``anchor``, ``encoding``, ``ref``, ``threads``: those of `publish.write.write`
@@ -92,7 +92,7 @@ class WatchOptions:
 
 
 class Watch:
-    """Follows ``directory``. Every `turn` publishes at most one step; killed at any instant, another one goes on.
+    """Follows ``directory``. Every `turn` publishes at most one step; killed at any instant, another process continues.
 
     ``notify`` is called with what it waits for, in words, once each.
     """
@@ -174,7 +174,7 @@ class Watch:
         return None
 
     def _rewritten(self, branch: Branch, snapshot: DirectorySnapshot) -> bool:
-        """Whether the trainer went back and saved this step anew: hashes decide, where the stamp is another one."""
+        """Whether the trainer went back and saved this step again: hashes decide, where the stamp is another one."""
         record = branch.steps.get(snapshot.step)
         if record is None:
             self._note(f"{snapshot.path.name} came after a later step was published, and is passed over")
@@ -186,7 +186,7 @@ class Watch:
             return False
         try:
             same = same_weights(branch.repo, record.link, snapshot, self._threads)
-        except CheckpointError:  # it goes on changing
+        except CheckpointError:  # it is still changing
             return False
         if same:
             self._same.add((record.link, snapshot.stamp))

@@ -40,7 +40,7 @@ def is_at(world: World, cache: Path, step: int) -> bool:
 
 
 def unfinished() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("deltackpt-early")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("deltackpt-decode-ahead")]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -142,7 +142,7 @@ def test_a_machine_without_room_for_it_does_without(
         start, begun = threading.Thread.start, list[threading.Thread]()
 
         def refused(self: threading.Thread) -> None:
-            if self.name.startswith("deltackpt-early"):
+            if self.name.startswith("deltackpt-decode-ahead"):
                 if begun:
                     raise RuntimeError("can't start new thread")
                 begun.append(self)

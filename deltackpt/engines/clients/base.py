@@ -46,7 +46,7 @@ class Client(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """The weight version that the engine tells its users."""
+        """The weight version that the engine reports to its users."""
 
     @abstractmethod
     def stage(self, link: Link, state: str, path: Path) -> EngineReport:
@@ -64,20 +64,20 @@ class Client(ABC):
 
     @abstractmethod
     def drop_cache(self) -> None:
-        """What was computed with the old weights is computed anew."""
+        """Discard what was computed with the old weights: caches of prefixes, and the like."""
 
     @abstractmethod
     def finish(self) -> None:
-        """It is final, and the version says so."""
+        """Make the update final, and set the version."""
 
     @abstractmethod
     def undo(self) -> None:
-        """Back to what was before `apply`, whatever came of it."""
+        """Restore what was before `apply`, whether it succeeded or not."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Generation goes on."""
+        """Resume generation."""
 
     @abstractmethod
     def check(self) -> None:
-        """Hold the weights against the step that the engine is said to be at, where its kind allows."""
+        """Compare the weights with the step that the engine reports, where its kind allows."""

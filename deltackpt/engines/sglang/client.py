@@ -8,12 +8,12 @@ from deltackpt.engines.clients.base import Client, ClientOptions, EngineReport
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.format.manifest import Link
 
-# By ours. SGLang's third mode, in_place, goes on with what was computed with the old weights.
+# By our names. SGLang's third mode, in_place, continues with what was computed with the old weights.
 _PAUSES = {"keep": "retract", "abort": "abort"}
 
 
 class SglangClient(Client):
-    """SGLang loads the whole checkpoint, and goes back to its old one by itself where that fails."""
+    """SGLang loads the whole checkpoint, and restores its old one by itself where that fails."""
 
     kind = "sglang"
 
@@ -27,7 +27,7 @@ class SglangClient(Client):
         self._before = Path(), ""
 
     def version(self) -> str:
-        """The weight version that the engine tells its users."""
+        """The weight version that the engine reports to its users."""
         return str(self.http.field("/model_info", "weight_version"))
 
     def stage(self, link: Link, state: str, path: Path) -> EngineReport:
@@ -66,7 +66,7 @@ class SglangClient(Client):
         self._load(*self._before)
 
     def resume(self) -> None:
-        """Generation goes on."""
+        """Resume generation."""
         self.http.post("/continue_generation", {})
 
     def check(self) -> None:

@@ -66,7 +66,7 @@ class UpdateRequest:
 def load_weights(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """SGLang's custom weight loader. Raises UsageError ``engine-form`` for tensors that no `UpdateRequest` made.
 
-    The error of an update is not raised, since a loader that raises ends SGLang: the engine goes on with its old step,
+    The error of an update is not raised, since a loader that raises ends SGLang: the engine keeps its old step,
     and `UpdateRequest.reports` raises it.
     """
     for name, tensor in named_tensors:
@@ -120,9 +120,9 @@ class SglangRank:
         """A loader that copies has no state."""
 
     def agree(self, word: Any) -> list[Any]:
-        """The words of all ranks, by torch.distributed."""
+        """What each rank passed, by torch.distributed."""
         if self._ranks == 1:
             return [word]
-        said: list[Any] = [None] * self._ranks
-        torch.distributed.all_gather_object(said, word)
-        return said
+        answers: list[Any] = [None] * self._ranks
+        torch.distributed.all_gather_object(answers, word)
+        return answers

@@ -28,7 +28,7 @@ class VllmClient(Client):
         self._open = False  # vLLM's update session
 
     def version(self) -> str:
-        """The weight version that the engine tells its users."""
+        """The weight version that the engine reports to its users."""
         return str(self.http.field("/weight_info", "weight_version"))
 
     def stage(self, link: Link, state: str, path: Path) -> EngineReport:
@@ -107,13 +107,13 @@ class VllmClient(Client):
             raise ChainError("engine-refused", where=self.name, have=f"version {found}", need=self._step)
 
     def undo(self) -> None:
-        """Every rank goes back, in the open session, which is closed."""
+        """Every rank restores its old step, in the open session, which is closed."""
         if self._open:  # else it was final, or it never began
             self._phase("undo")
             self._close()
 
     def resume(self) -> None:
-        """Generation goes on."""
+        """Resume generation."""
         self.http.post("/resume")
 
     def check(self) -> None:

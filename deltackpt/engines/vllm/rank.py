@@ -55,7 +55,7 @@ class VllmRank:
             layerwise.finalize_layerwise_reload(self.model, self.config.model_config)
 
     def agree(self, word: Any) -> list[Any]:
-        """The words of all ranks, by vLLM's group of them."""
+        """What each rank passed, by vLLM's group of all ranks."""
         return everyone(word)
 
 

@@ -9,10 +9,10 @@ from vllm.distributed.parallel_state import get_world_group
 
 
 def everyone(word: Any) -> list[Any]:
-    """The words of all ranks, in their order. Every rank has to call it at the same time."""
+    """What each rank passed, in the order of the ranks. Collective: every rank has to call it at the same time."""
     world = get_world_group()
     if world.world_size == 1:
         return [word]
-    said: list[Any] = [None] * world.world_size
-    torch.distributed.all_gather_object(said, word, group=world.cpu_group)
-    return said
+    answers: list[Any] = [None] * world.world_size
+    torch.distributed.all_gather_object(answers, word, group=world.cpu_group)
+    return answers
