@@ -6,7 +6,7 @@
     ├── ChainError        exit 4   a patch, base or reader that does not fit the chain
     ├── CheckpointError   exit 5   a checkpoint directory that cannot be used
     ├── NotFoundError     exit 6   a repository, step, tag or object that is not there
-    ├── ConflictError     exit 7   somebody else was first, or a plan is stale
+    ├── ConflictError     exit 7   another writer was first, or a plan is stale
     ├── StoreError        exit 8   the store did not answer, or refused
     └── NoSpaceError      exit 9   no room for the result
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Cache = Annotated[
     Path, typer.Argument(metavar="CACHE", show_default=False, help="A managed cache; made if there is none.")
 ]
-Once = Annotated[bool, typer.Option("--once", help="Bring the cache to the newest step, and end.")]
+Once = Annotated[bool, typer.Option("--once", help="Move the cache to the newest step, and end.")]
 Poll = Annotated[str, typer.Option(metavar="TIME", help="How often to look; a Bucket every 10s, not more often.")]
 Prefetch = Annotated[
     bool, typer.Option("--prefetch", help="Fetch the next step while CMD runs; into CACHE.objects, or --object-cache.")

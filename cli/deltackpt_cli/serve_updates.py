@@ -18,14 +18,15 @@ Engines = Annotated[
     list[str],
     typer.Option("--engine", metavar="KIND=URL", show_default=False, help="vllm=http://HOST:PORT or sglang=…; many."),
 ]
-Once = Annotated[bool, typer.Option("--once", help="Bring the engines to the newest step, and end.")]
+Once = Annotated[bool, typer.Option("--once", help="Update the engines to the newest step, and end.")]
 Together = Annotated[bool, typer.Option("--together", help="All engines come to a step, or none.")]
 Check = Annotated[bool, typer.Option("--check", help="Read all weights back before an engine is resumed.")]
 Pause = Annotated[str, typer.Option(metavar="MODE", help="Requests in flight: keep, wait or abort.")]
 Mode = Annotated[str, typer.Option(metavar="MODE", help="auto, or reload: no scatter.")]
 Timeout = Annotated[str, typer.Option(metavar="TIME", help="How long an engine may take for one answer.")]
 Metrics_ = Annotated[
-    int | None, typer.Option("--metrics-port", show_default=False, help="Prometheus metrics, on loopback.")
+    int | None,
+    typer.Option("--metrics-port", metavar="PORT", show_default=False, help="Prometheus metrics, on loopback."),
 ]
 
 
@@ -45,7 +46,7 @@ def serve_updates(
     metrics_port: Metrics_ = None,
     threads: Threads = None,
 ) -> None:
-    """Bring running engines to every new step.
+    """Update running engines at every new step.
 
     Until SIGINT or SIGTERM. A step is fetched and proven, and the engines prepare it, before any is paused. An engine
     that does not take it goes on with its old step, and is told of. With --json every event is a line. With --once the

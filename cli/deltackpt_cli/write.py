@@ -35,7 +35,9 @@ Base = Annotated[
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option(metavar="CACHE", show_default=False, help="A managed cache at the parent step; it is brought along."),
+    typer.Option(
+        metavar="CACHE", show_default=False, help="A managed cache at the parent step; it moves to the new one."
+    ),
 ]
 Choice = Annotated[Encoding, typer.Option(help="How tensors are encoded; `auto` takes the smallest for each.")]
 Now = Annotated[bool, typer.Option("--anchor", help="Also store this step whole.")]
