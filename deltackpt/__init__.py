@@ -13,6 +13,7 @@ What a user needs is here; each name is imported when it is first used, and only
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -41,13 +42,17 @@ __all__ = [
     "write",
 ]
 
+# help() and `import *` ask for every name. To ask for this one by name still tells what to install.
+if not TYPE_CHECKING and find_spec("torch") is None:
+    __all__.remove("TrainerHook")
+
 _HOME = {"Cache": "deltackpt.cache", "Repository": "deltackpt.repository", "TrainerHook": "deltackpt.hooks"}
 
 
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module("deltackpt.errors")
-    if name not in __all__:
+    if name not in __all__ and name not in _HOME:
         raise AttributeError(f"module 'deltackpt' has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(_HOME.get(name, "deltackpt.api")), name)
     return found

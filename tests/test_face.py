@@ -68,6 +68,22 @@ def test_the_import_is_light():
     assert done.stdout.strip() == "[]"
 
 
+def test_help_and_import_of_all_names_work_without_torch():
+    script = """
+import sys
+sys.modules["torch"] = None
+from deltackpt import *
+import deltackpt, pydoc
+assert write is deltackpt.write and "apply_to_cache" in pydoc.render_doc(deltackpt)
+try:
+    deltackpt.TrainerHook
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "pip install 'deltackpt[torch]'" in done.stdout
+
+
 def test_a_session(tmp_path):
     values = [bytes([i, 60]) * 64 for i in range(3)]
     steps = [make_checkpoint(tmp_path / f"step_{i}", {"w": ("BF16", (64,), data)}) for i, data in enumerate(values)]
@@ -79,6 +95,9 @@ def test_a_session(tmp_path):
     assert tree(tmp_path / "out") == tree(steps[1])
     done = deltackpt.apply_to_cache(deltackpt.Repository.open(repo), cache)
     assert tree(Path(done.path)) == tree(steps[2])
+    head = deltackpt.Repository.open(repo).head()
+    assert head is not None
+    assert deltackpt.Cache(str(cache)).current() == deltackpt.Cache(cache).current() == head.link
     assert deltackpt.verify(repo).ok
     assert deltackpt.verify(cache / "current", against=repo).ok
     part = next((repo / "patches").rglob("part-*.safetensors"), None)

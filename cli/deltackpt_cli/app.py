@@ -46,7 +46,7 @@ for function in (*REPOSITORY_COMMANDS, *TRANSFER_COMMANDS):
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from deltackpt import kernels  # here, as it brings numpy
+        from deltackpt import kernels  # here, as it imports numpy
 
         Output().data([f"deltackpt {__version__}", f"kernels: {kernels.status()}"])
         raise typer.Exit

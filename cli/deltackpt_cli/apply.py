@@ -42,7 +42,7 @@ def apply(
 ) -> None:
     """Materialize a step.
 
-    OUT becomes a plain checkpoint directory, or, with --cache, a managed cache that is moved to the step.
+    OUT becomes a plain checkpoint directory, or, with --cache, a managed cache that moves to the step.
     """
     if fresh and not cache:
         raise UsageError("usage", where="--fresh", have="no --cache", need="--cache, whose slots it is about")

@@ -67,6 +67,8 @@ def _plan(plan: CompactPlan) -> Iterator[str]:
     rows = [[str(f.start.step), str(f.end.step), text.count(f.patches), text.count(f.replaces)] for f in plan.folds]
     if rows:
         yield from text.table([">from", ">to", ">patches", ">their bytes"], rows)
+    else:
+        yield "nothing to fold"
 
 
 def _lines(done: CompactResult) -> Iterator[str]:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from deltackpt.report.comparison import CheckpointComparison, Total
     from deltackpt.report.sizes import TensorDifference
 
-Dir = Annotated[Path, typer.Argument(show_default=False, help="A checkpoint directory.")]
+Old = Annotated[Path, typer.Argument(metavar="OLD_DIR", show_default=False, help="A checkpoint directory.")]
+New = Annotated[Path, typer.Argument(metavar="NEW_DIR", show_default=False, help="The one to compare with it.")]
 ENCODINGS = [e.value for e in Encoding if e is not Encoding.auto]
 
 
-def diff(output: Output, dir_a: Dir, dir_b: Dir, threads: Threads = None) -> None:
+def diff(output: Output, dir_a: Old, dir_b: New, threads: Threads = None) -> None:
     """Show what a patch would hold.
 
     From one checkpoint directory to another, by tensor and by layer, with its size in every encoding. Tensors that are

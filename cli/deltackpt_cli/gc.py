@@ -38,8 +38,8 @@ Grace = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        show_default="1h",
-        help="Leave whatever is younger, by the store's clock: uploads may be under way.",
+        show_default=False,
+        help="Leave what is younger, by the store's clock: uploads may be under way. 1h if not given.",
     ),
 ]
 Dry = Annotated[bool, typer.Option("--dry-run", help="Show the plan; remove nothing.")]

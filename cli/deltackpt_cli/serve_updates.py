@@ -25,7 +25,8 @@ Pause = Annotated[str, typer.Option(metavar="MODE", help="Requests in flight: ke
 Mode = Annotated[str, typer.Option(metavar="MODE", help="auto, or reload: no scatter.")]
 Timeout = Annotated[str, typer.Option(metavar="TIME", help="How long an engine may take for one answer.")]
 Metrics_ = Annotated[
-    int | None, typer.Option("--metrics-port", show_default=False, help="Prometheus metrics, on loopback.")
+    int | None,
+    typer.Option("--metrics-port", metavar="PORT", show_default=False, help="Prometheus metrics, on loopback."),
 ]
 
 
@@ -45,7 +46,7 @@ def serve_updates(
     metrics_port: Metrics_ = None,
     threads: Threads = None,
 ) -> None:
-    """Update running engines to every new step.
+    """Update running engines at every new step.
 
     Until SIGINT or SIGTERM. A step is fetched and proven, and the engines prepare it, before any is paused. An engine
     that does not take it keeps its old step, and is reported. With --json every event is a line. With --once the

@@ -36,7 +36,7 @@ Base = Annotated[
 Cache = Annotated[
     Path | None,
     typer.Option(
-        metavar="CACHE", show_default=False, help="A managed cache at the parent step; it is moved to the new one."
+        metavar="CACHE", show_default=False, help="A managed cache at the parent step; it moves to the new one."
     ),
 ]
 Choice = Annotated[Encoding, typer.Option(help="How tensors are encoded; `auto` takes the smallest for each.")]

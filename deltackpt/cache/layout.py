@@ -17,6 +17,7 @@ A file that is replaced has its name behind a dot until it is whole; a slot that
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from deltackpt.format.manifest import Link
@@ -36,8 +37,8 @@ SIDE_DRAFT = ".side"  # in a slot: a side file that is not whole
 class CacheLayout:
     """The paths of a cache at ``root``, whether or not anything is there."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = root = Path(root)
         self.marker = root / _MARKER
         self.pointer = root / "current"
         self.journal = root / "journal"
