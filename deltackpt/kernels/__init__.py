@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from deltackpt.kernels.build import LIBRARY, fingerprint
 
+BEST_SCAN = 2  # of dk_scan_level: whatever the processor has
+
 _P, _N, _I = c_void_p, c_int64, c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dk_compare": (_N, [_P, _P, _N, _I, _N, _P, _P, _P]),
@@ -29,6 +31,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dk_pack_write": (None, [_P, _P, _N, _I, _P, _P, _P, _P, _P, _I, _I, _P, _P, _P, _P]),
     "dk_population": (None, [_P, _P, _P, _P, _P, _P]),
     "dk_unpack": (_I, [_P, _N, *[_P] * 8]),
+    "dk_crc32_start": (None, []),
+    "dk_crc32": (ctypes.c_uint32, [_P, _N]),
+    "dk_scan_level": (_I, [_I]),
+    "dk_lists_read": (_I, [_P, _N, _I, _P]),
 }
 
 Array = npt.NDArray[Any]
@@ -48,6 +54,8 @@ def _load() -> ctypes.CDLL | None:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     library.dk_digest_start()
+    library.dk_crc32_start()
+    library.dk_scan_level(BEST_SCAN)
     return library
 
 
