@@ -35,6 +35,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dk_crc32": (ctypes.c_uint32, [_P, _N]),
     "dk_scan_level": (_I, [_I]),
     "dk_lists_read": (_I, [_P, _N, _I, _P]),
+    "dk_lists_measure": (_I, [_P, _N, _I]),
+    "dk_lists_write": (_I, [_P, _N, _I]),
+    "dk_lists_release": (None, [_P, _N]),
 }
 
 Array = npt.NDArray[Any]
