@@ -13,7 +13,8 @@ import numpy.typing as npt
 from deltackpt.codecs.bits import Ints, join, octets, read_fields, starts, unpack
 from deltackpt.codecs.packed2 import gaps
 from deltackpt.codecs.packed2.encoder import groups, members_by_class
-from deltackpt.codecs.packed2.list_index import ListIndex, count_defect, payload_of
+from deltackpt.codecs.packed2.jobs import DecodeJob
+from deltackpt.codecs.packed2.list_index import ListIndex, payload_of, require
 from deltackpt.codecs.packed2.steps import Elements, exponent_of, from_steps
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType, uint
@@ -34,13 +35,11 @@ def refuse(code: str, where: str) -> FormatError:
     return FormatError(code, where=where, have=have, need=need)
 
 
-def decode(
-    d: ListIndex, payload: memoryview, base: Elements, dtype: DType, where: str
-) -> tuple[Ints, Elements, Elements]:
+def decode(job: DecodeJob) -> tuple[Ints, Elements, Elements]:
     """-> flat positions, old and new bits: by tile, class and rank."""
-    if (defect := count_defect(d)) is not None:
-        raise refuse(defect[0], where)
-    tiles = payload_of(d, payload, where)
+    d, base, dtype, where = job.index, job.elements, job.dtype, job.where
+    require(d, job.payload, where)
+    tiles = payload_of(d, job.payload, where)
     looked_at = d.grid.elements(d.tiles) * (d.scale.classes > 1)
     parts = []
     for group in groups(starts(d.changes), looked_at):

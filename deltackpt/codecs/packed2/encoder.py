@@ -18,6 +18,7 @@ from deltackpt.codecs.packed2 import gaps
 from deltackpt.codecs.packed2.classes import ClassScale, choose_scale, saves_nothing
 from deltackpt.codecs.packed2.gaps import Flags
 from deltackpt.codecs.packed2.grid import TileGrid, choose_grid
+from deltackpt.codecs.packed2.jobs import EncodeJob
 from deltackpt.codecs.packed2.list_index import ListIndex
 from deltackpt.codecs.packed2.steps import EXPONENTS, Elements, bit_length, exponent_of, lengths_by_exponent, to_steps
 from deltackpt.format.dtypes import DType
@@ -39,11 +40,10 @@ class _Sorted:
         return _Sorted(*(a[part] for a in vars(self).values()))
 
 
-def encode(
-    positions: Ints, old: Elements, new: Elements, base: Elements | None, dtype: DType, shape: tuple[int, ...]
-) -> tuple[ListIndex, list[bytes]]:
+def encode(job: EncodeJob) -> tuple[ListIndex, list[bytes]]:
     """`codec.encode`."""
-    grid = choose_grid(shape, len(positions))
+    positions, old, new, base, dtype = job.positions, job.old, job.new, job.base, job.dtype
+    grid = choose_grid(job.shape, len(positions))
     exponent = exponent_of(old, dtype)
     down, size = to_steps(old, new, dtype)
     length = bit_length(size)

@@ -101,6 +101,13 @@ def count_defect(d: ListIndex) -> tuple[str, str, str] | None:
     return None
 
 
+def require(d: ListIndex, payload: memoryview, where: str) -> None:
+    """Raises FormatError for what `count_defect` finds, and what `payload_of` raises."""
+    if (defect := count_defect(d)) is not None:
+        raise FormatError(defect[0], where=where, have=defect[1], need=defect[2])
+    payload_of(d, payload, where)
+
+
 def payload_of(d: ListIndex, payload: memoryview, where: str) -> list[memoryview]:
     """The bytes of every tile. Raises FormatError ``tile-length`` if they do not add up to the payload."""
     at = starts(d.lengths).tolist()
