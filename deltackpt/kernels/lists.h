@@ -80,11 +80,11 @@ INLINE int rice(int64_t listed, int64_t candidates) {
     return k < MAX_K ? k : MAX_K;
 }
 
-/* The positions that are to be found in a scan, by class: rising ranks in [next, end), overwritten by local indices. */
+/* The places that are to be found in a scan, by class: rising ranks in [next, end), overwritten by local indices. */
 typedef struct {
     uint32_t *next[ROW], *end[ROW];
-    int32_t left[ROW]; /* elements of the class before the next one, from the chunk on that is next; or a large number */
-    uint32_t active;   /* a bit for each class that has ranks left */
+    uint32_t seen[ROW]; /* elements of each class in the blocks before */
+    int classes;
 } select_t;
 
 /* Changes of a tile, rising, whose ranks are to be found: of all before ``next`` they are. */
@@ -93,25 +93,27 @@ typedef struct {
     uint32_t *rank;
     uint8_t *class;
     int64_t next, changes;
-    uint32_t seen[ROW]; /* elements of each class in the chunks before */
+    uint32_t seen[ROW]; /* elements of each class in the blocks before */
 } rank_t;
 
 /* How the old elements of tiles are looked at, in the instructions that this processor has. */
 typedef struct {
-    /* ``n`` elements to the class of each, with 255 after the last up to a whole chunk, and how many each chunk has. */
-    void (*classify)(const uint8_t *elements, int64_t n, const form_t *f, uint8_t *class, uint8_t *rows);
-    /* Over chunks of a tile, the first of which begins at ``first``. */
+    /* The elements of one block to the class of each, with 255 after the last up to a whole chunk, and how many of each
+     * class each chunk has; those of all are added to ``counts``. */
+    void (*classify)(const uint8_t *elements, int64_t n, const form_t *f, uint8_t *class, uint8_t *rows,
+                     uint32_t *counts);
+    /* Over the chunks of one block of a tile, which begins at ``first``. */
     void (*select)(const uint8_t *class, const uint8_t *rows, int64_t chunks, uint32_t first, select_t *s);
     void (*rank)(const uint8_t *class, const uint8_t *rows, int64_t chunks, uint32_t first, rank_t *r);
 } scan_t;
 
 const scan_t *scan_of_this_processor(void);
 
-/* counts += those of all chunks. */
-INLINE void add_rows(const uint8_t *rows, int64_t chunks, uint32_t *counts) {
-    for (int64_t i = 0; i < chunks; i++)
-        for (int c = 0; c < ROW; c++) counts[c] += rows[i * ROW + c];
-}
+/* Sums of the counts of chunks, as vectors; compilers do not find them by themselves. */
+typedef uint8_t row_t __attribute__((vector_size(ROW)));
+typedef uint16_t row_sum_t __attribute__((vector_size(2 * ROW)));
+
+#define row_of(row) (__builtin_convertvector(*(const row_t __attribute__((aligned(1))) *)(row), row_sum_t))
 
 INLINE uint64_t word_at(const uint8_t *from, const uint8_t *limit) { /* eight bytes, those from ``limit`` on as zeros */
     uint64_t word = 0;

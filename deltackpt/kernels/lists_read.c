@@ -63,8 +63,8 @@ typedef struct {
 INLINE int64_t chunks_of(int64_t elements) { return (elements + CHUNK - 1) / CHUNK; }
 
 /* Block ``at`` (in elements) of the tile, looked at. */
-static void look(tile_t *t, int64_t at, int64_t n, uint8_t *class, uint8_t *rows) {
-    t->scan->classify(elements_of(t->form, &t->at, t->job->elements, at, n, t->room), n, t->form, class, rows);
+static void look(tile_t *t, int64_t at, int64_t n, uint8_t *class, uint8_t *rows, uint32_t *counts) {
+    t->scan->classify(elements_of(t->form, &t->at, t->job->elements, at, n, t->room), n, t->form, class, rows, counts);
 }
 
 /* How many elements each class has. */
@@ -83,8 +83,7 @@ static int count_classes(tile_t *t) {
     uint32_t counts[ROW] = {0};
     for (int64_t at = 0; at < t->at.elements; at += BLOCK_ELEMENTS) {
         const int64_t n = least(BLOCK_ELEMENTS, t->at.elements - at), chunk = t->kept ? at / CHUNK : 0;
-        look(t, at, n, t->class + chunk * CHUNK, t->rows + chunk * ROW);
-        add_rows(t->rows + chunk * ROW, chunks_of(n), counts);
+        look(t, at, n, t->class + chunk * CHUNK, t->rows + chunk * ROW, counts);
     }
     for (int c = 0; c < t->form->classes; c++) t->candidates[c] = counts[c];
     return OK;
@@ -179,18 +178,15 @@ static int read_lists(tile_t *t, int64_t *end) {
 /* Ranks to indices in the tile. */
 static void find_places(tile_t *t) {
     if (t->form->classes == 1) return;
-    select_t s = {.active = 0};
-    for (int c = 0; c < ROW; c++) {
-        s.left[c] = INT32_MAX;
-        if (c >= t->form->classes || !t->counts[c]) continue;
+    select_t s = {.classes = t->form->classes};
+    for (int c = 0; c < s.classes; c++) {
         s.next[c] = t->ranks + t->begins[c];
         s.end[c] = s.next[c] + t->counts[c];
-        s.left[c] = (int32_t)*s.next[c];
-        s.active |= 1u << c;
     }
-    for (int64_t at = 0; s.active && at < t->at.elements; at += BLOCK_ELEMENTS) {
+    for (int64_t at = 0; at < t->at.elements; at += BLOCK_ELEMENTS) {
         const int64_t n = least(BLOCK_ELEMENTS, t->at.elements - at), chunk = t->kept ? at / CHUNK : 0;
-        if (!t->kept) look(t, at, n, t->class, t->rows);
+        uint32_t counts[ROW] = {0};
+        if (!t->kept) look(t, at, n, t->class, t->rows, counts);
         t->scan->select(t->class + chunk * CHUNK, t->rows + chunk * ROW, chunks_of(n), (uint32_t)at, &s);
     }
 }

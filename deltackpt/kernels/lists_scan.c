@@ -1,8 +1,8 @@
 /* Looking at all old elements of a tile: which class each is of. Several instruction sets, one result.
  *
  * 64 elements at a time: the exponents narrowed to bytes, from these the classes, and for each class a mask of 64 bits
- * and how many are set. Then ranks are found, or places of ranks, from the counts, and only chunks that have one are
- * looked at again. */
+ * and how many are set. Then ranks are found, or places of ranks, from the counts; only chunks that have one are looked at
+ * again. */
 #include "lists.h"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
@@ -15,10 +15,14 @@ const uint8_t *elements_of(const form_t *f, const tile_at_t *t, const uint8_t *e
     const int word = f->word;
     if (t->contiguous) return elements + (t->origin + at) * word;
     uint8_t *to = room;
+    const int64_t rows = t->elements / t->wide, ahead = parts(n, t->wide);
     int64_t row = at / t->wide, column = at % t->wide;
     for (int64_t left = n; left; row++, column = 0) {
         const int64_t here = least(left, t->wide - column);
-        memcpy(to, elements + (t->origin + row * f->width + column) * word, (size_t)(here * word));
+        const uint8_t *from = elements + (t->origin + row * f->width + column) * word;
+        memcpy(to, from, (size_t)(here * word));
+        if (row + ahead < rows) /* of the next block: rows are apart, and no processor guesses where */
+            for (int64_t i = 0; i < here * word; i += 64) __builtin_prefetch(from + ahead * f->width * word + i);
         to += here * word;
         left -= here;
     }
@@ -43,9 +47,6 @@ typedef struct {
     uint32_t field;
     uint8_t top, last;
 } plain_setup_t;
-typedef struct {
-    int32_t lane[ROW];
-} plain_lanes_t;
 
 INLINE plain_setup_t plain_setup(const form_t *f) {
     return (plain_setup_t){f->exponent_start, (1u << f->exponent_bits) - 1, (uint8_t)f->top, (uint8_t)(f->classes - 1)};
@@ -90,24 +91,6 @@ INLINE void plain_count(plain_t v, int classes, uint8_t *row) {
     }
 }
 
-INLINE plain_lanes_t plain_lanes(const int32_t *left) {
-    plain_lanes_t l;
-    memcpy(&l, left, sizeof l);
-    return l;
-}
-
-INLINE uint32_t plain_step(plain_lanes_t *l, const uint8_t *row) {
-    int32_t any = 0;
-    for (int c = 0; c < ROW; c++) {
-        l->lane[c] -= row[c];
-        any |= l->lane[c];
-    }
-    if (any >= 0) return 0;
-    uint32_t hit = 0;
-    for (int c = 0; c < ROW; c++) hit |= (uint32_t)(l->lane[c] < 0) << c;
-    return hit;
-}
-
 #define NAME(x) plain_scan_##x
 #define TARGET
 #define vector_t plain_t
@@ -117,10 +100,6 @@ INLINE uint32_t plain_step(plain_lanes_t *l, const uint8_t *row) {
 #define KEEP(class, v) memcpy(class, &v, sizeof v)
 #define AGAIN plain_again
 #define MASK plain_mask
-#define lanes_t plain_lanes_t
-#define LANES plain_lanes
-#define SPILL(to, l) memcpy(to, &l, sizeof l)
-#define STEP plain_step
 #define SELECT nth_bit
 #define POPCOUNT __builtin_popcountll
 #define COUNT plain_count
@@ -135,9 +114,6 @@ typedef struct {
     __m256i top, last, field;
     __m128i start;
 } avx2_setup_t;
-typedef struct {
-    __m256i half[2];
-} avx2_lanes_t;
 
 AVX2 INLINE avx2_setup_t avx2_setup(const form_t *f, int word) {
     const int field = (1 << f->exponent_bits) - 1;
@@ -185,25 +161,6 @@ AVX2 INLINE uint64_t avx2_mask(avx2_t v, int c) {
     return low | (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(v.half[1], k)) << 32;
 }
 
-AVX2 INLINE avx2_lanes_t avx2_lanes(const int32_t *left) {
-    const avx2_lanes_t l = {{_mm256_loadu_si256((const __m256i *)left), _mm256_loadu_si256((const __m256i *)(left + 8))}};
-    return l;
-}
-
-AVX2 INLINE void avx2_spill(int32_t *left, avx2_lanes_t l) {
-    for (int i = 0; i < 2; i++) _mm256_storeu_si256((__m256i *)(left + 8 * i), l.half[i]);
-}
-
-AVX2 INLINE uint32_t avx2_step(avx2_lanes_t *l, const uint8_t *row) {
-    uint32_t hit = 0;
-    for (int i = 0; i < 2; i++) {
-        const __m256i here = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(row + 8 * i)));
-        l->half[i] = _mm256_sub_epi32(l->half[i], here);
-        hit |= (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(l->half[i])) << 8 * i;
-    }
-    return hit;
-}
-
 #define NAME(x) avx2_scan_##x
 #define TARGET AVX2
 #define vector_t avx2_t
@@ -213,10 +170,6 @@ AVX2 INLINE uint32_t avx2_step(avx2_lanes_t *l, const uint8_t *row) {
 #define KEEP avx2_keep
 #define AGAIN avx2_again
 #define MASK avx2_mask
-#define lanes_t avx2_lanes_t
-#define LANES avx2_lanes
-#define SPILL avx2_spill
-#define STEP avx2_step
 #define SELECT nth_bit /* some of these processors have a pdep of 100 cycles and more */
 #define POPCOUNT _mm_popcnt_u64
 #include "lists_scan.h"
@@ -258,11 +211,6 @@ AVX512 INLINE __m512i avx512_load(const uint8_t *x, const avx512_setup_t *s, int
     return _mm512_min_epu8(_mm512_subs_epu8(s->top, v), s->last);
 }
 
-AVX512 INLINE uint32_t avx512_step(__m512i *left, const uint8_t *row) {
-    *left = _mm512_sub_epi32(*left, _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)row)));
-    return _mm512_cmplt_epi32_mask(*left, _mm512_setzero_si512());
-}
-
 #define NAME(x) avx512_scan_##x
 #define TARGET AVX512
 #define vector_t __m512i
@@ -272,10 +220,6 @@ AVX512 INLINE uint32_t avx512_step(__m512i *left, const uint8_t *row) {
 #define KEEP(class, v) _mm512_storeu_si512(class, v)
 #define AGAIN(class) _mm512_loadu_si512(class)
 #define MASK(v, c) _mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8((char)(c)))
-#define lanes_t __m512i
-#define LANES(left) _mm512_loadu_si512(left)
-#define SPILL(to, l) _mm512_storeu_si512(to, l)
-#define STEP avx512_step
 #define SELECT(mask, n) ((int)_tzcnt_u64(_pdep_u64(1ull << (n), mask)))
 #define POPCOUNT _mm_popcnt_u64
 #include "lists_scan.h"

@@ -1,7 +1,6 @@
-/* The scans for one instruction set; lists_scan.c includes this once for each, and has defined
- * for it: NAME, TARGET; vector_t, the classes of a chunk, which LOAD makes, with what SETUP has made of the form,
- * KEEP stores and AGAIN loads, MASK compares and COUNT counts; lanes_t, a number a class, which LANES loads, SPILL stores
- * and STEP counts down, telling which are below 0; SELECT, the place of a set bit. */
+/* The scans for one instruction set; lists_scan.c includes this once for each, and has defined for it: NAME, TARGET;
+ * vector_t, the classes of a chunk, which LOAD makes with what SETUP has made of the form, KEEP stores and AGAIN loads,
+ * MASK compares and COUNT counts; SELECT, the place of a set bit; POPCOUNT. */
 
 #ifndef COUNT
 #define COUNT NAME(count)
@@ -32,6 +31,17 @@ TARGET INLINE void NAME(all)(const uint8_t *x, int64_t n, const form_t *f, uint8
     }
 }
 
+/* Elements of each class before each chunk of a block, or, of chunks that it has not, far too many; and in all of it. */
+TARGET INLINE void NAME(sum)(const uint8_t *rows, int64_t chunks, uint16_t before[BLOCK_CHUNKS][ROW], uint16_t *all) {
+    row_sum_t sum = {0};
+    for (int64_t i = 0; i < chunks; i++) {
+        memcpy(before[i], &sum, sizeof sum);
+        sum += row_of(rows + i * ROW);
+    }
+    memcpy(all, &sum, sizeof sum);
+    memset(before + chunks, 255, (size_t)(BLOCK_CHUNKS - chunks) * sizeof *before);
+}
+
 /* The number of classes, rounded up, is known to the compiler: it matters. */
 #define BY_CLASSES(word)                                                                                               \
     TARGET static __attribute__((noinline)) void NAME(classify_##word)(const uint8_t *x, int64_t n, const form_t *f,   \
@@ -48,60 +58,51 @@ BY_CLASSES(2)
 BY_CLASSES(4)
 #undef BY_CLASSES
 
-static void NAME(classify)(const uint8_t *x, int64_t n, const form_t *f, uint8_t *class, uint8_t *rows) {
-    switch (f->word) {
-    case 1: NAME(classify_1)(x, n, f, class, rows); return;
-    case 2: NAME(classify_2)(x, n, f, class, rows); return;
-    default: NAME(classify_4)(x, n, f, class, rows);
-    }
+TARGET static void NAME(classify)(const uint8_t *x, int64_t n, const form_t *f, uint8_t *class, uint8_t *rows,
+                                  uint32_t *counts) {
+    row_sum_t sum = {0};
+    if (f->word == 1) NAME(classify_1)(x, n, f, class, rows);
+    if (f->word == 2) NAME(classify_2)(x, n, f, class, rows);
+    if (f->word == 4) NAME(classify_4)(x, n, f, class, rows);
+    for (; n > 0; n -= CHUNK, rows += ROW) sum += row_of(rows);
+    for (int c = 0; c < ROW; c++) counts[c] += sum[c];
 }
 
-/* Chunks in which no list has its next rank are passed by a few instructions for all classes together. */
+/* No branch depends on where a change is, but for which block: the chunk of a rank is found by halving. */
 TARGET static void NAME(select)(const uint8_t *class, const uint8_t *rows, int64_t chunks, uint32_t first,
-                                select_t *given) {
-    select_t s = *given;
-    lanes_t left = LANES(s.left);
-    for (int64_t at = 0; at < chunks && s.active; at++, rows += ROW) {
-        uint32_t hit = STEP(&left, rows) & s.active;
-        if (!hit) continue;
-        SPILL(s.left, left);
-        for (const vector_t v = AGAIN(class + at * CHUNK); hit; hit &= hit - 1) {
-            const int c = __builtin_ctz(hit);
-            const uint64_t mask = MASK(v, c);
-            const int64_t here = rows[c];
-            int64_t before = s.left[c] + here; /* elements of the class in this chunk that come before */
-            uint32_t *next = s.next[c], *const end = s.end[c];
-            do {
-                const int64_t rank = *next;
-                *next++ = first + (uint32_t)(at * CHUNK + SELECT(mask, (int)before));
-                before = next < end ? before + *next - rank : (int64_t)INT32_MAX + here;
-            } while (before < here);
-            if (next == end) s.active &= ~(1u << c);
-            s.next[c] = next;
-            s.left[c] = (int32_t)(before - here);
+                                select_t *s) {
+    uint16_t before[BLOCK_CHUNKS][ROW], all[ROW];
+    NAME(sum)(rows, chunks, before, all);
+    for (int c = 0; c < s->classes; c++) {
+        const uint32_t seen = s->seen[c], end = seen + all[c];
+        uint32_t *next = s->next[c];
+        for (; next < s->end[c] && *next < end; next++) {
+            const uint32_t rank = *next - seen; /* in the block */
+            uint32_t chunk = 0;
+#pragma GCC unroll 6
+            for (uint32_t step = BLOCK_CHUNKS / 2; step; step /= 2) chunk += before[chunk + step][c] <= rank ? step : 0;
+            const uint64_t mask = MASK(AGAIN(class + chunk * CHUNK), c);
+            *next = first + chunk * CHUNK + (uint32_t)SELECT(mask, (int)(rank - before[chunk][c]));
         }
-        left = LANES(s.left);
+        s->next[c] = next;
+        s->seen[c] = end;
     }
-    SPILL(s.left, left);
-    *given = s;
 }
 
-TARGET static void NAME(rank)(const uint8_t *class, const uint8_t *rows, int64_t chunks, uint32_t first,
-                              rank_t *given) {
-    rank_t r = *given;
-    for (int64_t at = 0; at < chunks; at++) {
-        const uint64_t end = (uint64_t)first + (uint64_t)(at + 1) * CHUNK;
-        if (r.next < r.changes && r.local[r.next] < end) {
-            const vector_t v = AGAIN(class + at * CHUNK);
-            do {
-                const int i = (int)(r.local[r.next] & (CHUNK - 1)), c = class[at * CHUNK + i];
-                r.class[r.next] = (uint8_t)c;
-                r.rank[r.next++] = r.seen[c] + (uint32_t)POPCOUNT(MASK(v, c) & ((1ull << i) - 1));
-            } while (r.next < r.changes && r.local[r.next] < end);
+TARGET static void NAME(rank)(const uint8_t *class, const uint8_t *rows, int64_t chunks, uint32_t first, rank_t *r) {
+    uint16_t before[BLOCK_CHUNKS][ROW], all[ROW];
+    const uint64_t end = (uint64_t)first + (uint64_t)chunks * CHUNK;
+    int64_t i = r->next;
+    if (i < r->changes && r->local[i] < end) {
+        NAME(sum)(rows, chunks, before, all);
+        for (; i < r->changes && r->local[i] < end; i++) {
+            const uint32_t at = r->local[i] - first, chunk = at / CHUNK, c = class[at];
+            const uint64_t mask = MASK(AGAIN(class + chunk * CHUNK), c) & ((1ull << at % CHUNK) - 1);
+            r->class[i] = (uint8_t)c;
+            r->rank[i] = r->seen[c] + before[chunk][c] + (uint32_t)POPCOUNT(mask);
         }
-        for (int c = 0; c < ROW; c++) r.seen[c] += rows[at * ROW + c];
+        r->next = i;
     }
-    *given = r;
 }
 
 static const scan_t NAME(scan) = {NAME(classify), NAME(select), NAME(rank)};
@@ -115,10 +116,6 @@ static const scan_t NAME(scan) = {NAME(classify), NAME(select), NAME(rank)};
 #undef KEEP
 #undef AGAIN
 #undef MASK
-#undef lanes_t
-#undef LANES
-#undef SPILL
-#undef STEP
 #undef SELECT
 #undef COUNT
 #undef POPCOUNT
