@@ -70,7 +70,8 @@ class _Tiles:
         before = bit[starts(counts)]
         values = read_fields(self.data, bit[:-1] + np.repeat(self.begins - before[:-1], counts), widths)
         self.begins = self.begins + np.diff(before)
-        return values.view(np.int64)
+        signed: Ints = values.view(np.int64)
+        return signed
 
     def unary(self, counts: Ints) -> Ints:
         """``counts[i]`` numbers of tile i in unary: zeros and a one each."""
@@ -79,7 +80,7 @@ class _Tiles:
         if (first + counts > np.searchsorted(ones, self.ends)).any():
             raise refuse("tile-short", self.where)
         at = ones[np.repeat(first, counts) + gaps.within(counts)]
-        values = np.diff(at, prepend=0) - 1
+        values: Ints = np.diff(at, prepend=0) - 1
         held = counts > 0
         head = starts(counts)[:-1][held]
         values[head] = at[head] - self.begins[held]

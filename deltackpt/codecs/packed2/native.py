@@ -21,9 +21,9 @@ from deltackpt.codecs.packed2.jobs import DecodeJob, EncodeJob
 from deltackpt.codecs.packed2.list_index import ListIndex
 from deltackpt.kernels import address
 
-_FORM = [(name, np.int64) for name in ("height", "width", "rows", "columns")]
-_FORM += [(name, np.int32) for name in ("word", "exponent_start", "exponent_bits")]  # type: ignore[misc]
-_FORM += [(name, np.int32) for name in ("classes", "sized", "top", "anchor", "unused")]  # type: ignore[misc]
+_FORM: list[tuple[str, Any]] = [(name, np.int64) for name in ("height", "width", "rows", "columns")]
+_FORM += [(name, np.int32) for name in ("word", "exponent_start", "exponent_bits")]
+_FORM += [(name, np.int32) for name in ("classes", "sized", "top", "anchor", "unused")]
 _READ = np.dtype(
     [
         *_FORM,
@@ -75,8 +75,8 @@ def decode(jobs: Sequence[DecodeJob], threads: int, outputs: Outputs | None = No
         positions, old, new = outputs[i] if outputs is not None else (None, None, None)
         assert outputs is not None or (elements.flags.c_contiguous and elements.flags.writeable)
         scale, grid = d.scale, d.grid
-        form = (grid.height, grid.width, grid.rows, grid.columns, job.dtype.width, *job.dtype.exponent)
-        form += (scale.classes, scale.sized, scale.top, scale.anchor, 0)
+        form = [grid.height, grid.width, grid.rows, grid.columns, job.dtype.width, *job.dtype.exponent]
+        form += [scale.classes, scale.sized, scale.top, scale.anchor, 0]
         payload = np.frombuffer(job.payload, np.uint8)
         tables = at(d.numbers, np.int64), at(d.counts, np.int64), at(d.lengths, np.int64), at(d.checksums, np.uint32)
         made = at(positions), at(old), at(new), 8 if positions is None else positions.itemsize, outputs is None
@@ -97,7 +97,7 @@ def encode(jobs: Sequence[EncodeJob], threads: int) -> list[tuple[ListIndex, mem
     rows, held = [], []
     for job in jobs:
         arrays = [np.ascontiguousarray(a) for a in (job.positions, job.old, job.new)]
-        if job.base is not None:
+        if job.base is not None and job.dtype.exponent[1]:  # else nobody looks, and it may be a stand-in
             arrays.append(np.ascontiguousarray(job.base))
         held.append(arrays)
         at = [address(a) for a in arrays]
