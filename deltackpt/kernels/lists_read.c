@@ -19,7 +19,7 @@ typedef struct {
     uint8_t *elements; /* all old elements, flat */
     int64_t tiles;     /* rows of the tables: */
     const int64_t *numbers, *counts, *lengths; /* which tile; NULL: all. (tiles, lists). Bytes of each. */
-    const uint32_t *checksums;
+    const uint8_t *checksums; /* as they lie in the table: at any byte */
     uint8_t *positions, *old, *new; /* of all changes, by tile, class and rank; any may be NULL */
     int32_t wide;                   /* bytes of a position: 4 or 8 */
     int32_t in_place;               /* new elements go to where the old ones are */
@@ -279,7 +279,7 @@ static void read_unit(void *shared, int64_t unit, scratch_t *scratch) {
     t.limit = job->payload + job->bytes;
     t.bits = 8 * length;
     int code = OK;
-    if (crc32_of(t.bytes, length) != job->checksums[p->row]) {
+    if (crc32_of(t.bytes, length) != (uint32_t)load(job->checksums, p->row, 4)) {
         code = TILE_CHECKSUM;
     } else {
         t.at = tile_at(f, job->numbers ? job->numbers[p->row] : p->row);
