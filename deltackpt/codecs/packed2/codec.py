@@ -1,0 +1,126 @@
+"""`packed`: which elements changed, in lists by class of old exponent, and by how many ULP (FORMAT section "packed").
+
+Bytes depend on the content alone: no general compressor, no float. Tiles are independent of each other. The work is
+done by the compiled kernels where there are any, else in numpy: the same bytes, the same elements, the same defects.
+A part of the tiles, and their bytes, are read by the index's rows of them: ``index.some(tiles)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt import kernels
+from deltackpt.codecs.bits import Ints, starts
+from deltackpt.codecs.packed2 import decoder, encoder, list_index, native
+from deltackpt.codecs.packed2.jobs import DecodeJob, EncodeJob
+from deltackpt.codecs.packed2.list_index import ListIndex
+from deltackpt.codecs.packed2.steps import Elements
+from deltackpt.codecs.types import DecodeBuffer
+from deltackpt.format.dtypes import DType, uint
+
+WIDTHS = (1, 2, 4)
+
+Positions = npt.NDArray[Any]
+
+
+def encode(
+    positions: Ints, old: Elements, new: Elements, base: Elements | None, dtype: DType, shape: tuple[int, ...]
+) -> tuple[ListIndex, list[bytes]]:
+    """Changed elements, sorted by flat position, of a tensor or box of ``shape`` -> index and tiles.
+
+    ``positions`` are int64; ``old`` and ``new`` the words there; ``base`` all old ones, flat, or None: then there is
+    one class. ``shape`` counts storage elements, ``dtype`` is 1, 2 or 4 bytes wide.
+    """
+    job = EncodeJob(positions, old, new, base, dtype, shape)
+    if kernels.LIB is None:
+        return encoder.encode(job)
+    index, payload = native.encode([job], 1)[0]
+    return index, [payload[a:b].tobytes() for a, b in pairwise(starts(index.lengths).tolist())]
+
+
+def encode_many(jobs: Sequence[EncodeJob], threads: int = 1) -> list[tuple[ListIndex, memoryview]]:
+    """`encode` of many tensors at once -> the index and the payload of each; all are views of one memory."""
+    if kernels.LIB is not None:
+        return native.encode(jobs, threads)
+    made = [encoder.encode(job) for job in jobs]
+    return [(index, memoryview(b"".join(tiles))) for index, tiles in made]
+
+
+def decode(
+    index: ListIndex,
+    payload: memoryview,
+    base: Elements,
+    dtype: DType,
+    where: str,
+    buffer: DecodeBuffer | None = None,
+) -> tuple[Positions, Elements]:
+    """-> flat positions (by tile, class and rank; not sorted over the tensor) and new bits of the changed elements.
+
+    ``base`` holds all old elements, flat; ``payload`` the bytes of the index's tiles. Positions are int64; with
+    ``buffer`` both may be there, and positions uint32. Raises FormatError if the bytes are not a valid stream.
+    """
+    job = DecodeJob(index, payload, base, dtype, where)
+    if kernels.LIB is None:
+        positions, _, new = decoder.decode(job)
+        return positions, new
+    total = _count(job)
+    if buffer is not None and len(base) <= 1 << 32:
+        found: tuple[Positions, Elements] = buffer.take(total, dtype.width)
+    else:
+        found = np.empty(total, np.int64), np.empty(total, uint(dtype.width))
+    native.decode([job], 1, [(found[0], None, found[1])])
+    return found
+
+
+def _count(job: DecodeJob) -> int:
+    """How many changes there are; no more than the payload has bits. What else is to be checked the kernels check."""
+    count = int(job.index.counts[:, : job.index.scale.classes].sum())
+    if not 0 <= count <= 8 * len(job.payload):
+        list_index.require(job.index, job.payload, job.where)
+    return count
+
+
+def decode_into(index: ListIndex, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
+    """`decode`, written to ``elements``, which hold the old ones. After a FormatError they are worth nothing."""
+    decode_many_into([DecodeJob(index, payload, elements, dtype, where)])
+
+
+def decode_many(jobs: Sequence[DecodeJob], threads: int = 1) -> list[tuple[Positions, Elements, Elements]]:
+    """Many tensors at once -> the positions (int64), old and new bits of each; those of a kind are in one memory.
+
+    Raises FormatError for the first defect by job and tile, whatever the threads.
+    """
+    if kernels.LIB is None:
+        return [decoder.decode(job) for job in jobs]
+    counts = [_count(job) for job in jobs]
+    positions = np.empty(sum(counts), np.int64)
+    # Rounded up, so that words of any width begin at a multiple of it.
+    total = sum((n * job.dtype.width + 3) & ~3 for n, job in zip(counts, jobs, strict=True))
+    old, new = np.empty(total, np.uint8), np.empty(total, np.uint8)
+    outputs, at, byte = [], 0, 0
+    for job, n in zip(jobs, counts, strict=True):
+        part, dtype = slice(byte, byte + n * job.dtype.width), uint(job.dtype.width)
+        outputs.append((positions[at : at + n], old[part].view(dtype), new[part].view(dtype)))
+        at, byte = at + n, (part.stop + 3) & ~3
+    native.decode(jobs, threads, outputs)
+    return outputs
+
+
+def decode_many_into(jobs: Sequence[DecodeJob], threads: int = 1) -> None:
+    """`decode_many`, written to where the old elements are."""
+    if kernels.LIB is not None and all(j.elements.flags.c_contiguous and j.elements.flags.writeable for j in jobs):
+        native.decode(jobs, threads)
+        return
+    for job in jobs:
+        positions, new = decode(job.index, job.payload, job.elements, job.dtype, job.where)
+        job.elements[positions] = new
+
+
+def check(index: ListIndex, payload: memoryview, where: str) -> None:
+    """Raises FormatError ``tile-checksum`` for a tile that has not the crc32 of the index."""
+    list_index.check(index, payload, where)
