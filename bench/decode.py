@@ -20,11 +20,11 @@ from sync import COLUMNS, chain
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.format.dtypes import uint
+from deltackpt.patch.squashed import SquashedPatch
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.restore.materialize import apply
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.squashed import SquashedPatch
 
 
 def turn(repo: Repository, start: Path, work: Path, steps: int) -> dict[str, float]:
@@ -34,13 +34,13 @@ def turn(repo: Repository, start: Path, work: Path, steps: int) -> dict[str, flo
     with PatchReader.open_all(repo, hops) as patches, Checkpoint.open(start) as state:
         seconds["open"] = time.perf_counter() - began
         merged = SquashedPatch(patches)
-        found = {name: merged.entries_of(name)[0] for name in merged.names}
-        old = {name: state.bytes_of(name).view(uint(part.entries[i].dtype.width)) for name, (part, i) in found.items()}
+        found = {name: merged.tensor(name) for name in merged.names}
+        old = {name: state.bytes_of(name).view(uint(tensor.dtype.width)) for name, tensor in found.items()}
         for words in old.values():
             np.bitwise_xor.reduce(words)  # from the disk, if it was not in memory
         began = time.perf_counter()
-        for name, (part, i) in found.items():
-            part.decode(part.entries[i], old[name])
+        for name, tensor in found.items():
+            tensor.decode(old[name])
         seconds["decode"] = time.perf_counter() - began
     began = time.perf_counter()
     apply(repo, work / f"out-{time.monotonic_ns()}", steps, threads=1)

@@ -75,7 +75,7 @@ def compare_pass(hook: Any, model: Any) -> float:
     from deltackpt.torch_views.words import on_host
     from deltackpt.util.parallel import ordered_map
 
-    snapshot, chunk = hook._taker._snapshot, 1 << 19
+    snapshot, chunk = hook._capture._snapshot, 1 << 19
     began = time.perf_counter()
 
     def one(piece: Any) -> int:
@@ -84,7 +84,7 @@ def compare_pass(hook: Any, model: Any) -> float:
             compared.add(kept[at : at + chunk], on_host(piece.words(at, at + chunk), piece.dtype), at)
         return len(compared.changes()[0])
 
-    list(ordered_map(one, hook._extract(), hook._threads))
+    list(ordered_map(one, hook._extract(), hook._capture.threads))
     return time.perf_counter() - began
 
 

@@ -3,7 +3,7 @@
 Needs torch, numpy, zstandard, xxhash, safetensors and fsspec; without a GPU it runs small shapes on the CPU, which
 shows that it works and no more. The weights are normal noise, 90 % of the changes one ULP: speeds and not sizes.
 
-    python bench/gpu_hook.py [--density 0.01] [--size 8b|1b|small] [--repeat 3] [--batch N] [--json FILE]
+    python bench/gpu_hook.py [--density 0.01] [--size 8b|1b|small] [--repeat 3] [--json FILE]
 """
 
 from __future__ import annotations
@@ -28,22 +28,20 @@ import torch
 from deltackpt.codecs import Change as HostChange
 from deltackpt.codecs import encode as encode_on_host
 from deltackpt.format import state_digest
-from deltackpt.format.manifest import File
-from deltackpt.gpu import device
-from deltackpt.gpu import digest as device_digest
-from deltackpt.gpu import pipeline as device_take
-from deltackpt.gpu.device import DeviceChange
-from deltackpt.gpu.device_packed import Found, encode
+from deltackpt.gpu import digest, pipeline, torch_diff
+from deltackpt.gpu.changes import DeviceChanges, sparse
 from deltackpt.gpu.diff import groups
-from deltackpt.gpu.encode import code
-from deltackpt.gpu.transfers import Aside, aside
+from deltackpt.gpu.encode import encode
+from deltackpt.gpu.transfers import CopyStream, copy_stream
 from deltackpt.hooks import TrainerHook
 from deltackpt.hooks.capture import Capture
-from deltackpt.hooks.parts import put_parts
-from deltackpt.hooks.process_group import SingleProcess
-from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.hooks.options import HookOptions
+from deltackpt.hooks.parts import encode_deltas
+from deltackpt.patch.part import Origin
 from deltackpt.publish.manifest import AnchorPolicy
-from deltackpt.store import LocalStore
+from deltackpt.publish.objects import StepObjects
+from deltackpt.publish.step import EncodeOptions
+from deltackpt.repository import Repository
 from deltackpt.torch_views.extract import Piece, pieces_of
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import on_host
@@ -122,28 +120,24 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def found(pieces: list[Piece], snapshot: Snapshot) -> Iterator[tuple[list[DeviceChange], Any]]:
+def found(pieces: list[Piece], snapshot: Snapshot) -> Iterator[tuple[list[DeviceChanges], Any]]:
     """What changed, a batch at a time, and the group that kernels made of it, if there are kernels."""
-    if all(device_take.fits(piece) for piece in pieces):
+    if digest.has_kernels(pieces[0].tensor.device):
         for group in groups(pieces, snapshot):
-            yield [], group
+            yield [group.changes], group
         return
-    for batch in device.batches(pieces, lambda piece: device.find(piece, snapshot.of(piece.name))):
+    for batch in torch_diff.batches(pieces, lambda p: torch_diff.find(p, torch_diff.runs(p, snapshot))):
         yield batch, None
 
 
-def coded(batch: list[DeviceChange], group: Any, limit: int, side: Aside | None) -> Any:
-    """A job for `in_turn`: the tiles of all that is large enough, as {name: Coded}."""
-    if group is not None:
-        which = [i for i, piece in enumerate(group.pieces) if device_take.sparse(piece, group.counts[i], limit)]
-        made = yield from code(group, which, side)
-        return {group.pieces[i].name: tiles for i, tiles in made.items()}
-    yield
-    large = [c for c in batch if device_take.sparse(c.piece, c.count, limit)]
-    if not large:
+def coded(group: Any, limit: int, side: CopyStream | None) -> Any:
+    """A job for `interleaved`: the tiles of all that is large enough, by name; without kernels none."""
+    if group is None:
         return {}
-    tiles = encode([Found(c.piece.storage, c.positions, c.old, c.new) for c in large], large[0].piece.dtype)
-    return {c.piece.name: tile for c, tile in zip(large, tiles, strict=True)}
+    pieces, counts = group.changes.pieces, group.changes.counts
+    which = [i for i, piece in enumerate(pieces) if sparse(piece, counts[i], limit)]
+    made = yield from encode(group, which, side)
+    return {pieces[i].name: tiles for i, tiles in made.items()}
 
 
 def check(pieces: list[Piece], snapshot: Snapshot, limit: int) -> str:
@@ -151,9 +145,9 @@ def check(pieces: list[Piece], snapshot: Snapshot, limit: int) -> str:
     some = [piece for piece in sorted(pieces, key=lambda piece: piece.elements) if piece.elements <= 1 << 25]
     some = some[: len(pieces) // 3 + 3]
     made = {}
-    for tiles in device_take.in_turn(coded(batch, group, limit, None) for batch, group in found(some, snapshot)):
+    for tiles in pipeline.interleaved(coded(group, limit, None) for _, group in found(some, snapshot)):
         made |= tiles
-    sums = device_digest.sums_of_pieces(some)
+    sums = digest.sums_of_pieces(some)
     for piece, total in zip(some, sums, strict=True):
         words, base = on_host(piece.words(), piece.dtype), on_host(snapshot.of(piece.name), piece.dtype)
         if total != state_digest.of_run(words):
@@ -163,7 +157,7 @@ def check(pieces: list[Piece], snapshot: Snapshot, limit: int) -> str:
         at = np.flatnonzero(base != words)
         change = HostChange(piece.dtype, piece.storage, at, base[at], words[at], base, words)
         _, want = encode_on_host(change, piece.storage, "packed", scan_limit=0)
-        if b"".join(made[piece.name]()[1].payload) != b"".join(want.payload):
+        if b"".join(made[piece.name].payload) != b"".join(want.payload):
             raise SystemExit(f"gpu_hook: other bytes of {piece.name}")
     return f"{len(made)} tensors coded to the same bytes as on the host, and {len(some)} digests agree"
 
@@ -176,15 +170,16 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
     size = sum(piece.nbytes for piece in pieces)
     result: dict[str, float] = {"model bytes": float(size)}
     limit = 1 << (16 if args.size == "small" else 20)  # small shapes are to be coded too
-    taker = Capture(None, "main", "device", SingleProcess(), pieces, None, scan_limit=limit, encoding="auto", threads=4, device=True)  # type: ignore[arg-type] # noqa: E501 # fmt: skip
-    taker.take(pieces)
+    options = HookOptions(scan_limit=limit, threads=4, on_device=True)
+    taker = Capture(None, pieces, None, options)  # type: ignore[arg-type]
+    taker.capture(pieces)
     snapshot = taker._snapshot
     assert snapshot is not None
     change(state, args.density)
     notes = [check(pieces, snapshot, limit)]
 
     def find() -> int:
-        return sum(sum(c.count for c in batch) if g is None else sum(g.counts) for batch, g in found(pieces, snapshot))
+        return sum(changes.count for batch, _ in found(pieces, snapshot) for changes in batch)
 
     changed = find()
     notes.append(f"{changed:,} of {sum(p.elements for p in pieces):,} elements changed")
@@ -194,9 +189,9 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
     result["diff"] = size / clock.seconds(find) / 1e9
 
     def find_and_encode() -> int:
-        side = aside(where)
-        jobs = (coded(batch, group, limit, side) for batch, group in found(pieces, snapshot))
-        return sum(len(tiles.payload) for made in device_take.in_turn(jobs) for tiles in made.values())
+        side = copy_stream(where)
+        jobs = (coded(group, limit, side) for _, group in found(pieces, snapshot))
+        return sum(tiles.size for made in pipeline.interleaved(jobs) for tiles in made.values())
 
     payload = find_and_encode()
     result["diff + encode"] = size / clock.seconds(find_and_encode) / 1e9
@@ -206,29 +201,25 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
 
     def take() -> None:
         deltas.clear()
-        deltas.update(taker.take(pieces))
+        deltas.update(taker.capture(pieces))
 
     again = lambda: change(state, args.density)  # noqa: E731
     result["step() blocks"] = clock.seconds(take, again) * 1e3
     names = {piece.name for piece in pieces}
     with scratch() as folder:
-        store, count = LocalStore(folder / "store"), iter(range(1 << 30))
+        repo, count = Repository.open_or_create(folder / "store"), iter(range(1 << 30))
 
         def part() -> None:
             take()
-            origin, folder = Origin("ab" * 16, 1, "cd" * 32, "ef" * 32), f"patches/{next(count)}"
-
-            def put(index: int, writer: PartWriter) -> File:
-                done = store.put(f"{folder}/{index}", writer.chunks())
-                return File(done.name, done.size, done.sha256)
-
-            put_parts(deltas, origin, names, put, lambda: None, threads=taker.threads)
+            origin, objects = Origin("ab" * 16, 1, "cd" * 32, "ef" * 32), StepObjects(repo, next(count))
+            encode_deltas(objects, origin, deltas, names, EncodeOptions(threads=taker.threads))
+            objects.wait()
 
         result["diff + encode + part in memory-backed storage"] = size / clock.seconds(part, again) / 1e9
     if where.type == "cuda":
         peak = torch.cuda.max_memory_allocated() - held
         result["peak memory beyond weights and snapshot"] = peak / 1e9
-    result["state digest"] = size / clock.seconds(lambda: device_digest.sums_of_pieces(pieces)) / 1e9
+    result["state digest"] = size / clock.seconds(lambda: digest.sums_of_pieces(pieces)) / 1e9
     deltas.clear()
     taker = snapshot = None  # type: ignore[assignment]
     gc.collect()
@@ -244,8 +235,8 @@ def pinned(
     state: dict[str, torch.Tensor], pieces: list[Piece], clock: Clock, density: float, size: int
 ) -> dict[str, float]:
     """The snapshot in pinned host memory, against the time that its bytes take over the bus."""
-    taker = Capture(None, "main", "host", SingleProcess(), pieces, None, scan_limit=1 << 20, encoding="auto", threads=4)  # type: ignore[arg-type] # fmt: skip
-    taker.take(pieces)
+    taker = Capture(None, pieces, None, HookOptions(snapshot="host", threads=4))  # type: ignore[arg-type]
+    taker.capture(pieces)
     snapshot = taker._snapshot
     assert snapshot is not None
     buffer = torch.empty(max(p.elements for p in pieces), dtype=torch.int16, device=clock.where)
@@ -258,10 +249,10 @@ def pinned(
 
     def again() -> None:
         change(state, density)
-        snapshot.settle()  # what a step would wait for that follows in less time than this
+        snapshot.wait()  # what a step would wait for that follows in less time than this
 
-    took = clock.seconds(lambda: taker.take(pieces), again)
-    behind = clock.seconds(snapshot.settle, lambda: (again(), taker.take(pieces)))
+    took = clock.seconds(lambda: taker.capture(pieces), again)
+    behind = clock.seconds(snapshot.wait, lambda: (again(), taker.capture(pieces)))
     return {
         "PCIe copy, GB/s": size / bus / 1e9,
         "pinned snapshot / PCIe copy": took / bus,
@@ -302,10 +293,8 @@ def main() -> None:
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--size", choices=SIZES, default="8b" if torch.cuda.is_available() else "small")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=device.BATCH, help="changes that are coded together")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    device.BATCH = args.batch
     result, notes = measure(args)
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, small shapes: no figures"
     print(f"{card}; torch {torch.__version__}; {args.size}, density {args.density:.2%}\n")

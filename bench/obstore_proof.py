@@ -123,14 +123,14 @@ def an_interrupt() -> None:
     code = """if True:
         import sys, time, obstore_proof
         from deltackpt.store.s3 import S3Driver
-        from deltackpt.store.retry import Patience
+        from deltackpt.store.retry import RetryPolicy
         driver = {ours}
         try:
             driver.fetch("a", 0, 10, None)
         except KeyboardInterrupt:
             pass"""
     for name, ours in (
-        ("ours", "S3Driver(obstore_proof.client(sys.argv[1]), 'bench', Patience(silence=5))"),
+        ("ours", "S3Driver(obstore_proof.client(sys.argv[1]), 'bench', RetryPolicy(silence=5))"),
         ("obstore", "obstore_proof.obstore_trial.ObstoreDriver(lambda: obstore_proof.store(sys.argv[1]))"),
     ):
         with socket.create_server(("127.0.0.1", 0)) as mute:

@@ -28,8 +28,8 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from deltackpt.store import azure, gcs, s3
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import Body, Fetched, Head, Plain, SpooledUpload, Upload
-from deltackpt.store.retry import DEFAULT, Patience
+from deltackpt.store.driver import BasicDriver, Body, Fetched, Head, SpooledUpload, Upload
+from deltackpt.store.retry import DEFAULT, RetryPolicy
 
 MARK = "deltackptput"  # a name that all three take
 RECENT = 10.0  # seconds for which a time of the store is gone on with by this host's clock
@@ -65,7 +65,7 @@ def asked(request: Callable[..., Any], *args: Any, **more: Any) -> Any:
     raise said
 
 
-class ObstoreDriver(Plain):
+class ObstoreDriver(BasicDriver):
     """A tag is an ETag and, of GCS, where writes are conditional on it, a space and the generation."""
 
     capabilities: Capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
@@ -187,12 +187,12 @@ class _Arriving:
         self._pieces = iter(())
 
 
-def client(patience: Patience) -> dict[str, Any]:
+def client(retry: RetryPolicy) -> dict[str, Any]:
     """No attempts but ours, and no limit on a whole body, which its reader may take a while over."""
     options = {
         "allow_http": True,
-        "connect_timeout": timedelta(seconds=min(10.0, patience.silence)),
-        "read_timeout": timedelta(seconds=patience.silence),
+        "connect_timeout": timedelta(seconds=min(10.0, retry.silence)),
+        "read_timeout": timedelta(seconds=retry.silence),
         "timeout": timedelta(days=1),
     }
     return {"client_options": options, "retry_config": {"max_retries": 0}}
@@ -201,25 +201,25 @@ def client(patience: Patience) -> dict[str, Any]:
 class S3(ObstoreDriver):
     """Made, as S3Driver is, of an S3FileSystem: of what that was told, and of the environment."""
 
-    def __init__(self, fs: Any, bucket: str, patience: Patience = DEFAULT) -> None:
+    def __init__(self, fs: Any, bucket: str, retry: RetryPolicy = DEFAULT) -> None:
         endpoint = fs.endpoint_url or os.environ.get("AWS_ENDPOINT_URL")
         keys: dict[str, Any] = {"access_key_id": fs.key, "secret_access_key": fs.secret} if fs.key else {}
         keys["disable_bulk_delete"] = True  # which is a POST of a list, for one object too
         region = fs.config_kwargs.get("region_name") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
-        super().__init__(partial(S3Store, bucket, endpoint=endpoint, region=region, **keys, **client(patience)))
+        super().__init__(partial(S3Store, bucket, endpoint=endpoint, region=region, **keys, **client(retry)))
 
 
 class Gcs(ObstoreDriver):
-    def __init__(self, fs: Any, bucket: str, patience: Patience = DEFAULT) -> None:
+    def __init__(self, fs: Any, bucket: str, retry: RetryPolicy = DEFAULT) -> None:
         url = fs.base.removesuffix("/storage/v1/")
-        super().__init__(partial(GCSStore, bucket, base_url=url, bearer_token="anon", **client(patience)))
+        super().__init__(partial(GCSStore, bucket, base_url=url, bearer_token="anon", **client(retry)))
 
 
 class Azure(ObstoreDriver):
-    def __init__(self, fs: Any, container: str, patience: Patience = DEFAULT) -> None:
+    def __init__(self, fs: Any, container: str, retry: RetryPolicy = DEFAULT) -> None:
         keys = dict(pair.partition("=")[::2] for pair in fs.connection_string.split(";") if pair)
         named = {"account_name": keys["AccountName"], "account_key": keys["AccountKey"]}
-        super().__init__(partial(AzureStore, container, endpoint=keys["BlobEndpoint"], **named, **client(patience)))
+        super().__init__(partial(AzureStore, container, endpoint=keys["BlobEndpoint"], **named, **client(retry)))
 
 
 def use() -> None:

@@ -96,7 +96,7 @@ def tools(pair: Pair, work: Path) -> Iterator[Row]:
     for path, checkpoint in ((old, pair.old), (new, pair.new)):
         with path.open("wb") as file:
             for shard in checkpoint.shards:
-                file.write((checkpoint.root / shard.name).read_bytes())
+                file.write((checkpoint.root / shard.path).read_bytes())
     window = f"{1 << max(20, (old.stat().st_size - 1).bit_length())}"
     commands = {
         "zstd -3 --patch-from": (

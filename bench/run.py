@@ -216,7 +216,7 @@ class Work:
 
 
 def apply_to_cache() -> Callable[..., Any]:
-    found: Callable[..., Any] = importlib.import_module("deltackpt.cache.cache").apply_to_cache
+    found: Callable[..., Any] = importlib.import_module("deltackpt.cache").apply_to_cache
     return found
 
 

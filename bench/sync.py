@@ -44,7 +44,7 @@ from deltackpt.repository.writer_lease import writer_lease
 from deltackpt.restore.journal import Journal
 from deltackpt.store import LocalStore, MemoryStore, memory
 from deltackpt.store.fsspec_store import open_fsspec
-from deltackpt.sync.follow import Follower
+from deltackpt.sync.follow import Follower, FollowOptions
 from deltackpt.sync.rate import Rate
 
 NEVER = AnchorPolicy(ratio=float("inf"))
@@ -92,7 +92,7 @@ def relay(port: int, upstream: int, limit: float) -> None:
     def pump(source: socket.socket, sink: socket.socket, rate: Rate) -> None:
         try:
             while data := source.recv(128 << 10):
-                rate.take(len(data))
+                rate.acquire(len(data))
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:
@@ -301,7 +301,7 @@ def _elements(cache: Path, repo: Repository, step: int, elements: int) -> np.nda
 
 def take(follower: Follower) -> None:
     if (switch := follower.catch_up()) is not None:
-        follower.told(switch)
+        follower.acknowledge(switch)
 
 
 def link(work: Path, folders: list[Path], server: str, turns: int) -> Iterator[dict[str, Any]]:
@@ -316,7 +316,7 @@ def link(work: Path, folders: list[Path], server: str, turns: int) -> Iterator[d
         apply_to_cache(repo, cache)
         write(folders[1], url, base=folders[0], anchor=NEVER)
         repo, rows = Repository.open(url), []
-        followers = {"usual": Follower(repo, cache), "ready": Follower(repo, cache, ready=True)}
+        followers = {"usual": Follower(repo, cache), "ready": Follower(repo, cache, FollowOptions(standby=True))}
         take(followers["usual"])
         for turn in range(2 * turns):
             how, (new, old) = ("usual", folders) if turn % 2 == 0 else ("ready", folders[::-1])

@@ -49,6 +49,15 @@ class UsageError(DeltackptError):
     exit_code = 2
 
 
+class ExtraMissingError(UsageError, ModuleNotFoundError):
+    """``extra-missing`` where a module cannot be imported without a library; an ImportError too."""
+
+    def __init__(self, library: str, where: str, install: str) -> None:
+        need = f"the library {library}"
+        super().__init__("extra-missing", where=where, have=f"no module {library}", need=need, hint=install)
+        self.name = library
+
+
 class FormatError(DeltackptError):
     exit_code = 3
 

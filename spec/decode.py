@@ -265,10 +265,11 @@ def parse_entry(r, before, last, version):
         need(encoding not in (NAN, INDEX), "encoding-boxed", name)
     if encoding == NAN:
         need(dtype.sentinel is not None, "encoding-dtype", name)  # [F-PLAIN-4]
+    if encoding == PACKED:
+        need(dtype.width in (1, 2, 4), "encoding-dtype", name)  # [F-PACK-1]
     check_shape(dtype, whole)
     elements = check_shape(dtype, shape)
     if encoding == PACKED:
-        need(dtype.width in (1, 2, 4), "encoding-dtype", name)  # [F-PACK-1]
         detail = (parse_packed if version > 1 else decode_v1.parse_packed)(r, dtype, shape)
     elif encoding == PLANES:
         detail = parse_planes(r, dtype, elements)

@@ -36,11 +36,11 @@ from deltackpt_cli.watch import watch
 from deltackpt_cli.write import write
 
 INTERRUPTED = 130
-KEEPING = (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor)
-MOVING = (mirror, push, pull, follow, serve_updates, watch, import_, export, convert)
+REPOSITORY_COMMANDS = (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor)
+TRANSFER_COMMANDS = (mirror, push, pull, follow, serve_updates, watch, import_, export, convert)
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-for function in (*KEEPING, *MOVING):
+for function in (*REPOSITORY_COMMANDS, *TRANSFER_COMMANDS):
     app.command(function.__name__.strip("_").replace("_", "-"))(command(function))
 
 
@@ -75,21 +75,21 @@ def main() -> NoReturn:
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command and say what went wrong; -> the exit code. A shell that asks for completions gets SystemExit."""
+    """Run one command, print what went wrong; -> the exit code. SystemExit for a shell that asks for completions."""
     options = args[: args.index("--")] if "--" in args else args
-    voice = Output(json="--json" in options, verbose="--verbose" in options)  # also of a line that does not parse
+    output = Output(json="--json" in options, verbose="--verbose" in options)  # also of a line that does not parse
     try:
         code = app(args=list(args), prog_name="deltackpt", standalone_mode=False)
     except DeltackptError as error:
-        return voice.error(error)
+        return output.error(error)
     except _CallError as error:
-        return voice.error(_usage(error))
+        return output.error(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:
-        return voice.bug(error)
+        return output.bug(error)
     if code == INTERRUPTED:  # typer makes this of the signal
-        voice.say("interrupted")
+        output.message("interrupted")
     return code if isinstance(code, int) else 0
 
 

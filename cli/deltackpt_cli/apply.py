@@ -28,7 +28,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Build a new slot; do not p
 
 
 def apply(
-    voice: Output,
+    output: Output,
     repo: Repo,
     out: Out,
     step: Step = "latest",
@@ -48,7 +48,7 @@ def apply(
         raise UsageError("usage", where="--fresh", have="no --cache", need="--cache, whose slots it is about")
     if sync and cache:
         raise UsageError("usage", where="--sync", have="--cache", need="a directory: a cache is proven after a restart")
-    with voice.progress() as progress:
+    with output.progress() as progress:
         source = read_through(repo, object_cache, object_cache_size)
         if cache:
             from deltackpt.cache import apply_to_cache
@@ -59,10 +59,10 @@ def apply(
 
             done = materialize.apply(source, out, step, ref=ref, sync=sync, threads=threads, progress=progress)
     if done.rebuilt is not None:
-        voice.note(f"note: the cache was built anew, since {done.rebuilt}")
+        output.note(f"note: the cache was built anew, since {done.rebuilt}")
     if not done.leased:
-        voice.note("note: the repository is read-only, so no lease keeps gc from what is read")
-    voice.result(done, lambda: _lines(done))
+        output.note("note: the repository is read-only, so no lease keeps gc from what is read")
+    output.result(done, lambda: _lines(done))
 
 
 def _lines(done: ApplyResult) -> Iterator[str]:

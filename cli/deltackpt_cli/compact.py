@@ -36,7 +36,7 @@ Dry = Annotated[bool, typer.Option("--dry-run", help="Show the plan; write nothi
 
 
 def compact(
-    voice: Output,
+    output: Output,
     repo: Repo,
     start: From = None,
     end: To = "latest",
@@ -56,11 +56,11 @@ def compact(
     source = Repository.open(repo)
     plan = plan_compact(source, start, end, ref=ref, levels=LEVELS if levels else ())
     if dry_run:
-        voice.result(plan, lambda: _plan(plan))
+        output.result(plan, lambda: _plan(plan))
         return
-    with voice.progress() as progress:
+    with output.progress() as progress:
         done = plan.execute(source, cache=cache, threads=threads, progress=progress)
-    voice.result(done, lambda: _lines(done))
+    output.result(done, lambda: _lines(done))
 
 
 def _plan(plan: CompactPlan) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The one voice: stdout is data, stderr is talk. Nothing else in the command prints.
+"""All output of the command: stdout is data, stderr is for people. Nothing else in the command prints.
 
 Text is printed as it is, never as markup; what a terminal might act on is escaped.
 """
@@ -26,7 +26,7 @@ class Result(Protocol):
 
 
 class Output:
-    """How one call of a command speaks."""
+    """Where one call of a command writes."""
 
     def __init__(self, *, json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.json = json
@@ -39,23 +39,24 @@ class Output:
         logger.addHandler(_Notes(self))
 
     def result(self, result: Result, lines: Callable[[], Iterable[str]]) -> None:
-        """The result for whoever asked: its fields as one JSON object, or as ``lines``."""
+        """The result of the command on stdout: as one JSON object with --json, else as ``lines``."""
         self.data([json.dumps(result.to_dict())] if self.json else lines())
 
     def data(self, lines: Iterable[str]) -> None:
+        """Lines on stdout."""
         _print(sys.stdout, lines)
 
-    def say(self, text: str) -> None:
-        """Talk that --quiet does not silence."""
+    def message(self, text: str) -> None:
+        """A line on stderr that --quiet does not suppress."""
         _print(sys.stderr, [hidden(text)])
 
     def note(self, text: str) -> None:
-        """Talk that does not concern every reader."""
+        """A line on stderr, unless --quiet was given."""
         if not self._quiet:
-            self.say(text)
+            self.message(text)
 
     def error(self, error: DeltackptError) -> int:
-        """Say what went wrong, and where scripts look for it too; -> the exit code."""
+        """An error on stderr, with --json on stdout too; -> the exit code."""
         if self.json:
             shown = {
                 name: hidden(value) if isinstance(value, str) else value for name, value in error.to_dict().items()
@@ -63,13 +64,13 @@ class Output:
             self.data([json.dumps(shown)])
         if self.verbose:
             self._traceback(error)
-        self.say(f"error: {error.where}: have {error.have}, need {error.need}")
+        self.message(f"error: {error.where}: have {error.have}, need {error.need}")
         if error.hint:
             _print(sys.stderr, ["", *hidden(f"hint: {error.hint}").split("\n")])
         return error.exit_code
 
     def bug(self, error: Exception) -> int:
-        """An exception that nobody expected: its traceback is kept."""
+        """An exception that is no error of ours: printed with its traceback."""
         if not self.verbose:
             self._traceback(error)
         return self.error(
@@ -87,7 +88,7 @@ class Output:
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """A bar on stderr while the block runs, if somebody can see it."""
+        """A bar on stderr while the block runs, if that is a terminal."""
         if self._quiet or not sys.stderr.isatty():
             yield SILENT
             return
@@ -103,19 +104,19 @@ class Output:
 class _Notes(logging.Handler):
     """Warnings of the library as notes of the command."""
 
-    def __init__(self, voice: Output) -> None:
+    def __init__(self, output: Output) -> None:
         super().__init__(logging.WARNING)
-        self._voice = voice
+        self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._voice.note(f"note: {record.getMessage()}")
+        self._output.note(f"note: {record.getMessage()}")
 
 
 def _print(stream: TextIO, lines: Iterable[str]) -> None:
     try:
         stream.write("".join(f"{_plain(line)}\n" for line in lines))
         stream.flush()
-    except BrokenPipeError:  # the reader has what it wanted; the interpreter must not complain either when it ends
+    except BrokenPipeError:  # the reader went away; the interpreter must not complain either when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(CLOSED) from None
 

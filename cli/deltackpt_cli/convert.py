@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +17,7 @@ Target = Annotated[
 
 
 def convert(
-    voice: Output,
+    output: Output,
     format: Format,
     src: Source,
     to: Target,
@@ -34,16 +32,15 @@ def convert(
 
     An import into a repository that is gone afterwards, and an export of all of it.
     """
-    from deltackpt.interop import export_steps, import_steps, reader, writer
-    from deltackpt.repository import Repository
+    from deltackpt.interop import convert_steps, reader, writer
 
     name, source = reader(format, src, **({"trust_numbers": True} if trust_numbers else {}))
     options = {"encoding": encoding, "checksum": checksum}
     target_name, target = writer(to, out, **{key: value for key, value in options.items() if value is not None})
-    with tempfile.TemporaryDirectory(prefix="deltackpt-convert-") as work, voice.progress() as progress:
-        brought = import_steps(name, source, Path(work) / "repo", base=base, threads=threads, progress=progress)
-        repo = Repository.open(Path(work) / "repo")
-        done = export_steps(repo, target_name, target, out, threads=threads, progress=progress)
-    for proof, count in brought.proofs.items():
-        voice.note(f"note: {count} x {proof}")
-    voice.result(done, lambda: lines(done))
+    with output.progress() as progress:
+        read, written = convert_steps(
+            name, source, target_name, target, out, base=base, threads=threads, progress=progress
+        )
+    for proof, count in read.proofs.items():
+        output.note(f"note: {count} x {proof}")
+    output.result(written, lambda: lines(written))

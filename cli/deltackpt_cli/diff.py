@@ -20,7 +20,7 @@ Dir = Annotated[Path, typer.Argument(show_default=False, help="A checkpoint dire
 ENCODINGS = [e.value for e in Encoding if e is not Encoding.auto]
 
 
-def diff(voice: Output, dir_a: Dir, dir_b: Dir, threads: Threads = None) -> None:
+def diff(output: Output, dir_a: Dir, dir_b: Dir, threads: Threads = None) -> None:
     """Show what a patch would hold.
 
     From one checkpoint directory to another, by tensor and by layer, with its size in every encoding. Tensors that are
@@ -28,11 +28,11 @@ def diff(voice: Output, dir_a: Dir, dir_b: Dir, threads: Threads = None) -> None
     """
     from deltackpt.report.comparison import compare
 
-    with voice.progress() as progress:
+    with output.progress() as progress:
         found = compare(dir_a, dir_b, threads, progress=progress)
     for path, reason in found.left_out:
-        voice.note(f"note: left out {path}: {reason}")
-    voice.result(found, lambda: _lines(found, verbose=voice.verbose))
+        output.note(f"note: left out {path}: {reason}")
+    output.result(found, lambda: _lines(found, verbose=output.verbose))
 
 
 def _lines(found: CheckpointComparison, *, verbose: bool) -> Iterator[str]:

@@ -20,7 +20,7 @@ Url = Annotated[
 ]
 
 
-def doctor(voice: Output, url: Url) -> None:
+def doctor(output: Output, url: Url) -> None:
     """Try a store out: what it guarantees, and what not. Says too whether this host has the compiled kernels.
 
     Writes a few small objects into a folder of its own, and removes them. The exit code is 8 if the store does
@@ -30,7 +30,7 @@ def doctor(voice: Output, url: Url) -> None:
     from deltackpt.store.doctor import diagnose
 
     found = diagnose(open_store(url))
-    voice.result(found, lambda: _lines(found))
+    output.result(found, lambda: _lines(found))
     if not found.ok:
         raise typer.Exit(BROKEN)
 

@@ -46,7 +46,7 @@ Marker = Annotated[
 
 
 def export(
-    voice: Output,
+    output: Output,
     repo: Repo,
     format: Format,
     out: Out,
@@ -65,26 +65,16 @@ def export(
     Every state is proven before it is written. A step that the layout cannot carry as a change goes whole, and why is
     said.
     """
-    from deltackpt.interop import export_steps, writer
+    from deltackpt.interop import ExportOptions, export_steps, writer
     from deltackpt.repository import Repository
 
-    options = {"encoding": encoding, "checksum": checksum, "marker": marker}
-    name, target = writer(format, out, **{key: value for key, value in options.items() if value is not None})
-    with voice.progress() as progress:
-        done = export_steps(
-            Repository.open(repo),
-            name,
-            target,
-            out,
-            start=start,
-            end=end,
-            ref=ref,
-            deltas_only=deltas_only,
-            renumber=renumber,
-            threads=threads,
-            progress=progress,
-        )
-    voice.result(done, lambda: lines(done))
+    given = {"encoding": encoding, "checksum": checksum, "marker": marker}
+    name, target = writer(format, out, **{key: value for key, value in given.items() if value is not None})
+    options = ExportOptions(start, end, ref, deltas_only, renumber)
+    with output.progress() as progress:
+        source = Repository.open(repo)
+        done = export_steps(source, name, target, out, options, threads=threads, progress=progress)
+    output.result(done, lambda: lines(done))
 
 
 def lines(done: ExportResult) -> Iterator[str]:

@@ -10,9 +10,9 @@ import typer
 
 from deltackpt.errors import ChainError, DeltackptError, UsageError
 from deltackpt_cli import format as text
-from deltackpt_cli import sizes
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
-from deltackpt_cli.mirror import again
+from deltackpt_cli.mirror import report_failure
 from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
 from deltackpt_cli.process import run
 from deltackpt_cli.signals import stopped_by_signals
@@ -49,7 +49,7 @@ Exec = Annotated[
 
 
 def follow(
-    voice: Output,
+    output: Output,
     repo: Repo,
     cache: Cache,
     ref: Ref = "main",
@@ -72,34 +72,41 @@ def follow(
     Without --ready the old slot is patched at the next step, and readers have until then to let go of its files. With
     it that is done as soon as CMD has ended, and the next step is there in about half the time.
     """
-    from deltackpt.sync.follow import Follower
+    from deltackpt.sync.follow import Follower, FollowOptions
 
     if once and prefetch:
         raise UsageError("usage", where="--prefetch", have="--once too", need="one of the two")
-    every = sizes.seconds(poll, "--poll")
+    options = FollowOptions(ref, units.duration(poll, "--poll"), prefetch, ready, threads)
     folder = object_cache or (cache.with_name(f"{cache.name}.objects") if prefetch else None)
-    teller = _Teller(voice, exec_)
-    with voice.progress() as progress, stopped_by_signals() as stop:
+    reporter = _Reporter(output, exec_)
+    with output.progress() as progress, stopped_by_signals() as stop:
         source = read_through(repo, folder, object_cache_size)
-        options: dict[str, Any] = {"ref": ref, "poll": every, "prefetch": prefetch, "ready": ready, "threads": threads}
-        options |= {"failed": teller.failed, "unready": teller.unready, "back": teller.back}
-        follower = Follower(source, cache.absolute(), progress=progress, stop=stop, **options)
+        follower = Follower(
+            source,
+            cache.absolute(),
+            options,
+            progress=progress,
+            stop=stop,
+            failed=reporter.failed,
+            recovered=reporter.recovered,
+            standby_failed=reporter.standby_failed,
+        )
         if once:
-            _once(teller, follower)
+            _once(reporter, follower)
             return
         for switch in follower.switches():
-            status = teller.switched(switch, stop)
+            status = reporter.switched(switch, stop)
             if status == 0:
-                follower.told(switch)
+                follower.acknowledge(switch)
 
 
-def _once(teller: _Teller, follower: Follower) -> None:
+def _once(reporter: _Reporter, follower: Follower) -> None:
     """Raises ChainError ``exec-failed``; the next call then runs the command again."""
     switch = follower.catch_up()
     if switch is None:
-        teller.event("current", "nothing new")
-    elif (status := teller.switched(switch, follower.stop)) == 0:
-        follower.told(switch)
+        reporter.event("current", "nothing new")
+    elif (status := reporter.switched(switch, follower.stop)) == 0:
+        follower.acknowledge(switch)
         follower.prepare()
     elif status is not None:
         hint = "CACHE is at the step all the same. The next `follow` of it runs the command again."
@@ -107,27 +114,27 @@ def _once(teller: _Teller, follower: Follower) -> None:
         raise ChainError("exec-failed", where=f"--exec, step {switch.step}", have=have, need="status 0", hint=hint)
 
 
-class _Teller:
-    """Tells whoever listens, and runs the command."""
+class _Reporter:
+    """Reports every event, and runs the command."""
 
-    def __init__(self, voice: Output, command: str | None) -> None:
-        self._voice, self._command = voice, command
+    def __init__(self, output: Output, command: str | None) -> None:
+        self._output, self._command = output, command
 
     def event(self, event: str, line: str, **fields: Any) -> None:
-        self._voice.data([json.dumps({"event": event, **fields}) if self._voice.json else line])
+        self._output.data([json.dumps({"event": event, **fields}) if self._output.json else line])
 
     def failed(self, error: DeltackptError, wait: float) -> None:
-        again(self._voice, error, wait)
-        if self._voice.json:
+        report_failure(self._output, error, wait)
+        if self._output.json:
             self.event("outage", "", **error.to_dict(), retry_in=round(wait, 3))
 
-    def back(self) -> None:
-        self._voice.say("the store answers again")
-        if self._voice.json:
+    def recovered(self) -> None:
+        self._output.message("the store answers again")
+        if self._output.json:
             self.event("back", "")
 
-    def unready(self, error: DeltackptError) -> None:
-        self._voice.note(f"note: the next step is not prepared for: {error.where}: {error.have} [{error.code}]")
+    def standby_failed(self, error: DeltackptError) -> None:
+        self._output.note(f"note: the next step is not prepared for: {error.where}: {error.have} [{error.code}]")
 
     def switched(self, switch: Switch, stop: Event) -> int | None:
         """-> the status of the command, None if it was cut short."""
@@ -138,14 +145,14 @@ class _Teller:
         )
         self.event("switch", line, **switch.to_dict())
         if switch.rebuilt is not None:
-            self._voice.note(f"note: the cache was built anew, since {switch.rebuilt}")
+            self._output.note(f"note: the cache was built anew, since {switch.rebuilt}")
         if self._command is None:
             return 0
-        named = {"STEP": str(switch.step), "PATH": switch.path, "STATE": switch.state}
-        status = run(self._command, {f"DELTACKPT_{name}": value for name, value in named.items()}, stop)
+        variables = {"STEP": str(switch.step), "PATH": switch.path, "STATE": switch.state}
+        status = run(self._command, {f"DELTACKPT_{name}": value for name, value in variables.items()}, stop)
         if status != 0:
             how = "was cut short" if status is None else f"ended with status {status}"
-            self._voice.say(f"the command of step {switch.step} {how}")
-        if self._voice.json:
+            self._output.message(f"the command of step {switch.step} {how}")
+        if self._output.json:
             self.event("exec", "", step=switch.step, status=status)
         return status

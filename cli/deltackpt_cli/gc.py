@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import typer
 
 from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Repo, Threads
 
@@ -49,8 +49,6 @@ Execute = Annotated[
 ]
 Rebase = Annotated[bool, typer.Option("--rebase", help="First write the anchors that the plan offers, and plan again.")]
 
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -64,7 +62,7 @@ class Outcome:
 
 
 def gc(
-    voice: Output,
+    output: Output,
     repo: Repo,
     keep_last: Last = None,
     keep_every: Every = None,
@@ -89,11 +87,12 @@ def gc(
     policed = keep_last or keep_every or keep_within or keep_tag or grace
     if execute is not None and (plan is not None or dry_run or rebase or policed):
         raise UsageError("usage", where="--execute", have="another way to plan", need="the saved plan alone")
+    within = None if keep_within is None else units.whole_seconds(keep_within, "--keep-within")
+    young = units.whole_seconds("1h" if grace is None else grace, "--grace")
+    policy = Policy(keep_last, keep_every, within, tuple(keep_tag or ()), young)
     source = Repository.open(repo)
-    within = None if keep_within is None else seconds(keep_within, "--keep-within")
-    policy = Policy(keep_last, keep_every, within, tuple(keep_tag or ()), seconds(grace or "1h", "--grace"))
     result = None
-    with voice.progress() as progress:
+    with output.progress() as progress:
         if execute is not None:
             found = library.GcPlan.load(execute)
             result = found.execute(source, progress=progress)
@@ -107,16 +106,8 @@ def gc(
             found, result = library.collect(source, policy, progress=progress)
     for one in found.rebases:
         gain = f"costs {text.count(one.cost)} bytes and frees {text.count(one.frees)}"
-        voice.note(f"note: an anchor at step {one.step.step} {gain}: run it with --rebase")
-    voice.result(Outcome(found, result), lambda: _lines(found, result, verbose=voice.verbose))
-
-
-def seconds(value: str, where: str) -> int:
-    """A time such as 90, 90s, 20m, 6h or 7d."""
-    match = re.fullmatch(r"(\d{1,9})([smhd]?)", value)
-    if match is None:
-        raise UsageError("usage", where=where, have=repr(value)[:40], need="a time such as 90s, 20m, 6h or 7d")
-    return int(match[1]) * _UNITS[match[2] or "s"]
+        output.note(f"note: an anchor at step {one.step.step} {gain}: run it with --rebase")
+    output.result(Outcome(found, result), lambda: _lines(found, result, verbose=output.verbose))
 
 
 def _lines(plan: GcPlan, result: GcResult | None, *, verbose: bool) -> Iterator[str]:

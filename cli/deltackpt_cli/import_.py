@@ -45,7 +45,7 @@ Every = Annotated[
 
 
 def import_(
-    voice: Output,
+    output: Output,
     format: Format,
     src: Source,
     repo: Repo,
@@ -65,12 +65,12 @@ def import_(
     from deltackpt.publish.manifest import AnchorPolicy
 
     name, source = reader(format, src, **_given(marker=marker, trust_numbers=trust_numbers))
-    with voice.progress() as progress:
+    with output.progress() as progress:
         policy = AnchorPolicy(every=anchor_every)
         done = import_steps(name, source, repo, base=base, anchor=policy, ref=ref, threads=threads, progress=progress)
     for note in done.notes:
-        voice.note(f"note: {note}")
-    voice.result(done, lambda: _lines(done))
+        output.note(f"note: {note}")
+    output.result(done, lambda: _lines(done))
 
 
 def _given(**options: object) -> dict[str, object]:

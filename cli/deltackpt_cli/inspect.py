@@ -24,7 +24,7 @@ Target = Annotated[
 ]
 
 
-def inspect(voice: Output, target: Target, step: Step = "latest", ref: Ref = "main", threads: Threads = None) -> None:
+def inspect(output: Output, target: Target, step: Step = "latest", ref: Ref = "main", threads: Threads = None) -> None:
     """Show what a patch holds, tensor by tensor.
 
     Of a store that is not local only headers and tables are read, and the share of steps by one ULP is not known.
@@ -32,12 +32,12 @@ def inspect(voice: Output, target: Target, step: Step = "latest", ref: Ref = "ma
     from deltackpt.report.inspection import inspect_part, inspect_step
     from deltackpt.repository import Repository
 
-    with voice.progress() as progress:
+    with output.progress() as progress:
         if ("://" in target and target.endswith(".safetensors")) or Path(target).is_file():
             found = inspect_part(target)
         else:
             found = inspect_step(Repository.open(target), step, ref, threads=threads, progress=progress)
-    voice.result(found, lambda: _lines(found))
+    output.result(found, lambda: _lines(found))
 
 
 def _lines(found: Inspection) -> Iterator[str]:

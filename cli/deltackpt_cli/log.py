@@ -20,7 +20,7 @@ Graphic = Annotated[
 ]
 
 
-def log(voice: Output, repo: Repo, ref: Ref = "main", graph: Graphic = False) -> None:
+def log(output: Output, repo: Repo, ref: Ref = "main", graph: Graphic = False) -> None:
     """List the steps, newest first."""
     from deltackpt.report import log as report
     from deltackpt.repository import Repository
@@ -29,14 +29,16 @@ def log(voice: Output, repo: Repo, ref: Ref = "main", graph: Graphic = False) ->
         from deltackpt.report.graph import graph as draw
 
         drawn = draw(Repository.open(repo))
-        voice.result(drawn, lambda: _graph(drawn, verbose=voice.verbose))
+        output.result(drawn, lambda: _graph(drawn, verbose=output.verbose))
         return
     found = report.log(Repository.open(repo), ref)
     if not found.steps:
-        voice.note(f"no step on {ref} yet")
-    voice.result(found, lambda: _lines(found, verbose=voice.verbose))
+        output.note(f"no step on {ref} yet")
+    output.result(found, lambda: _lines(found, verbose=output.verbose))
     if found.steps and found.collected is not None:
-        voice.note(f"older steps were collected, from step {found.collected}; `log --graph` lists those that were kept")
+        output.note(
+            f"older steps were collected, from step {found.collected}; `log --graph` lists those that were kept"
+        )
 
 
 def _graph(found: Graph, *, verbose: bool) -> Iterator[str]:

@@ -11,9 +11,9 @@ import typer
 
 from deltackpt.errors import DeltackptError, UsageError
 from deltackpt_cli import format as text
-from deltackpt_cli import sizes
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
-from deltackpt_cli.repair import put_right
+from deltackpt_cli.repair import repair_target
 from deltackpt_cli.signals import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ Repair = Annotated[
 
 
 def mirror(
-    voice: Output,
+    output: Output,
     source: Source,
     target: Target,
     from_step: FromStep = None,
@@ -87,35 +87,35 @@ def mirror(
     if dry_run and watch:
         raise UsageError("usage", where="--dry-run", have="--watch too", need="one of the two")
     start: Start = "latest" if latest_only else from_step
-    cap = None if limit is None else sizes.rate(limit, "--limit")
-    every = sizes.seconds(poll, "--poll")
+    cap = None if limit is None else units.rate(limit, "--limit")
+    every = units.duration(poll, "--poll")
     origin = Repository.open(source)
-    with voice.progress() as progress:
+    with output.progress() as progress:
         transfer = Transfer(origin.store, open_store(target), cap, jobs, spool or default_spool(), progress)
         if repair:
-            put_right(voice, origin, transfer, dry_run=dry_run)
+            repair_target(output, origin, transfer, dry_run=dry_run)
             return
         work = Mirror(origin, transfer, start=start, force=force, check=check)
         if dry_run:
             plan = work.plan()
-            voice.result(plan, lambda: _plan(plan))
+            output.result(plan, lambda: _plan(plan))
         elif not watch:
-            say(voice, work.run())
+            report(output, work.run())
         else:
             with stopped_by_signals() as stop:
-                for done in keep_mirrored(work, origin, poll=every, stop=stop, failed=partial(again, voice)):
-                    say(voice, done)
+                for done in keep_mirrored(work, origin, poll=every, stop=stop, failed=partial(report_failure, output)):
+                    report(output, done)
 
 
-def again(voice: Output, error: DeltackptError, wait: float) -> None:
-    """Say that something failed for a while."""
-    voice.say(f"{error.where}: {error.have} [{error.code}]; again in {wait:.1f} s")
+def report_failure(output: Output, error: DeltackptError, wait: float) -> None:
+    """An error that passes, and when the next attempt is made."""
+    output.message(f"{error.where}: {error.have} [{error.code}]; again in {wait:.1f} s")
 
 
-def say(voice: Output, done: MirrorResult) -> None:
+def report(output: Output, done: MirrorResult) -> None:
     if not done.leased:
-        voice.note("note: the source is read-only, so no lease keeps gc from what is read")
-    voice.result(done, lambda: _lines(done))
+        output.note("note: the source is read-only, so no lease keeps gc from what is read")
+    output.result(done, lambda: _lines(done))
 
 
 def _plan(plan: MirrorPlan) -> Iterator[str]:

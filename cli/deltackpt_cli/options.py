@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deltackpt_cli import sizes
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
 
 if TYPE_CHECKING:
@@ -49,12 +49,13 @@ def read_through(url: str, folder: Path | None, size: str) -> Repository:
     from deltackpt.repository import repository
     from deltackpt.store import open_store
 
+    limit = units.size(size, "--object-cache-size")
     store = open_store(url)
     if folder is not None and not store.capabilities.local:
         from deltackpt.store.object_cache import ObjectCache
         from deltackpt.store.read_through import ReadThrough
 
-        store = ReadThrough(store, ObjectCache(folder, sizes.size(size, "--object-cache-size")))
+        store = ReadThrough(store, ObjectCache(folder, limit))
     return repository.Repository.at(store)
 
 
@@ -78,11 +79,11 @@ def _common(
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options that all share; its first parameter is not on the line, but the voice they make."""
+    """A command with the options that all share; its first parameter is the `Output` that they make, and no option."""
 
     def run(**values: Any) -> None:
-        voice = _common(**{name: values.pop(name) for name in shared})
-        function(voice, **values)
+        output = _common(**{name: values.pop(name) for name in shared})
+        function(output, **values)
 
     shared = inspect.signature(_common, eval_str=True).parameters
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]

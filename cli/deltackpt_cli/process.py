@@ -1,4 +1,4 @@
-"""A command of the user's, run to its end or until we are told to end."""
+"""A shell command of the user, run to its end or until it is stopped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping
 from threading import Event
 
-PATIENCE = 10.0  # seconds that it has to end after SIGTERM
-TURN = 0.05
+GRACE = 10.0  # seconds that it has to end after SIGTERM
+INTERVAL = 0.05  # seconds after which ``stop`` is looked at
 
 
-def run(command: str, named: Mapping[str, str], stop: Event) -> int | None:
+def run(command: str, variables: Mapping[str, str], stop: Event) -> int | None:
     """Run a shell command with some variables set; -> its status, negative for the signal that ended it;
     None if it was cut short.
 
@@ -23,7 +23,7 @@ def run(command: str, named: Mapping[str, str], stop: Event) -> int | None:
     with subprocess.Popen(
         command,
         shell=True,
-        env={**os.environ, **named},
+        env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno(),
         start_new_session=True,
@@ -31,12 +31,12 @@ def run(command: str, named: Mapping[str, str], stop: Event) -> int | None:
         try:
             while not stop.is_set():
                 try:
-                    return child.wait(TURN)
+                    return child.wait(INTERVAL)
                 except subprocess.TimeoutExpired:
                     continue
             _signal(child, signal.SIGTERM)
             try:
-                child.wait(PATIENCE)
+                child.wait(GRACE)
             except subprocess.TimeoutExpired:
                 _signal(child, signal.SIGKILL)
             return None

@@ -8,7 +8,7 @@ from rich.progress import TransferSpeedColumn as SpeedColumn
 
 
 class Bar:
-    """A `deltackpt.util.progress.Progress` that is drawn on stderr, one phase at a time, and gone when it is closed."""
+    """A `deltackpt.util.progress.Progress` that is drawn on stderr, one phase at a time, and erased when closed."""
 
     def __init__(self) -> None:
         self._rich = Progress(

@@ -8,9 +8,9 @@ from deltackpt_cli.options import Repo
 from deltackpt_cli.push import Remote
 
 
-def pull(voice: Output, repo: Repo, remote: Remote, limit: Limit = None, jobs: Jobs = 8) -> None:
+def pull(output: Output, repo: Repo, remote: Remote, limit: Limit = None, jobs: Jobs = 8) -> None:
     """Copy what REPO lacks of REMOTE to it.
 
     REPO is made if there is none. `mirror REMOTE REPO`, which has more options.
     """
-    mirror(voice, remote, repo, limit=limit, jobs=jobs)
+    mirror(output, remote, repo, limit=limit, jobs=jobs)

@@ -15,9 +15,9 @@ Remote = Annotated[
 ]
 
 
-def push(voice: Output, repo: Repo, remote: Remote, limit: Limit = None, jobs: Jobs = 8) -> None:
+def push(output: Output, repo: Repo, remote: Remote, limit: Limit = None, jobs: Jobs = 8) -> None:
     """Copy what REMOTE lacks of REPO to it.
 
     `mirror REPO REMOTE`, which has more options.
     """
-    mirror(voice, repo, remote, limit=limit, jobs=jobs)
+    mirror(output, repo, remote, limit=limit, jobs=jobs)

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from deltackpt.sync.transfer import Transfer
 
 
-def put_right(voice: Output, origin: Repository, transfer: Transfer, *, dry_run: bool) -> None:
+def repair_target(output: Output, origin: Repository, transfer: Transfer, *, dry_run: bool) -> None:
     from deltackpt.sync.repair import Repair
 
     work = Repair(origin, transfer)
     if dry_run:
         plan = work.plan()
-        voice.result(plan, lambda: _plan(plan))
+        output.result(plan, lambda: _plan(plan))
         left, code = plan.left, plan.exit_code
     else:
         done = work.run()
-        voice.result(done, lambda: _lines(done))
+        output.result(done, lambda: _lines(done))
         left, code = done.left, done.exit_code
     if left:
         raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""What must not be printed, whatever library put it into a message: the last line of defense of talk and tracebacks."""
+"""What must not be printed, whichever library put it into a message: the last guard of messages and tracebacks."""
 
 from __future__ import annotations
 

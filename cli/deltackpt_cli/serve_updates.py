@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from deltackpt.errors import ChainError, UsageError
-from deltackpt_cli import sizes
+from deltackpt.errors import ChainError
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Cache, Poll
-from deltackpt_cli.options import Ref, Repo, Threads, read_through
+from deltackpt_cli.options import Ref, Repo, Threads
 from deltackpt_cli.signals import stopped_by_signals
 
 Engines = Annotated[
@@ -31,7 +30,7 @@ Metrics_ = Annotated[
 
 
 def serve_updates(
-    voice: Output,
+    output: Output,
     repo: Repo,
     cache: Cache,
     engine: Engines,
@@ -52,46 +51,34 @@ def serve_updates(
     that does not take it goes on with its old step, and is told of. With --json every event is a line. With --once the
     command ends with 4 if an engine is not at the newest step.
     """
-    from deltackpt.engines.clients import Host, client_of
     from deltackpt.engines.metrics import Metrics
-    from deltackpt.engines.serve import Serving
-    from deltackpt.sync.follow import Follower
+    from deltackpt.engines.serve_updates import ServeOptions, open_serving
 
-    if pause not in ("keep", "wait", "abort"):
-        raise UsageError("usage", where="--pause", have=pause, need="keep, wait or abort")
-    if mode not in ("auto", "reload"):
-        raise UsageError("usage", where="--mode", have=mode, need="auto or reload")
-    every, patience = sizes.seconds(poll, "--poll"), sizes.seconds(timeout, "--timeout")
-    folder, metrics = Path(cache).absolute(), Metrics()
-    with voice.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
-        source = read_through(repo, None, "20GB")
-        host = Host(_absolute(str(repo)), folder, ref, pause, patience, mode)
-        clients = [client_of(spec, host) for spec in engine]
-        follower = Follower(source, folder, ref=ref, poll=every, threads=threads, progress=progress, stop=stop)
-        serving = Serving(source, follower, clients, _Teller(voice), metrics, folder, together=together, check=check)
+    every = units.duration(poll, "--poll")
+    options = ServeOptions(ref, pause, mode, units.duration(timeout, "--timeout"), together, check, threads)
+    metrics, report = Metrics(), _Reporter(output)
+    with output.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
+        serving = open_serving(repo, cache, engine, report, options, metrics=metrics, stop=stop, progress=progress)
         if port is not None:
-            voice.note(f"metrics: http://127.0.0.1:{port}/metrics")
+            output.note(f"metrics: http://127.0.0.1:{port}/metrics")
         if not once:
             serving.run(stop, every)
             return
-        serving.move()
-        if not serving.engines():
+        serving.update_cache()
+        if not serving.update_engines():
             have, need = "an engine at another step", "all of them at the newest"
             raise ChainError("engine-refused", where=str(repo), have=have, need=need, hint="The lines above say why.")
 
 
-def _absolute(repo: str) -> str:
-    """Engines run elsewhere: a relative path would mean another place to them."""
-    return repo if "://" in repo else str(Path(repo).absolute())
+class _Reporter:
+    """Prints every event."""
 
-
-class _Teller:
-    def __init__(self, voice: Output) -> None:
-        self._voice = voice
+    def __init__(self, output: Output) -> None:
+        self._output = output
 
     def __call__(self, event: str, fields: dict[str, Any]) -> None:
-        line = json.dumps({"event": event, **fields}) if self._voice.json else _line(event, fields)
-        self._voice.data([line])
+        line = json.dumps({"event": event, **fields}) if self._output.json else _line(event, fields)
+        self._output.data([line])
 
 
 def _line(event: str, f: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Commands that run until they are told to end."""
+"""Commands that run until a signal ends them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def stopped_by_signals() -> Iterator[Event]:
     """
     stop = Event()
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def received(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:

@@ -20,13 +20,13 @@ Cache = Annotated[
 ]
 
 
-def status(voice: Output, repo: Repo, cache: Cache = None, ref: Ref = "main") -> None:
+def status(output: Output, repo: Repo, cache: Cache = None, ref: Ref = "main") -> None:
     """Show where a repository and a cache are."""
     from deltackpt.report import status as report
     from deltackpt.repository import Repository
 
     found = report.status(Repository.open(repo), cache, ref=ref)
-    voice.result(found, lambda: text.fields(list(_rows(found))))
+    output.result(found, lambda: text.fields(list(_rows(found))))
 
 
 def _rows(s: Status) -> Iterator[tuple[str, str]]:

@@ -30,7 +30,7 @@ class Tags:
 
 
 def tag(
-    voice: Output, repo: Repo, name: Name = None, step: Step = "latest", ref: Ref = "main", delete: Delete = False
+    output: Output, repo: Repo, name: Name = None, step: Step = "latest", ref: Ref = "main", delete: Delete = False
 ) -> None:
     """Name a step, so that gc keeps it."""
     from deltackpt.repository import Repository
@@ -47,5 +47,5 @@ def tag(
         with pinned(source, step, ref) as (link, _):
             found = [source.put_tag(name, link)]
     tags = Tags(tuple({"name": each.name, **each.link.to_dict()} for each in found))
-    rows = [[str(each.link.step), each.name, each.link.id if voice.verbose else each.link.id[:12]] for each in found]
-    voice.result(tags, lambda: text.table([">step", "tag", "id"], rows) if rows else [])
+    rows = [[str(each.link.step), each.name, each.link.id if output.verbose else each.link.id[:12]] for each in found]
+    output.result(tags, lambda: text.table([">step", "tag", "id"], rows) if rows else [])

@@ -43,7 +43,7 @@ Step = Annotated[
 
 
 def verify(
-    voice: Output,
+    output: Output,
     target: Target,
     against: Against = None,
     step: Step = None,
@@ -62,7 +62,7 @@ def verify(
         raise UsageError(
             "usage", where="--step", have="no --against", need="--against REPO, the repository of the step"
         )
-    with voice.progress() as progress:
+    with output.progress() as progress:
         if against is not None:
             repo = Repository.open(against)
             report = library.verify_checkpoint(
@@ -76,7 +76,7 @@ def verify(
             )
         else:
             report = library.verify_repository(Repository.open(target), threads=threads, progress=progress)
-    voice.result(report, lambda: _lines(report))
+    output.result(report, lambda: _lines(report))
     if not report.ok:
         raise typer.Exit(report.exit_code)
 

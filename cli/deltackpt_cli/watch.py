@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Encoding, Ref, Repo, Threads
 
@@ -58,11 +57,9 @@ Every = Annotated[
 ]
 Choice = Annotated[Encoding, typer.Option(help="How tensors are encoded; `auto` takes the smallest for each.")]
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
-
 
 def watch(
-    voice: Output,
+    output: Output,
     directory: Directory,
     repo: Repo,
     pattern: Pattern = "step_{step}",
@@ -84,33 +81,24 @@ def watch(
     for a while, is complete by its index, and hashes to the same twice. One line a step; --json makes it an object.
     """
     from deltackpt.publish.manifest import AnchorPolicy
-    from deltackpt.watch import Watch
+    from deltackpt.watch import Watch, WatchOptions
 
-    following = Watch(
-        directory,
-        repo,
+    options = WatchOptions(
         pattern=pattern,
         marker=done_marker,
-        settle=duration(settle, "--settle"),
+        settle=units.duration(settle, "--settle"),
         rewind=rewind,
         prune_dense=prune_dense,
-        abandon=None if abandon is None else duration(abandon, "--abandon"),
+        abandon=None if abandon is None else units.duration(abandon, "--abandon"),
         anchor=AnchorPolicy(every=anchor_every),
         encoding=encoding.value,
         ref=ref,
         threads=threads,
-        say=lambda line: voice.note(f"note: {line}"),
     )
-    for done in following.run(poll=duration(poll, "--poll"), once=once):
-        voice.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
-
-
-def duration(value: str, where: str) -> float:
-    """``500ms``, ``1s``, ``1.5m``, ``2h`` as seconds."""
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m|h)", value)
-    if found is None:
-        raise UsageError("usage", where=where, have=repr(value)[:40], need="a time such as 500ms, 1s or 10m")
-    return float(found[1]) * _UNITS[found[2]]
+    every = units.duration(poll, "--poll")
+    following = Watch(directory, repo, options, notify=lambda line: output.note(f"note: {line}"))
+    for done in following.run(poll=every, once=once):
+        output.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
 
 
 def _lines(done: Published) -> Iterator[str]:

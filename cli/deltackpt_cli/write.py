@@ -73,7 +73,7 @@ ScanLimit = Annotated[
 
 
 def write(
-    voice: Output,
+    output: Output,
     checkpoint: Directory,
     repo: Repo,
     step: Number = None,
@@ -98,7 +98,7 @@ def write(
     from deltackpt.publish import write as library
 
     ratio = library.ANCHOR_RATIO if anchor_when_ratio is None else anchor_when_ratio
-    with voice.progress() as progress:
+    with output.progress() as progress:
         done = library.write(
             checkpoint,
             repo,
@@ -114,10 +114,10 @@ def write(
             progress=progress,
         )
     for path, reason in done.left_out:
-        voice.note(f"note: left out {path}: {reason}")
+        output.note(f"note: left out {path}: {reason}")
     if done.rewound is not None:
-        voice.note(f"note: {done.ref} was at step {done.rewound}; what came after {done.parent} stays until gc")
-    voice.result(done, lambda: _lines(done))
+        output.note(f"note: {done.ref} was at step {done.rewound}; what came after {done.parent} stays until gc")
+    output.result(done, lambda: _lines(done))
 
 
 def _lines(done: WriteResult) -> Iterator[str]:

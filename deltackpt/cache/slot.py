@@ -1,15 +1,15 @@
-"""One slot of a managed cache, moved in place: changed elements only, every byte of the result proven.
+"""One slot of a managed cache, patched in place: changed elements only, every byte of the result proven.
 
 The slot is not proven before. A wrong old byte leads to a wrong new one, which the proof of the result finds, or to
-bytes that do not decode, which `cache` takes for damage as well. Then the slot goes, and with it the journal of the
-move: its records may hold values that came of wrong old ones, and count for nothing until it has another name, which
-it gets after the proof.
+bytes that do not decode, which `move` treats as damage as well. Then the slot is removed, and with it the journal of
+the move: its records may hold values that were decoded from wrong old ones, and are not used until the journal has its
+other name, which it gets after the proof.
 
 What passes is the target, byte for byte. But is its journal what leads there from the step before? A record could lack
 an element whose wrong old byte was the new one already. Of one patch it lacks none: the patch says which elements
-change, whatever there was (near lists depend on old exponents, but count their changes, so that some other element is
-written in its place, whose old value would have to be wrong by just its step). Patches that are `Merged` find them by
-comparing: for these, each tensor is proven before they are applied to it.
+change, whatever there was (exponent lists depend on old exponents, but count their changes, so that some other element
+is written in its place, whose old value would have to be wrong by just its step). A `SquashedPatch` finds them by
+comparing: for these, each tensor is proven before the patch is applied to it.
 """
 
 from __future__ import annotations
@@ -23,65 +23,68 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Thread
 
+from deltackpt.cache.layout import SIDE_DRAFT
 from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.errors import ChainError
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.patch.apply import decode_step
+from deltackpt.patch.base import Bytes, Patch
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal, JournalRecord
 from deltackpt.restore.materialize import check_tensor, save
-from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.proof import holds
-from deltackpt.restore.replay import Bytes, decode_step
-from deltackpt.util.mapped_file import Pages
+from deltackpt.util.mapped_file import MappedFile
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
 
 
 class MappedSlot:
-    """The shards of a slot that stay mapped in this process from when it was brought along until it is moved on.
+    """The shards of a slot that stay mapped in this process from when the standby is prepared until the next move.
 
-    They are known by what they are on the disk, since another process may have moved the slot meanwhile.
+    They are known by device and inode, since another process may have moved the slot meanwhile.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int], Pages] = {}
+        self._shards: dict[tuple[int, int], MappedFile] = {}
 
-    def hold(self, info: os.stat_result, pages: Pages) -> None:
-        self._held[info.st_dev, info.st_ino] = pages
+    def add(self, info: os.stat_result, shard: MappedFile) -> None:
+        """Keep the mapping of a file."""
+        self._shards[info.st_dev, info.st_ino] = shard
 
-    def of(self, info: os.stat_result) -> Pages | None:
-        """The mapping of a file, if there is one. As long as there is, no other file has its number."""
-        return self._held.get((info.st_dev, info.st_ino))
+    def of(self, info: os.stat_result) -> MappedFile | None:
+        """The mapping of a file, if there is one. As long as there is, no other file has its inode."""
+        return self._shards.get((info.st_dev, info.st_ino))
 
-    def wake(self) -> None:
-        """Begin to make the pages writable again that the system has written back since; nothing of them changes."""
-        held = list(self._held.values())
+    def make_writable(self) -> None:
+        """Begin to make the pages writable that the system has written back since; no byte of them changes."""
+        shards = list(self._shards.values())
 
-        def wake() -> None:
-            for pages in held:
-                pages.wake()
+        def run() -> None:
+            for shard in shards:
+                shard.make_writable()
 
-        Thread(target=wake, name="deltackpt-wake", daemon=True).start()
+        Thread(target=run, name="deltackpt-standby", daemon=True).start()
 
     def clear(self) -> None:
-        self._held.clear()
+        """Unmap all, once no array refers to it."""
+        self._shards.clear()
 
 
 @dataclass(frozen=True)
 class SlotMove:
-    """A slot goes, by ``journal``, to the step that ``patches`` apply to, and by these to ``target``.
+    """``journal`` leads a slot to the step that ``patches`` apply to, and these lead it to ``target``.
 
-    Without a journal it is there. ``following`` records what the patches decode to. ``between`` is the step in between,
-    if each tensor has to be proven there.
+    Without a journal the slot is at that step. ``following`` records what the patches decode to. ``between`` is the
+    step that the patches apply to, if each tensor has to be proven there.
     """
 
     repo: Repository
     target: Manifest
     journal: Journal | None
-    patches: Sequence[PatchReader] = ()
+    patches: Sequence[Patch] = ()
     following: Journal | None = None
     between: Manifest | None = None
 
@@ -102,7 +105,8 @@ def patch_slot(
     """Patch the slot's files in place. -> bytes written. Raises ChainError ``tensor-differs`` for a slot that is
     damaged.
 
-    What is mapped in ``standby`` is used; with ``keep`` all is left there, every page such that it can be written to.
+    What is mapped in ``standby`` is used; with ``keep`` all stays mapped there, every page such that it can be written
+    to.
 
     A killed move may have left a mix: tensors with a record of ``following`` are at any point of the way, all others
     at most where ``journal`` leads. Each is proven while it is in the processor's cache.
@@ -110,36 +114,36 @@ def patch_slot(
     layout, digests = move.repo.layout(move.target), move.repo.digests(move.target)
     between = move.repo.digests(move.between) if move.between else None
     number = {name: i for i, name in enumerate(layout.tensors)}
-    pages = {shard.path: _map(folder, shard, standby, keep=keep) for shard in layout.shards}
-    rooms = threading.local()
+    mapped = {shard.path: _map(folder, shard, standby, keep=keep) for shard in layout.shards}
+    buffers = threading.local()
     progress.start("apply", sum(s.size for s in layout.shards))
 
-    def advance(item: tuple[Shard, Tensor]) -> tuple[int, int]:
+    def patch_tensor(item: tuple[Shard, Tensor]) -> tuple[int, int]:
         shard, tensor = item
-        here, span = pages[shard.path], _span(shard, tensor)
+        file, span = mapped[shard.path], _span(shard, tensor)
         many = _changes(move, tensor, number[tensor.name]) >= (span[1] - span[0]) // mmap.PAGESIZE
-        here.come(span, write=keep or many)
-        data = here.bytes_of(span)
-        if not hasattr(rooms, "own"):
-            rooms.own = DecodeBuffer()
+        file.populate(span, write=keep or many)
+        data = file.bytes_of(span)
+        if not hasattr(buffers, "own"):
+            buffers.own = DecodeBuffer()
         written = _replay(move, tensor, number[tensor.name], data)
         if between is not None and not (move.following and move.following.of(number[tensor.name])):
             check_tensor(tensor.name, data, between, layout)
-        written += _advance(move, tensor, number[tensor.name], data, rooms.own)
+        written += _apply(move, tensor, number[tensor.name], data, buffers.own)
         check_tensor(tensor.name, data, digests, layout)
-        here.done(span)
+        file.release(span)
         return written, len(data)
 
     total = 0
     items = ((shard, tensor) for shard in layout.shards for tensor in shard.header.tensors)
-    for written, size in ordered_map(advance, items, threads):
+    for written, size in ordered_map(patch_tensor, items, threads):
         total += written
         progress.advance(size)
     return total + _side_files(move, folder)
 
 
 def of_these_shards(folder: Path, layout: Layout) -> bool:
-    """Is a slot one of the layout's shards, by sizes and headers? True also where it is damaged otherwise."""
+    """Has a slot the layout's shards, by sizes and headers? True also where it is damaged otherwise."""
     for shard in layout.shards:
         with suppress(OSError), open(folder / shard.path, "rb", opener=_no_link) as file:
             if file.read(len(shard.header.head)) != shard.header.head or file.seek(0, 2) != shard.size:
@@ -150,10 +154,11 @@ def of_these_shards(folder: Path, layout: Layout) -> bool:
 def _changes(move: SlotMove, tensor: Tensor, number: int) -> int:
     """About how many elements of a tensor will be written."""
     known = sum(len(record.values) for record in move.records(number))
-    return known + sum(part.entries[i].changes for p in move.patches for part, i in p.entries_of(tensor.name))
+    return known + sum(found.changes for patch in move.patches if (found := patch.tensor(tensor.name)) is not None)
 
 
 def _replay(move: SlotMove, tensor: Tensor, number: int, data: Bytes) -> int:
+    """The records of ``journal``. -> bytes written."""
     words = data.view(uint(DTYPES[tensor.dtype].width))
     records = move.journal.of(number) if move.journal else []
     for record in records:
@@ -161,7 +166,8 @@ def _replay(move: SlotMove, tensor: Tensor, number: int, data: Bytes) -> int:
     return sum(record.values.nbytes for record in records)
 
 
-def _advance(move: SlotMove, tensor: Tensor, number: int, data: Bytes, room: DecodeBuffer) -> int:
+def _apply(move: SlotMove, tensor: Tensor, number: int, data: Bytes, buffer: DecodeBuffer) -> int:
+    """The records of ``following``, then the patches that have none yet. -> bytes written."""
     words = data.view(uint(DTYPES[tensor.dtype].width))
     written, done = 0, -1
     if move.following is None:
@@ -170,9 +176,9 @@ def _advance(move: SlotMove, tensor: Tensor, number: int, data: Bytes, room: Dec
         record.write_to(words)
         done = record.patch
     for k, patch in enumerate(move.patches):
-        if k <= done or not (found := patch.entries_of(tensor.name)):
+        if k <= done or (found := patch.tensor(tensor.name)) is None:
             continue
-        decoded = decode_step(data, (tensor.dtype, tensor.shape), found, room)
+        decoded = decode_step(data, (tensor.dtype, tensor.shape), found, buffer)
         if decoded is None:
             raise ChainError("slot-unusable", where=tensor.name[:80], have="another shape in between", need="one shape")
         move.following.append(number, k, decoded).write_to(words)
@@ -188,22 +194,22 @@ def _span(shard: Shard, tensor: Tensor) -> tuple[int, int]:
     return shard.header.data_start + tensor.start, shard.header.data_start + tensor.end
 
 
-def _map(folder: Path, shard: Shard, standby: MappedSlot | None, *, keep: bool) -> Pages:
+def _map(folder: Path, shard: Shard, standby: MappedSlot | None, *, keep: bool) -> MappedFile:
     path, need = folder / shard.path, f"the slot's own shard of {shard.size:,} bytes"
     for at in (folder, *(folder / up for up in PurePosixPath(shard.path).parents)):
-        if at.is_symlink():  # what is behind it is not ours to change
+        if at.is_symlink():  # what it leads to is not the cache's to change
             raise ChainError("slot-unusable", where=at, have="a symlink in place of a directory", need=need)
     try:
         with open(path, "r+b", opener=_no_link) as file:
             if file.seek(0, 2) != shard.size:
                 raise ChainError("slot-unusable", where=path, have="a file of another size", need=need)
-            if (info := os.fstat(file.fileno())).st_nlink > 1:  # a copy by hard links, say, which is not ours to change
+            if (info := os.fstat(file.fileno())).st_nlink > 1:  # a copy by hard links, say, which must not change
                 raise ChainError("slot-unusable", where=path, have="a file that has another name too", need=need)
             if standby is None or (found := standby.of(info)) is None:
                 spans = [_span(shard, tensor) for tensor in shard.header.tensors]
-                found = Pages(file.fileno(), shard.size, spans, keep=keep)
+                found = MappedFile(file.fileno(), shard.size, spans, keep=keep)
                 if standby is not None and keep:
-                    standby.hold(info, found)
+                    standby.add(info, found)
     except OSError as error:
         raise ChainError("slot-unusable", where=path, have=error.strerror or error, need=need) from error
     if found.bytes_of((0, shard.header.data_start)).tobytes() != shard.header.head:
@@ -212,14 +218,16 @@ def _map(folder: Path, shard: Shard, standby: MappedSlot | None, *, keep: bool) 
 
 
 def _side_files(move: SlotMove, folder: Path) -> int:
-    """Replace the side files that differ from the target's, never writing into one. What belongs to no step goes."""
+    """Replace the side files that differ from the target's, never writing into one, and remove other files. -> bytes
+    written.
+    """
     layout = move.repo.layout(move.target)
     _clear(folder, {s.path for s in layout.shards} | {s.path for s in layout.side})
     written = 0
     for side in layout.side:
         path = folder / side.path
         if not holds(path, side.file):
-            draft = folder / ".side"
+            draft = folder / SIDE_DRAFT
             save(move.repo, side.file, draft)
             path.parent.mkdir(parents=True, exist_ok=True)
             draft.replace(path)
@@ -231,7 +239,7 @@ def _clear(folder: Path, keep: set[str]) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):  # what is in a directory before it
         name = path.relative_to(folder).as_posix()
         if path.is_dir() and not path.is_symlink():
-            if not any(kept.startswith(f"{name}/") for kept in keep):
+            if not any(other.startswith(f"{name}/") for other in keep):
                 path.rmdir()
         elif name not in keep or path.is_symlink():
             path.unlink()

@@ -1,11 +1,11 @@
-"""The other slot of a managed cache, brought along before there is a step to move to.
+"""The other slot of a managed cache, moved to the current step before there is a next one.
 
-It is opt-in: whoever loaded from that slot must have let go of its files already, and not only by the next move. It
-becomes a copy of the current step, proven whole, and is then called `ready`, which is no step's name: nobody but the
-next move takes it. What that has left to do is to fetch, to decode, to write what its own patch changes, and to prove.
+It is opt-in: readers of that slot must have closed its files already, and not only by the next move. It becomes a copy
+of the current step, proven whole, and is then called `ready`, which is no step's name: only the next move uses it. That
+one has left to fetch, to decode, to write what its own patch changes, and to prove.
 
 The journal stays, and says what `ready` is a copy of: the step that it leads to. Killed anywhere on the way, the slot
-is found as `patching`, as that of a move that has not begun to write anything of its own, and is one.
+is found as `patching`, which is a move that has not begun to write anything of its own.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def prepare_standby(
     threads: int | None = None,
     progress: Progress = SILENT,
 ) -> bool:
-    """Bring the other slot along to the current step, and leave its shards mapped in ``standby``, writable.
+    """Move the other slot to the current step, and leave its shards mapped in ``standby``, writable.
 
     -> False where there is none, none of the same shards, no journal that leads there, or a move that was killed: the
-    next move goes another way, and nothing was touched. Raises what `cache.apply_to_cache` raises for a damaged slot or
-    journal, or a cache that cannot be written; the next move then finds the damage, and gets around it.
+    next move then does without, and nothing was changed. Raises what `apply_to_cache` raises for a damaged slot or
+    journal, or a cache that cannot be written; the next move then finds the damage, and goes another way.
     """
     root = Path(cache)
     standby.clear()
@@ -47,14 +47,14 @@ def prepare_standby(
         if not of_these_shards(slot, repo.layout(target)):  # tensors came, went or changed their shapes since
             return False
         if slot not in (held.ready, held.patching):
-            held.next.unlink(missing_ok=True)  # of no move, or it would stand for records of this one
+            held.next.unlink(missing_ok=True)  # left by no move; it would pass for the records of this one
             os.rename(slot, held.patching)
             slot = held.patching
         move = SlotMove(repo, target, Journal.read(held.journal))
         try:
             patch_slot(move, slot, threads_or_default(threads), progress, standby, keep=True)
         except BaseException:
-            standby.clear()  # files that are removed would keep their room on the disk
+            standby.clear()  # files that are removed take space as long as they are mapped
             raise
         if slot != held.ready:
             held.drop_slot(held.ready)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from deltackpt.checkpoint.files import find_files
 from deltackpt.checkpoint.sniff import SNIFF_BYTES, sniff
 from deltackpt.errors import CheckpointError, FormatError, UsageError
-from deltackpt.format.safetensors_header import Header, head_size, parse_header
+from deltackpt.format.layout import Shard
+from deltackpt.format.safetensors_header import head_size, parse_header
 from deltackpt.util.disk import open_regular
 from deltackpt.util.mapped_file import advise
 
@@ -33,12 +34,9 @@ class Stamp(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CheckpointShard:
-    """One safetensors file: ``name`` is a POSIX path in the checkpoint, ``size`` counts bytes."""
+class CheckpointShard(Shard):
+    """A shard of an open checkpoint."""
 
-    name: str
-    header: Header
-    size: int
     stamp: Stamp
 
 
@@ -56,7 +54,7 @@ class Located:
 class Checkpoint:
     """An open checkpoint; every header is parsed, and the index and the shards agree.
 
-    ``shards``    sorted by name
+    ``shards``    sorted by path
     ``tensors``   by name, sorted by UTF-8 bytes
     ``side``      the other files that belong to it (config, tokenizer, index ...), sorted relative POSIX paths
     ``left_out``  (path, reason) of what is in the directory and is not carried
@@ -127,7 +125,7 @@ class Checkpoint:
     def verify_unchanged(self) -> None:
         """Raise CheckpointError ``checkpoint-changed`` if a shard was written to or replaced since `open`."""
         for shard in self.shards:
-            path = self.root / shard.name
+            path = self.root / shard.path
             try:
                 _same(path, shard.stamp, path.stat())
             except OSError as error:
@@ -152,7 +150,7 @@ class Checkpoint:
             if self._closed:
                 raise UsageError("checkpoint-closed", where=self.root, have="a closed checkpoint", need="an open one")
             if name not in self._maps:
-                stamp = next(shard.stamp for shard in self.shards if shard.name == name)
+                stamp = next(shard.stamp for shard in self.shards if shard.path == name)
                 self._maps[name] = _map_file(self.root / name, stamp)
             return self._maps[name]
 
@@ -197,7 +195,7 @@ def _read_shard(root: Path, name: str) -> CheckpointShard:
             if guess is None:
                 raise
             raise _not_safetensors(path, guess.what, guess.hint) from error
-    return CheckpointShard(name, header, info.st_size, _stamp(info))
+    return CheckpointShard(name, header, _stamp(info))
 
 
 def _locate(root: Path, shards: tuple[CheckpointShard, ...]) -> dict[str, Located]:
@@ -209,11 +207,11 @@ def _locate(root: Path, shards: tuple[CheckpointShard, ...]) -> dict[str, Locate
                 raise CheckpointError(
                     "tensor-duplicate",
                     where=root,
-                    have=f"tensor {t.name[:80]!r} in {found[t.name].shard} and {shard.name}",
+                    have=f"tensor {t.name[:80]!r} in {found[t.name].shard} and {shard.path}",
                     need="each tensor in one shard",
                     hint="Two checkpoints seem to be mixed in this directory. Save into an empty one.",
                 )
-            found[t.name] = Located(shard.name, t.dtype, t.shape, base + t.start, base + t.end)
+            found[t.name] = Located(shard.path, t.dtype, t.shape, base + t.start, base + t.end)
     return {name: found[name] for name in sorted(found)}  # code points sort as their UTF-8 bytes do
 
 

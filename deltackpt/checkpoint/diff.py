@@ -11,7 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from deltackpt import kernels
-from deltackpt.codecs import Change
+from deltackpt.codecs import Change, ChangedElements
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.state_digest import xxh3
 from deltackpt.util.parallel import ordered_map
@@ -21,6 +21,8 @@ CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are
 
 
 class StoredTensor(Protocol):
+    """A tensor of a state: a dtype of the registry, and its shape in elements."""
+
     @property
     def dtype(self) -> str: ...
     @property
@@ -34,7 +36,7 @@ class State(Protocol):
     def tensors(self) -> Mapping[str, StoredTensor]: ...
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
-        """All bytes of a tensor, in order."""
+        """All bytes of a tensor in order, uint8 [n]."""
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
         """The caller is done with the tensor, or with its bytes from ``start`` to ``end``: their memory may go."""
@@ -54,10 +56,8 @@ class Difference:
 
     @property
     def empty(self) -> bool:
+        """Is the tensor the same in both states?"""
         return self.change is not None and self.change.base is not None and len(self.change.positions) == 0
-
-
-Changed = tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]
 
 
 class Comparison:
@@ -69,26 +69,25 @@ class Comparison:
     def __init__(self, most: int, width: np.dtype[Any]) -> None:
         room = most if kernels.LIB is not None else 0
         self._room = np.empty(room, np.int64), np.empty(room, width), np.empty(room, width)
-        self._found: list[Changed] = [(np.zeros(0, np.int64), np.zeros(0, width), np.zeros(0, width))]
+        self._found = [ChangedElements(np.zeros(0, np.int64), np.zeros(0, width), np.zeros(0, width))]
 
     def add(self, old: npt.NDArray[Any], new: npt.NDArray[Any], first: int) -> None:
         """Two contiguous runs that begin at word ``first`` of the tensor; runs are added in rising order."""
         if kernels.LIB is None:
             at = np.flatnonzero(old != new)
-            found = at + first, old[at], new[at]
+            found = ChangedElements(at + first, old[at], new[at])
         else:
             count = kernels.compare(old, new, first, self._room)
-            found = self._room[0][:count].copy(), self._room[1][:count].copy(), self._room[2][:count].copy()
-        if len(found[0]):
+            found = ChangedElements(*(array[:count].copy() for array in self._room))
+        if len(found.positions):
             self._found.append(found)
 
-    def changes(self) -> Changed:
+    def changes(self) -> ChangedElements:
         """All that was found, by rising position."""
-        positions, old, new = (np.concatenate(arrays) for arrays in zip(*self._found, strict=True))
-        return positions, old, new
+        return ChangedElements(*(np.concatenate(arrays) for arrays in zip(*self._found, strict=True)))
 
 
-def changes(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> Changed:
+def changes(old: npt.NDArray[Any] | None, new: npt.NDArray[Any]) -> ChangedElements:
     """Where two equally long, contiguous arrays of words differ, and both words there.
 
     ``old`` None stands for zeros: the words of an exclusive or that are set.

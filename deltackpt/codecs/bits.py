@@ -29,14 +29,17 @@ def octets(bits: Ints) -> Ints:
 
 
 def pack(bits: npt.NDArray[Any]) -> Bytes:
+    """Flags or bytes, zero or not, as bits: shape (bits,) -> uint8 (octets,), least significant bit first."""
     return np.packbits(bits, bitorder="little")
 
 
 def unpack(data: Bytes) -> Bytes:
+    """Inverse of :func:`pack`: uint8 (bytes,) -> uint8 0 or 1, shape (8 * bytes,)."""
     return np.unpackbits(data, bitorder="little")
 
 
 def join(pieces: Iterable[memoryview | bytes]) -> Bytes:
+    """Runs of bytes as one array of uint8."""
     return np.frombuffer(b"".join(pieces), np.uint8)
 
 

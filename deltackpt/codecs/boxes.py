@@ -1,8 +1,12 @@
-"""Boxes of one tensor: do any two of them share an element?"""
+"""Boxes of one tensor: their elements in the whole, and whether any two of them share one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from deltackpt.codecs.bits import Ints, starts
 
@@ -10,8 +14,43 @@ MAX_BOXES = 4096  # of one tensor in a patch: in the worst case the work is that
 _PAIRS = 1 << 18  # compared at a time
 
 
+Shape = tuple[int, ...]
+
+
+def slices(offset: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    """The index of a box in an array of the whole tensor's shape."""
+    return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+
+
+def flat_index(shape: Sequence[int], index: Sequence[int]) -> int:
+    """The row-major position of an element, of a shape and an index that no fixed width of integers may hold."""
+    at = 0
+    for n, i in zip(shape, index, strict=True):
+        at = at * n + i
+    return at
+
+
+def to_whole(positions: npt.NDArray[Any], offset: Shape, shape: Shape, whole: Shape) -> npt.NDArray[np.int64]:
+    """Flat positions in a box -> flat positions (int64, same shape) in the tensor of shape ``whole``."""
+    index = np.unravel_index(positions, shape)
+    moved = tuple(i + o for i, o in zip(index, offset, strict=True))
+    return np.ravel_multi_index(moved, whole).astype(np.int64, copy=False)
+
+
+def inside(positions: npt.NDArray[Any], stored: Shape, offset: Shape, shape: Shape) -> npt.NDArray[np.bool_]:
+    """Which flat positions of a tensor of shape ``stored`` lie in a box of it: shape (positions,)."""
+    flags = np.ones(len(positions), np.bool_)
+    if stored:
+        for index, o, n in zip(np.unravel_index(positions, stored), offset, shape, strict=True):
+            flags &= (index >= o) & (index < o + n)
+    return flags
+
+
 def overlap(first: Ints, end: Ints) -> bool:
-    """``first`` and ``end`` (boxes, axes): the first index on every axis, and the one past the last; none is empty.
+    """Do any two boxes share an element?
+
+    ``first`` and ``end`` (boxes, axes), int64: the first index on every axis, and the one past the last; no box is
+    empty.
 
     Sorted along the axis that tells the most pairs apart, a box is compared with those alone that begin before it ends:
     with none, where the boxes are cut along one axis.

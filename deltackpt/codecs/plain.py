@@ -1,102 +1,68 @@
-"""The encodings that any safetensors reader can use: `full`, `nan` and `index` (FORMAT section "Plain encodings")."""
+"""What the encodings `full`, `nan` and `index` share: any safetensors reader can use their tensors.
+
+FORMAT section "Plain encodings". Their detail is a count and one checksum over all bytes of the entry.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from deltackpt.codecs.types import Change, Decoded, Elements, Encoded, PlainTensor, Source, view, words
+from deltackpt.codecs.base import Codec, CodecEntry, Shape
+from deltackpt.codecs.types import Source
 from deltackpt.errors import FormatError
-from deltackpt.format.dtypes import DType, storage_shape
-
-INDICES = ".indices"
-VALUES = ".values"
+from deltackpt.format.dtypes import DType
+from deltackpt.format.varint import VarintReader, write
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Table detail of a plain encoding: how many changes, and the crc32 of its tensors' bytes in order."""
+    """Table detail of a plain encoding: how many storage elements change, and the crc32 of its bytes in order."""
 
     changes: int
     checksum: int
 
 
-def encode_full(change: Change, shape: tuple[int, ...]) -> Encoded:
-    """All the new bytes, under the tensor's own name, dtype and shape."""
-    data = view(change.target)
-    changes = len(change.positions) if change.base is not None else change.elements
-    return Encoded(Checked(changes, zlib.crc32(data)), plain=[PlainTensor("", change.dtype.name, shape, data)])
+class PlainCodec(Codec[Checked]):
+    """An encoding without a payload of its own form: its bytes are plain tensors."""
+
+    def write_detail(self, detail: Checked) -> bytes:
+        """Count and checksum."""
+        return write([detail.changes]) + detail.checksum.to_bytes(4, "little")
+
+    def read_detail(self, reader: VarintReader, dtype: DType, shape: Shape, elements: int) -> Checked:
+        """Count and checksum."""
+        return Checked(reader.number(elements), int.from_bytes(reader.raw(4), "little"))
+
+    def data(self, entry: CodecEntry[Checked], source: Source) -> Sequence[memoryview]:
+        """The bytes of an entry, in the order of its checksum."""
+        return [source.plain(spec.suffix) for spec in self.plain_tensors(entry)]
+
+    def checked(self, entry: CodecEntry[Checked], source: Source, where: str) -> Sequence[memoryview]:
+        """The same, compared with the checksum. Raises FormatError ``tensor-checksum``."""
+        return check(entry.detail, self.data(entry, source), where)
+
+    def check(self, entry: CodecEntry[Checked], source: Source, where: str) -> None:
+        """Raises FormatError ``tensor-checksum``."""
+        self.checked(entry, source, where)
 
 
-def decode_full(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
-    return Decoded(None, words(check(detail, [source.plain("")], where)[0], dtype.width))
-
-
-def encode_nan(change: Change, shape: tuple[int, ...]) -> Encoded | None:
-    """Unchanged elements hold the dtype's sentinel; None where the dtype has none, or a new element looks like it."""
-    if change.dtype.nan is None or change.base is None:
-        return None
-    sentinel = change.target.dtype.type(change.dtype.nan)
-    if (change.new == sentinel).any():
-        return None
-    elements = np.full(change.elements, sentinel)
-    elements[change.positions] = change.new
-    data = view(elements)
-    detail = Checked(len(change.positions), zlib.crc32(data))
-    return Encoded(detail, plain=[PlainTensor("", change.dtype.name, shape, data)])
-
-
-def decode_nan(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
-    elements = words(check(detail, [source.plain("")], where)[0], dtype.width)
-    positions = np.flatnonzero(elements != elements.dtype.type(dtype.nan))
-    if len(positions) != detail.changes:
-        raise FormatError("count-differs", where=where, have=f"{len(positions)} changes", need=f"{detail.changes}")
-    return Decoded(positions, elements[positions])
-
-
-def encode_index(change: Change, shape: tuple[int, ...]) -> Encoded | None:
-    """Flat row-major positions and new values as two plain tensors; packed dtypes count, and hold, bytes."""
-    if change.base is None:
-        return None
-    name = "U32" if change.elements <= 1 << 32 else "U64"
-    indices = view(change.positions.astype("<u4" if name == "U32" else "<u8"))
-    values = view(change.new)
-    whole = storage_shape(change.dtype, shape) == tuple(shape) and change.dtype.bits == 8 * change.dtype.width
-    count = (len(change.positions),)
-    detail = Checked(len(change.positions), zlib.crc32(values, zlib.crc32(indices)))
-    plain = [
-        PlainTensor(INDICES, name, count, indices),
-        PlainTensor(VALUES, change.dtype.name if whole else "U8", count, values),
-    ]
-    return Encoded(detail, plain=plain)
-
-
-def decode_index(detail: Checked, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
-    indices, values = check(detail, [source.plain(INDICES), source.plain(VALUES)], where)
-    new = words(values, dtype.width)
-    size = 0 if base is None else len(base)
-    wide = words(indices, 4 if size <= 1 << 32 else 8)
-    if len(new) != detail.changes or len(wide) != len(new):
-        raise FormatError("count-differs", where=where, have=f"{len(new)} values", need=f"{detail.changes} of each")
-    if len(wide) and (int(wide.max()) >= size or (wide[1:] <= wide[:-1]).any()):
-        raise FormatError(
-            "indices-order", where=where, have="indices out of order or range", need=f"rising, below {size:,}"
-        )
-    return Decoded(wide.astype(np.int64), new)
-
-
-def suffixes(encoding: str) -> tuple[str, ...]:
-    """What follows the tensor's name in the names of an encoding's plain tensors."""
-    return (INDICES, VALUES) if encoding == "index" else ("",)
-
-
-def check(detail: Checked, data: list[memoryview], where: str) -> list[memoryview]:
-    """Raise FormatError ``tensor-checksum`` unless the tensors' bytes have the crc32 of the table."""
+def crc32(data: Sequence[memoryview]) -> int:
+    """Of several runs of bytes, as if they were one."""
     checksum = 0
     for piece in data:
         checksum = zlib.crc32(piece, checksum)
-    if checksum != detail.checksum:
+    return checksum
+
+
+def check(detail: Checked, data: Sequence[memoryview], where: str) -> Sequence[memoryview]:
+    """Raise FormatError ``tensor-checksum`` unless the bytes have the crc32 of the table."""
+    if crc32(data) != detail.checksum:  # [F-PLAIN-10]
         raise FormatError("tensor-checksum", where=where, have="other bytes", need="the crc32 of the table")
     return data
+
+
+def count_differs(have: str, need: str, where: str) -> FormatError:
+    """The bytes hold another number of changes than the table says."""
+    return FormatError("count-differs", where=where, have=have, need=need)

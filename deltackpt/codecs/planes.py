@@ -8,15 +8,20 @@ general compressor pays; a plane that it does not shrink by 3 % is stored.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from deltackpt.codecs.types import Change, Decoded, Elements, Encoded, Source
+from deltackpt.codecs.base import Auto, BaseUse, Codec, CodecEntry, Pieces, Shape
+from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.boxes import flat_index
+from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Positions, Source
 from deltackpt.errors import FormatError
-from deltackpt.format.dtypes import DType, in_order, out_of_order, uint
+from deltackpt.format.dtypes import DType, in_order, out_of_order, storage_shape, uint
+from deltackpt.format.varint import VarintReader, arrays, write
 
 CHUNK = 1 << 17
 LEVEL = 1
@@ -32,11 +37,100 @@ class ChunkIndex:
     checksums: npt.NDArray[np.uint32]
 
     @property
-    def length(self) -> int:
-        return int((self.sizes >> 1).sum())
+    def lengths(self) -> Ints:
+        """Bytes of every chunk."""
+        lengths: Ints = (self.sizes >> 1).sum(axis=1)
+        return lengths
+
+
+class PlanesCodec(Codec[ChunkIndex]):
+    """All elements as zigzag differences to the old ones, chunk by chunk, byte plane by byte plane."""
+
+    name = "planes"
+    code = 5
+    auto = Auto.DENSE
+
+    def write_detail(self, detail: ChunkIndex) -> bytes:
+        """The chunk index."""
+        return write([detail.changes]) + arrays(detail.sizes.ravel()) + detail.checksums.astype("<u4").tobytes()
+
+    def read_detail(self, reader: VarintReader, dtype: DType, shape: Shape, elements: int) -> ChunkIndex:
+        """The chunk index."""
+        changes, count = reader.number(elements), chunks(elements)
+        if count * (dtype.width + 4) > reader.left:  # [F-READ-2]
+            reader.refuse("table-short", f"{reader.left} bytes left", f"{count:,} chunks")
+        sizes = reader.numbers(count * dtype.width, 4 * CHUNK).reshape(count, dtype.width)
+        return ChunkIndex(changes, sizes, np.frombuffer(reader.raw(4 * count), "<u4"))
+
+    def payload_size(self, entry: CodecEntry[ChunkIndex]) -> int:
+        """Bytes of all chunks."""
+        return int(entry.detail.lengths.sum())
+
+    def base_use(self, detail: ChunkIndex) -> BaseUse:
+        """All: every element is a difference to the old one."""
+        return BaseUse.ALL
+
+    @property
+    def pieces(self) -> Chunks:
+        """Chunks."""
+        return _CHUNKS
+
+    def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
+        """None where there is no old tensor of the same shape."""
+        return encode(change)
+
+    def decode(
+        self,
+        entry: CodecEntry[ChunkIndex],
+        base: Elements | None,
+        source: Source,
+        where: str,
+        buffer: DecodeBuffer | None = None,
+    ) -> Decoded:
+        """All elements. Raises FormatError."""
+        assert base is not None
+        return Decoded(None, decode(entry.detail, source.payload(), base, entry.dtype, where))
+
+    def check(self, entry: CodecEntry[ChunkIndex], source: Source, where: str) -> None:
+        """Raises FormatError ``tile-checksum``."""
+        check(entry.detail, source.payload(), where)
+
+
+class Chunks(Pieces[ChunkIndex]):
+    """Chunks of an entry: runs of CHUNK elements."""
+
+    in_order = True
+
+    def lengths(self, detail: ChunkIndex) -> Ints:
+        """Of every chunk."""
+        return detail.lengths
+
+    def touched(self, entry: CodecEntry[ChunkIndex], offset: Shape, shape: Shape) -> Ints:
+        """All chunks from the one of the first element of the box to that of its last."""
+        stored = storage_shape(entry.dtype, entry.shape)
+        first = flat_index(stored, offset) // CHUNK
+        last = flat_index(stored, [o + n - 1 for o, n in zip(offset, shape, strict=True)]) // CHUNK
+        return np.arange(first, last + 1)
+
+    def decode(
+        self, entry: CodecEntry[ChunkIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
+    ) -> Iterator[tuple[Positions, Elements]]:
+        """All elements of the chunks."""
+        whole, at = entry.detail, 0
+        for chunk in pieces.tolist():
+            one = slice(chunk, chunk + 1)
+            detail = replace(whole, sizes=whole.sizes[one], checksums=whole.checksums[one])
+            old, end = base[chunk * CHUNK : (chunk + 1) * CHUNK], at + int(detail.lengths.sum())
+            values = decode(detail, payload[at:end], old, entry.dtype, f"{where}, from chunk {chunk}")
+            yield np.arange(chunk * CHUNK, chunk * CHUNK + len(values)), values
+            at = end
+
+
+_CHUNKS = Chunks()
 
 
 def chunks(elements: int) -> int:
+    """How many chunks hold so many elements."""
     return -(-elements // CHUNK)
 
 
@@ -61,17 +155,14 @@ def encode(change: Change) -> Encoded | None:
         sizes.append(row)
         checksums.append(checksum)
     shape = (len(sizes), change.dtype.width)
-    directory = ChunkIndex(
-        len(change.positions), np.array(sizes, np.int64).reshape(shape), np.array(checksums, np.uint32)
-    )
-    return Encoded(directory, payload)
+    index = ChunkIndex(len(change.positions), np.array(sizes, np.int64).reshape(shape), np.array(checksums, np.uint32))
+    return Encoded(index, payload)
 
 
-def decode(detail: ChunkIndex, dtype: DType, base: Elements | None, source: Source, where: str) -> Decoded:
-    assert base is not None
-    check(detail, source.payload(), where)
-    values = np.empty_like(base)
-    payload, at = source.payload(), 0
+def decode(detail: ChunkIndex, payload: memoryview, base: Elements, dtype: DType, where: str) -> Elements:
+    """All new elements, of base's shape (elements,) and dtype, by the old ones in ``base``. Raises FormatError."""
+    check(detail, payload, where)
+    values, at = np.empty_like(base), 0
     for c, sizes in enumerate(detail.sizes.tolist()):
         old = base[c * CHUNK : (c + 1) * CHUNK]
         zigzag = np.empty(len(old), uint(dtype.width))
@@ -80,13 +171,13 @@ def decode(detail: ChunkIndex, dtype: DType, base: Elements | None, source: Sour
             zigzag.view(np.uint8)[j :: dtype.width] = np.frombuffer(plane, np.uint8)
             at += size >> 1
         values[c * CHUNK : (c + 1) * CHUNK] = _unzigzag(old, zigzag, dtype)
-    return Decoded(None, values)
+    return values
 
 
 def check(detail: ChunkIndex, payload: memoryview, where: str) -> None:
     """Raise FormatError ``tile-checksum`` unless every chunk has the crc32 of the directory."""
     at = 0
-    for c, length in enumerate((detail.sizes >> 1).sum(axis=1).tolist()):
+    for c, length in enumerate(detail.lengths.tolist()):
         if zlib.crc32(payload[at : at + length]) != detail.checksums[c]:
             need = "the crc32 of the directory"
             raise FormatError("tile-checksum", where=f"{where}, chunk {c}", have="other bytes", need=need)
@@ -96,13 +187,14 @@ def check(detail: ChunkIndex, payload: memoryview, where: str) -> None:
 def _inflate(plane: memoryview, compressed: int, length: int, where: str) -> bytes | memoryview:
     """One frame, of exactly the length that the shape says: the library checks none of that by itself."""
     if not compressed:
-        if len(plane) != length:
+        if len(plane) != length:  # [F-PLANE-2]
             raise FormatError("plane-length", where=where, have=f"{len(plane)} bytes", need=f"{length} bytes")
         return plane
-    if plane[:4] != zstandard.FRAME_HEADER:  # a skippable frame would be taken for an empty one
+    if plane[:4] != zstandard.FRAME_HEADER:  # [F-PLANE-3]: a skippable frame would be taken for an empty one
         raise FormatError("frame-broken", where=where, have="no zstd frame", need="one whole frame")
     try:
         parameters = zstandard.get_frame_parameters(plane)
+        # [F-PLANE-4]
         if parameters.content_size != length or parameters.dict_id or parameters.window_size > max(length, 1 << 18):
             raise FormatError(
                 "frame-size",
@@ -116,7 +208,7 @@ def _inflate(plane: memoryview, compressed: int, length: int, where: str) -> byt
         raise FormatError(
             "frame-broken", where=where, have=f"no zstd frame ({error})", need="one whole frame"
         ) from error
-    if len(data) != length or not decompressor.eof or decompressor.unused_data:
+    if len(data) != length or not decompressor.eof or decompressor.unused_data:  # [F-PLANE-4]
         raise FormatError("frame-broken", where=where, have="a short frame or bytes after it", need="one whole frame")
     return data
 

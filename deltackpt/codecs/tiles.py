@@ -35,14 +35,17 @@ class Grid:
 
     @property
     def tile_height(self) -> int:
+        """Rows of a tile; at the far edge it may have fewer."""
         return -(-self.height // self.rows)
 
     @property
     def tile_width(self) -> int:
+        """Columns of a tile; at the far edge it may have fewer."""
         return -(-self.width // self.columns)
 
     @property
     def tiles(self) -> int:
+        """How many tiles there are."""
         return self.lead * self.rows * self.columns
 
     @property
@@ -97,7 +100,7 @@ class Grid:
             positions = row.astype(np.int64)
             positions *= self.width
             positions += column
-        if outside:
+        if outside:  # [F-TILE-3]
             raise FormatError(
                 "position-outside", where=where, have="a position past the tile's edge", need="one inside"
             )

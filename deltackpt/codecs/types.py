@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,28 @@ Positions = npt.NDArray[np.int64]
 Buffer = bytes | memoryview
 
 
+class ChangedElements(NamedTuple):
+    """Where two states of a tensor or box differ: shape (changes,) each, by rising position, in host memory.
+
+    `deltackpt.gpu.changes.DeviceChanges` is its like in device memory: tensors of the same meaning, positions in 32
+    bits where they fit, the words as the signed integers that torch has, of several tensors in a row. `Change` and
+    `Decoded` say more, and less: a Change has the whole tensor beside it, for an encoder; a Decoded has no old
+    elements, and may stand for all elements.
+    """
+
+    positions: Positions  # flat, row-major
+    old: Elements  # unsigned words of the dtype's width
+    new: Elements
+
+
 @dataclass(frozen=True)
 class Change:
-    """The changed elements of one tensor, or of one box of it. All arrays hold storage elements as unsigned words.
+    """What an encoder gets: the changed elements of one tensor, or of one box of it, and the whole of it.
 
-    ``positions`` are flat and sorted; ``old`` and ``new`` are the elements there. ``base`` and ``target`` are all the
-    old and new elements, flat; ``base`` is None, and the three others empty, where there is nothing to compare with.
+    All arrays hold storage elements as unsigned words. ``positions`` (int64) are flat and rising; ``old`` and ``new``
+    are the elements there, shape (changes,). ``base`` and ``target`` are all the old and new elements, flat; ``base``
+    is None, and the three others empty, where there is nothing to compare with. An encoding that codes changes `alone`
+    also takes a base and target of the right length whose elements are not the tensor's.
     """
 
     dtype: DType
@@ -35,6 +51,7 @@ class Change:
 
     @property
     def elements(self) -> int:
+        """Storage elements of the tensor or box."""
         return len(self.target)
 
 
@@ -48,31 +65,65 @@ class PlainTensor:
     data: Buffer
 
 
+class Detail(Protocol):
+    """The codec's own part of a table entry, parsed and checked. All that others ask of it is how much changes."""
+
+    @property
+    def changes(self) -> int:
+        """Changed storage elements."""
+
+
+@dataclass(frozen=True)
+class NoDetail:
+    """Of an entry whose code says everything."""
+
+    @property
+    def changes(self) -> int:
+        """None: there is no element."""
+        return 0
+
+
+NO_DETAIL = NoDetail()
+
+
 @dataclass(frozen=True)
 class Encoded:
     """``detail`` is the codec's own part of the table entry; the bytes are in ``payload``, or in ``plain`` tensors."""
 
-    detail: Any
+    detail: Detail = NO_DETAIL
     payload: Sequence[Buffer] = ()
-    plain: Sequence[PlainTensor] = field(default=())
+    plain: Sequence[PlainTensor] = ()
 
     @property
     def size(self) -> int:
+        """Bytes of payload and plain tensors."""
         return sum(len(b) for b in self.payload) + sum(len(p.data) for p in self.plain)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """New elements at flat ``positions`` in any order, each once; ``positions`` None: all elements, in order.
+    """What a decoder gives, a journal records and a reader writes: new elements, without the old ones.
 
-    Positions are int64, or uint32 where there was a `DecodeBuffer` for them.
+    ``values``: shape (changes,), unsigned words, at flat ``positions`` in any order, each once; positions are int64, or
+    uint32 where they lie in a `DecodeBuffer`. ``positions`` None: all elements, in order.
     """
 
     positions: npt.NDArray[Any] | None
     values: Elements
 
+    @classmethod
+    def joined(cls, parts: Sequence[Decoded], dtype: np.dtype[Any]) -> Decoded:
+        """Several, each with positions, as one; ``dtype`` is that of the values, of which there may be none."""
+        if len(parts) == 1:
+            return parts[0]
+        positions = [d.positions for d in parts if d.positions is not None]
+        return cls(
+            np.concatenate([np.zeros(0, np.int64), *positions]),
+            np.concatenate([np.zeros(0, dtype), *(d.values for d in parts)]),
+        )
+
     def write_to(self, elements: Elements) -> None:
-        """Scatter into the flat elements of the tensor or box."""
+        """Scatter into the flat elements of the tensor or box, which are contiguous and of the values' dtype."""
         if self.positions is None:
             elements[:] = self.values
         else:
@@ -89,7 +140,7 @@ class DecodeBuffer:
         self._positions, self._values = np.empty(0, np.uint32), np.empty(0, np.uint8)
 
     def take(self, count: int, width: int) -> tuple[npt.NDArray[np.uint32], Elements]:
-        """Positions, which must be below 2^32, and values for ``count`` changes."""
+        """Uninitialized positions, which must be below 2^32, and values of ``width`` bytes: shape (count,) each."""
         if len(self._positions) < count:
             self._positions = np.empty(count + count // 4, np.uint32)
         if len(self._values) < count * width:
@@ -98,7 +149,7 @@ class DecodeBuffer:
 
 
 class Source(Protocol):
-    """Where a codec finds its bytes again."""
+    """Where a codec finds the bytes of an entry again."""
 
     def payload(self) -> memoryview:
         """The entry's part of the part's payload."""
@@ -108,7 +159,7 @@ class Source(Protocol):
 
 
 def words(data: Buffer, width: int) -> Elements:
-    """Bytes as unsigned little-endian words."""
+    """Bytes as unsigned little-endian words of ``width`` bytes, without a copy."""
     return np.frombuffer(data, uint(width))
 
 

@@ -1,4 +1,4 @@
-"""Make a fold, or an anchor for a step that has none: other ways to steps that are there (FORMAT section "Edge").
+"""A fold, or an anchor for a step that has none: other ways to steps that are there (FORMAT section "Edge").
 
 A fold holds, for every element that some patch on the way changed, the last value, unless that is the first one again.
 Memory is that of one tensor a thread, and of a part. Nothing is recorded before its objects are durable.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,24 +19,26 @@ from deltackpt import __version__
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import State, StoredTensor, difference
-from deltackpt.codecs import Encoded, Entry, encode
-from deltackpt.codecs.table import REMOVED
-from deltackpt.errors import ChainError, ConflictError, DeltackptError
+from deltackpt.codecs import Encoded, Entry
+from deltackpt.errors import ChainError, ConflictError
 from deltackpt.format.edge import Edge
 from deltackpt.format.layout import Shard
 from deltackpt.format.manifest import File, Link
-from deltackpt.patch.part import Origin, PartWriter, collides
+from deltackpt.patch.base import describe
+from deltackpt.patch.encode import encode_entry
+from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.publish.objects import StepObjects
+from deltackpt.publish.sink import EncodedPart, publish_step
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.leases import lease
-from deltackpt.repository.repository import new_folder
-from deltackpt.restore.materialize import check_tensor
+from deltackpt.restore.materialize import check_tensor, file_order
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import Replay, describe
+from deltackpt.restore.replay import Replay
 from deltackpt.store import Buffer
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 
-PART_BYTES = 128 << 20
+PART_BYTES = 128 << 20  # encoded bytes after which a part is put and the next one begun
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -55,25 +57,39 @@ class _One:
     def release(self, name: str, start: int = 0, end: int | None = None) -> None: ...
 
 
-class _Objects:
-    """What was put and is not recorded yet."""
+class EdgeSink:
+    """Records another way to the step ``end`` of a repository: a fold from ``start``, or, if that is None, an anchor (a
+    `publish.sink.Sink`). One part is on its way at a time."""
 
-    def __init__(self, repo: Repository, kind: str, step: int) -> None:
-        self.files: list[File] = []
-        self._repo = repo
-        self._folder = new_folder(kind, step)
-
-    def put(self, path: str, chunks: Iterator[Buffer]) -> None:
-        self.files.append(self._repo.put(f"{self._folder}/{path}", chunks))
+    def __init__(self, repo: Repository, start: Link | None, end: Link) -> None:
+        self.objects = StepObjects(repo, end.step, "folds", at_once=0)
+        self._repo, self._start, self._end = repo, start, end
+        self._committing = False
 
     @property
     def size(self) -> int:
-        return sum(f.size for f in self.files)
+        """Bytes of the objects that were put."""
+        return sum(file.size for file in self.objects.stored)
 
-    def withdraw(self) -> None:
-        for file in self.files:
-            with suppress(DeltackptError):
-                self._repo.store.delete(file.name)
+    def part_bytes(self, most: int) -> int:
+        """``most``, whatever the store: one part is put at a time."""
+        return most
+
+    def put(self, part: EncodedPart) -> None:
+        """Put a part of a fold; it is durable when this returns."""
+        self.objects.put(part)
+
+    def commit(self, files: Sequence[File]) -> Edge:
+        """Record the edge, whose ``files`` are durable."""
+        edge = Edge(self._repo.id, self._start, self._end, tuple(files), f"deltackpt {__version__}", int(time.time()))
+        self._committing = True
+        self._repo.put_edge(edge)
+        return edge
+
+    def abort(self) -> None:
+        """Delete what was put, unless the edge may be recorded."""
+        if not self._committing:
+            self.objects.withdraw()
 
 
 def fold(
@@ -87,8 +103,8 @@ def fold(
 ) -> Edge:
     """Put one patch in the place of all those from ``start`` to ``end``, and record it.
 
-    ``cache`` is a managed cache that is brought to ``start``, where the old values are then at hand; otherwise they are
-    rebuilt. Raises ConflictError ``fold-larger`` where it would save nothing, and ``fold-exists``; then it is not
+    ``cache`` is a managed cache that is updated to ``start``, and so holds the old values; without, they are rebuilt.
+    Raises ConflictError ``fold-larger`` where it would save nothing, and ``fold-exists``; then it is not
     there.
     """
     count = threads_or_default(threads)
@@ -100,13 +116,8 @@ def fold(
         limit = min(sum(hop.bytes for hop in hops), sum(s.size for s in layout.shards))
         old = stack.enter_context(_state(repo, start, cache, threads, progress))
         patches = stack.enter_context(PatchReader.open_all(repo, hops))
-        objects = _Objects(repo, "folds", end.step)
-        try:
-            _put_parts(_Folding(repo, start, end, old, patches), objects, limit, count, progress)
-        except BaseException:
-            objects.withdraw()
-            raise
-        return _record(repo, start, end, objects)
+        job, sink = _Folding(repo, start, end, old, patches), EdgeSink(repo, start, end)
+        return publish_step(sink, lambda: _encode_fold(job, sink, limit, count, progress))
 
 
 def write_anchor(
@@ -125,31 +136,23 @@ def write_anchor(
             raise ConflictError("anchor-exists", where=repo.store.url, have=have, need="none")
         layout, digests = repo.layout(step), repo.digests(step)
         state = stack.enter_context(_state(repo, link, cache, threads, progress))
-        objects = _Objects(repo, "anchors", link.step)
+        sink = EdgeSink(repo, None, link)
+        objects = sink.objects
 
         def chunks(shard: Shard) -> Iterator[Buffer]:
             yield shard.header.head
-            for tensor in sorted(shard.header.tensors, key=lambda t: (t.start, t.end)):
+            for tensor in file_order(shard):
                 data = state.bytes_of(tensor.name)
                 check_tensor(tensor.name, data, digests, layout)
                 yield data.data
                 state.release(tensor.name)
                 progress.advance(len(data))
 
+        def store() -> list[File]:
+            return [objects.store(objects.name("anchors", shard.path), chunks(shard)) for shard in layout.shards]
+
         progress.start("anchor", sum(s.size for s in layout.shards))
-        try:
-            for shard in layout.shards:
-                objects.put(shard.path, chunks(shard))
-        except BaseException:
-            objects.withdraw()
-            raise
-        return _record(repo, None, link, objects)
-
-
-def _record(repo: Repository, start: Link | None, end: Link, objects: _Objects) -> Edge:
-    edge = Edge(repo.id, start, end, tuple(objects.files), f"deltackpt {__version__}", int(time.time()))
-    repo.put_edge(edge)
-    return edge
+        return publish_step(sink, store)
 
 
 @contextmanager
@@ -175,14 +178,16 @@ class _Folding:
     patches: Sequence[PatchReader]
 
 
-def _put_parts(job: _Folding, objects: _Objects, limit: int, threads: int, progress: Progress) -> None:
-    """Fold every tensor that a patch touches; both ends of each are proven by the digests of their steps."""
+def _encode_fold(job: _Folding, sink: EdgeSink, limit: int, threads: int, progress: Progress) -> list[File]:
+    """Fold every tensor that a patch touches; both ends of each are proven by the digests of their steps. -> the parts.
+
+    Raises ConflictError ``fold-larger`` as soon as they have ``limit`` bytes.
+    """
     first, last = job.repo.load(job.start), job.repo.load(job.end)
     before, after = job.repo.digests(first), job.repo.digests(last)
     layouts = job.repo.layout(first), job.repo.layout(last)
     all_names = {*layouts[0].tensors, *layouts[1].tensors}
     origin = Origin(job.repo.id, job.end.step, job.start.id, first.state)
-    writer = PartWriter(origin)
 
     def one(name: str) -> tuple[Entry, Encoded | None] | None:
         meta = job.old.tensors.get(name)
@@ -204,42 +209,39 @@ def _put_parts(job: _Folding, objects: _Objects, limit: int, threads: int, progr
             return None
         return _encode(name, old, _One({name: want} if want is not None else {}, new), all_names)
 
-    def flush() -> None:
-        if objects.size + writer.size >= limit:
-            have, need = f"{objects.size + writer.size:,} bytes or more", f"less than the {limit:,} bytes it replaces"
+    def hand_over(number: int, writer: PartWriter) -> None:
+        if sink.size + writer.size >= limit:
+            have, need = f"{sink.size + writer.size:,} bytes or more", f"less than the {limit:,} bytes it replaces"
             raise _refuse("fold-larger", job.start, job.end, have, need)
-        objects.put(f"part-{len(objects.files) + 1:05d}.safetensors", writer.chunks())
+        sink.put(EncodedPart.of(writer, number))
 
     names = sorted({name for patch in job.patches for name in patch.names}, key=str.encode)
     progress.start("fold", len(names))
+    number, writer = 1, PartWriter(origin)
     for done in ordered_map(one, names, threads):
         progress.advance(1)
         if done is None:
             continue
         writer.add(done[0], done[1])
-        if writer.size >= PART_BYTES:
-            flush()
-            writer = PartWriter(origin)
+        if writer.size >= sink.part_bytes(PART_BYTES):
+            hand_over(number, writer)
+            number, writer = number + 1, PartWriter(origin)
     if len(writer):
-        flush()
-    if objects.files and objects.size >= limit:  # headers and tables count too
-        have, need = f"{objects.size:,} bytes", f"less than the {limit:,} bytes it replaces"
+        hand_over(number, writer)
+    parts = sink.objects.wait()
+    if parts and sink.size >= limit:  # headers and tables count too
+        have, need = f"{sink.size:,} bytes", f"less than the {limit:,} bytes it replaces"
         raise _refuse("fold-larger", job.start, job.end, have, need)
+    return parts
 
 
 def _encode(name: str, old: State, new: State, names: set[str]) -> tuple[Entry, Encoded | None] | None:
     change = difference(name, old, new).change
     if change is None:
-        return Entry(name, "removed", REMOVED), None
+        return Entry.removal(name), None
     if change.base is not None and len(change.positions) == 0:
         return None
-    shape = new.tensors[name].shape
-    chosen, encoded = encode(change, shape)
-    entry = Entry(name, chosen, change.dtype, shape, shape, (0,) * len(shape), encoded.detail)
-    if collides(entry, names):
-        chosen, encoded = encode(change, shape, "full")
-        entry = replace(entry, encoding=chosen, detail=encoded.detail)
-    return entry, encoded
+    return encode_entry(name, change, new.tensors[name].shape, names)
 
 
 def _refuse(code: str, start: Link, end: Link, have: str, need: str) -> ConflictError:

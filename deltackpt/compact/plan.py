@@ -1,4 +1,4 @@
-"""Folds for a chain: plan -> show -> execute. With levels, so that whoever is any distance behind reads few of them."""
+"""Folds for a chain: plan -> show -> execute. With levels, so that a reader that is any distance behind reads few."""
 
 from __future__ import annotations
 
@@ -39,14 +39,18 @@ class Made:
 
 @dataclass(frozen=True)
 class CompactResult:
+    """What became of every fold of a plan."""
+
     repository: str
     folds: tuple[Made, ...]
 
     @property
     def bytes(self) -> int:
+        """Of the folds that were made."""
         return sum(made.bytes or 0 for made in self.folds)
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return asdict(self)
 
 
@@ -59,6 +63,7 @@ class CompactPlan:
     folds: tuple[Planned, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return asdict(self)
 
     def execute(

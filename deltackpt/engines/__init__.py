@@ -1,9 +1,9 @@
-"""The receivers' side: a running engine, or a live module, takes a step in.
+"""The receivers' side: a running engine, or a live module, is updated to a step.
 
 load(repo, step)            the state dict of a step (needs torch)
 tensors(repo, step)         the same, one tensor at a time
 transformers.refresh(...)   a live module, in place (needs torch)
-serve, clients              many engines of a host, over HTTP (needs no torch)
+serve, clients              the engines of a host, over HTTP (needs no torch)
 vllm, sglang                what runs inside of these engines
 """
 

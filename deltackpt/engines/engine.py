@@ -10,6 +10,7 @@ import torch
 
 from deltackpt import errors
 from deltackpt.engines.tracing import Load
+from deltackpt.engines.traits import EngineTraits
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.torch_views.names import listed
 
@@ -21,16 +22,17 @@ class Engine(Protocol):
     whole: bool  # it holds all of the model
     model: torch.nn.Module
     load: Load  # the model's own loader
+    traits: EngineTraits
 
     def native(self, folder: Path) -> list[str]:
-        """Take a whole checkpoint in, in place; -> parameters that it has nothing for, as far as the engine tells.
-        May leave a mix when it raises."""
+        """Load a whole checkpoint in place, as the engine itself does. -> parameters that it has nothing for, as far as
+        the engine tells. May leave a mix when it raises."""
 
-    def mend(self) -> None:
-        """Make the engine ready for `native` again after it raised."""
+    def reset(self) -> None:
+        """Make `native` possible again after it raised."""
 
     def agree(self, word: Any) -> list[Any]:
-        """What every rank says, in their order."""
+        """The words of all ranks, in their order. Every rank has to call it at the same time."""
 
 
 def model_differs(where: str, missing: Sequence[str]) -> CheckpointError:
@@ -40,20 +42,20 @@ def model_differs(where: str, missing: Sequence[str]) -> CheckpointError:
 
 
 def attempt(work: Callable[[], object]) -> DeltackptError | None:
-    """Any error as a typed one: the other ranks have to hear of it, whatever it is."""
+    """Any error as a typed one, so that the other ranks can be told of it. None where there was none."""
     try:
         work()
     except DeltackptError as error:
         return error
     except Exception as error:
         have = f"{type(error).__name__}: {str(error)[:300]}"
-        need, hint = "the engine to take the step", "The engine was taken back to its step."
+        need, hint = "the engine to load the step", "The engine was rolled back to its step."
         return ChainError("engine-refused", where="the engine", have=have, need=need, hint=hint)
     return None
 
 
 def raise_on_all(engine: Engine, mine: DeltackptError | None) -> None:
-    """Raise on every rank what any of them met."""
+    """Raise on every rank the error of the first that has one."""
     for said in engine.agree(None if mine is None else (type(mine).__name__, mine.to_dict())):
         if said is not None:
             kind, error = said

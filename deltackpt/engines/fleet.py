@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deltackpt.engines.clients import Client
-from deltackpt.engines.clients.base import Ready
+from deltackpt.engines.clients.base import EngineReport
 from deltackpt.engines.metrics import Metrics
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
@@ -18,33 +18,34 @@ Tell = Callable[[str, dict[str, Any]], None]
 
 @dataclass
 class EngineState:
-    """One engine. ``at``: the step that it was seen through to; ``version`` what it said when it was wedged; ``paused``
-    by us, and not resumed.
+    """One engine. ``link``: the step to which it was updated by this process; ``version`` what it said when it was
+    wedged; ``paused`` by this process, and not resumed.
     """
 
     client: Client
-    at: Link | None = None
+    link: Link | None = None
     version: str = ""
     wedged: bool = False
     paused: bool = False
-    failed: str = ""  # the error that was told last, so that it is told once
-    ready: Ready | None = None
+    failed: str = ""  # the error of the last event, so that it is told once
+    report: EngineReport | None = None
 
     @property
     def name(self) -> str:
+        """Its kind and URL."""
         return self.client.name
 
     def resume(self) -> None:
-        """Let it go on, unless it is wedged: better no answers than answers from weights that nobody published."""
+        """Resume generation, unless it is wedged: no answers are better than those of unpublished weights."""
         if self.paused and not self.wedged:
-            with suppress(DeltackptError):  # it is tried again at the next look
+            with suppress(DeltackptError):  # it is tried again in the next round
                 self.client.resume()
                 self.paused = False
 
 
 @dataclass(frozen=True)
-class TakenStep:
-    """An engine that came to a step. ``pause``: seconds in which it stood still; ``total``: with what went before;
+class UpdateEvent:
+    """An engine that came to a step. ``pause``: seconds in which it generated nothing; ``total``: with the preparation;
     ``lag``: since the step was published, by the clocks of the writer and of this host."""
 
     engine: str
@@ -58,56 +59,59 @@ class TakenStep:
     lag: float
 
     def to_dict(self) -> dict[str, Any]:
+        """By the names of its fields."""
         return asdict(self)
 
 
 class EventLog:
-    """``tell`` hears of events: `taken`, `failed`, `wedged`."""
+    """``tell`` is called with events: `taken`, `failed`, `wedged`."""
 
     def __init__(self, tell: Tell, metrics: Metrics) -> None:
         self._tell, self._metrics = tell, metrics
 
-    def taken(self, seat: EngineState, link: Link, pause: float, total: float, lag: float) -> None:
-        ready = seat.ready or Ready()
-        seat.at, seat.failed = link, ""
-        self._metrics.set("deltackpt_wedged", 0, seat.name)
-        self._metrics.set("deltackpt_step", link.step, seat.name)
-        self._metrics.set("deltackpt_lag_seconds", lag, seat.name)
-        self._metrics.set("deltackpt_pause_seconds", pause, seat.name)
-        self._metrics.add("deltackpt_pause_seconds_total", pause, seat.name)
-        self._metrics.add("deltackpt_updates_total", 1, seat.name)
-        spent = round(pause, 4), round(total, 4), round(lag, 3)
-        taken = TakenStep(seat.name, link.step, link.id, ready.mode, ready.reason, ready.elements, *spent)
-        self._tell("taken", taken.to_dict())
+    def updated(self, engine: EngineState, link: Link, pause: float, total: float, lag: float) -> None:
+        """An engine is at a step; times in seconds, as in `UpdateEvent`."""
+        report = engine.report or EngineReport()
+        engine.link, engine.failed = link, ""
+        self._metrics.set("deltackpt_wedged", 0, engine.name)
+        self._metrics.set("deltackpt_step", link.step, engine.name)
+        self._metrics.set("deltackpt_lag_seconds", lag, engine.name)
+        self._metrics.set("deltackpt_pause_seconds", pause, engine.name)
+        self._metrics.add("deltackpt_pause_seconds_total", pause, engine.name)
+        self._metrics.add("deltackpt_updates_total", 1, engine.name)
+        seconds = round(pause, 4), round(total, 4), round(lag, 3)
+        event = UpdateEvent(engine.name, link.step, link.id, report.mode, report.reason, report.elements, *seconds)
+        self._tell("taken", event.to_dict())
 
-    def failed(self, seat: EngineState, error: DeltackptError) -> None:
-        """It is at its old step; nobody has seen it through to another."""
+    def failed(self, engine: EngineState, error: DeltackptError) -> None:
+        """It is at its old step, or at a step that this process does not know."""
         if error.code == "engine-wedged":
-            self.wedged(seat, error)
+            self.wedged(engine, error)
             return
-        self._metrics.add("deltackpt_failures_total", 1, seat.name)
-        if seat.failed != error.code + error.have:
-            seat.failed = error.code + error.have
-            step = seat.at.step if seat.at else None
-            self._tell("failed", {"engine": seat.name, "step": step, **error.to_dict()})
-        seat.at = None
+        self._metrics.add("deltackpt_failures_total", 1, engine.name)
+        if engine.failed != error.code + error.have:
+            engine.failed = error.code + error.have
+            step = engine.link.step if engine.link else None
+            self._tell("failed", {"engine": engine.name, "step": step, **error.to_dict()})
+        engine.link = None
 
-    def wedged(self, seat: EngineState, error: DeltackptError) -> None:
-        if not seat.wedged:
-            self._tell("wedged", {"engine": seat.name, **error.to_dict()})
-        seat.wedged, seat.at = True, None
-        self._metrics.set("deltackpt_wedged", 1, seat.name)
+    def wedged(self, engine: EngineState, error: DeltackptError) -> None:
+        """Its weights are those of no step."""
+        if not engine.wedged:
+            self._tell("wedged", {"engine": engine.name, **error.to_dict()})
+        engine.wedged, engine.link = True, None
+        self._metrics.set("deltackpt_wedged", 1, engine.name)
         with suppress(DeltackptError):
-            seat.version = seat.client.version()
+            engine.version = engine.client.version()
 
-    def restarted(self, seat: EngineState) -> None:
+    def restarted(self, engine: EngineState) -> None:
         """It says another version than when it was wedged."""
-        seat.wedged = seat.paused = False
-        self._metrics.set("deltackpt_wedged", 0, seat.name)
+        engine.wedged = engine.paused = False
+        self._metrics.set("deltackpt_wedged", 0, engine.name)
 
-    def lag(self, seat: EngineState, link: Link, seconds: float) -> None:
+    def lag(self, engine: EngineState, link: Link, seconds: float) -> None:
         """How far an engine is behind the newest step in the cache, which was published so many seconds ago."""
-        steps = 0 if seat.at == link else link.step - (seat.at.step if seat.at else 0)
-        self._metrics.set("deltackpt_lag_steps", steps, seat.name)
-        if seat.at != link:
-            self._metrics.set("deltackpt_lag_seconds", seconds, seat.name)
+        steps = 0 if engine.link == link else link.step - (engine.link.step if engine.link else 0)
+        self._metrics.set("deltackpt_lag_steps", steps, engine.name)
+        if engine.link != link:
+            self._metrics.set("deltackpt_lag_seconds", seconds, engine.name)

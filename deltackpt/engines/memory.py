@@ -26,13 +26,13 @@ class Memory:
     tensors: tuple[tuple[str, torch.Tensor, bool], ...]  # name, tensor, and whether it is a parameter
 
     def words(self) -> Words:
-        """All words: a view in host memory, else a copy."""
+        """[all] unsigned words: a view in host memory, else a copy."""
         array = self.flat.cpu().numpy()
         words: Words = array.view(f"<u{array.itemsize}")
         return words
 
     def read(self, positions: Words) -> Words:
-        """The words at some positions."""
+        """The [n] unsigned words at [n] positions, integers in any order."""
         if self.flat.device.type == "cpu":
             return self.words()[positions]
         where = from_host(positions.astype(np.int64), self.flat.device)
@@ -41,8 +41,8 @@ class Memory:
         return words
 
     def write(self, positions: Words, values: Words) -> None:
-        """Put words at some positions, in place. On the host a position outside is an IndexError and nothing is
-        written."""
+        """Put ``values``, [n] unsigned words, at [n] ``positions``, in place. On the host a position outside is an
+        IndexError, and nothing is written."""
         if self.flat.device.type == "cpu":
             scatter(self.words(), positions, values)
         else:
@@ -50,16 +50,16 @@ class Memory:
             self.flat[where] = from_host(values, self.flat.device)
 
 
-class Copies:
-    """All words of an engine, kept in host memory for going back."""
+class MemoryBackup:
+    """All words of an engine, copied to host memory for a rollback."""
 
     def __init__(self, memory: Mapping[int, Memory]) -> None:
-        self._kept = [(held, held.words().copy()) for held in memory.values()]
+        self._copies = [(storage, storage.words().copy()) for storage in memory.values()]
 
     def rollback(self) -> None:
         """Put all of them back."""
-        for held, words in self._kept:
-            held.flat.copy_(from_host(words, "cpu"))
+        for storage, words in self._copies:
+            storage.flat.copy_(from_host(words, "cpu"))
 
 
 def memories(model: torch.nn.Module) -> dict[int, Memory]:
@@ -70,7 +70,7 @@ def memories(model: torch.nn.Module) -> dict[int, Memory]:
     for name, tensor, own in named:
         if tensor.numel() and tensor.device.type != "meta":
             found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor.detach(), own))
-    return {address: Memory(_flat(held[0][1]), tuple(held)) for address, held in found.items()}
+    return {address: Memory(_flat(tensors[0][1]), tuple(tensors)) for address, tensors in found.items()}
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,27 +24,32 @@ _KINDS = {
 
 
 class Metrics:
+    """Gauges and counters by name, and by engine where one is named; used by any thread."""
+
     def __init__(self) -> None:
         self._values: dict[tuple[str, str], float] = {}
         self._lock = threading.Lock()
 
     def set(self, name: str, value: float, engine: str = "") -> None:
+        """Set a gauge."""
         with self._lock:
             self._values[name, engine] = value
 
     def add(self, name: str, value: float, engine: str = "") -> None:
+        """Add to a counter."""
         with self._lock:
             self._values[name, engine] = self._values.get((name, engine), 0) + value
 
     def text(self) -> str:
+        """All of them, in the text format of Prometheus."""
         with self._lock:
             values = dict(self._values)
         lines = []
         for name, (kind, help_) in _KINDS.items():
-            held = sorted((engine, value) for (n, engine), value in values.items() if n == name)
-            if held:
+            found = sorted((engine, value) for (n, engine), value in values.items() if n == name)
+            if found:
                 lines += [f"# HELP {name} {help_}", f"# TYPE {name} {kind}"]
-            for engine, value in held:
+            for engine, value in found:
                 label = engine.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
                 lines.append(f'{name}{{engine="{label}"}} {value}' if engine else f"{name} {value}")
         return "\n".join(lines) + "\n"
@@ -59,9 +64,9 @@ class Metrics:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                found = self.path.partition("?")[0] == "/metrics"
-                body = metrics.text().encode() if found else b""
-                self.send_response(200 if found else 404)
+                here = self.path.partition("?")[0] == "/metrics"
+                body = metrics.text().encode() if here else b""
+                self.send_response(200 if here else 404)
                 self.send_header("content-type", "text/plain; version=0.0.4")
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()

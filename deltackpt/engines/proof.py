@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,17 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from deltackpt.engines.cached_steps import ReadTensor
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.regions import Region
 from deltackpt.engines.tracing import Trace
+from deltackpt.engines.traits import EngineTraits, derived, quantized
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.safetensors_header import Tensor
 
-KNOWN = {"kv_cache"}  # tensors beside the parameters that hold nothing of the weights
-
 MISMATCH = "the engine's memory does not hold the step's bits where the trace says"
-
-Read = Callable[[str], npt.NDArray[np.uint8]]
 
 
 @dataclass
@@ -37,6 +33,7 @@ class Proof:
     mismatch: bool = False  # some word that was read back is another
 
     def summary(self) -> dict[str, Any]:
+        """Counts of tensors, for a report."""
         return {"proven": len(self.regions), "unproven": len(self.unproven), "ties": len(self.ties)}
 
     def share(self, table: Mapping[str, Tensor]) -> str:
@@ -45,18 +42,18 @@ class Proof:
 
 
 def prove(
-    found: Trace, model: torch.nn.Module, memory: Mapping[int, Memory], table: Mapping[str, Tensor], read: Read,
-    *, whole: bool,
+    found: Trace, model: torch.nn.Module, memory: Mapping[int, Memory], table: Mapping[str, Tensor], read: ReadTensor,
+    *, whole: bool, traits: EngineTraits,
 ) -> Proof:  # fmt: skip
     """Hold a trace against the engine's memory and the bytes of the step that it was loaded from.
 
     A tensor is proven if all that the loader did with it was plain copies that nothing overwrote, into parameters
     that hold nothing but such copies and constants, and if every word that was read back is the step's. ``whole``: the
-    engine holds all of the model, so each element has to have a place. ``read`` gives a tensor's bytes. Nothing of a
-    model that holds anything else made of its weights is proven.
+    engine holds all of the model, so each element has to have a place. ``read`` returns a tensor's bytes. Nothing
+    of a model that holds anything else made of its weights is proven; ``traits`` say where to look.
     """
     proof = Proof()
-    everything = found.broken or quantized(model) or derived(model, memory)
+    everything = found.broken or quantized(model, traits) or derived(model, memory, traits)
     if everything is not None:
         proof.unproven = dict.fromkeys(table, everything)
         return proof
@@ -67,15 +64,15 @@ def prove(
         by_memory.setdefault(region.memory, []).append(region)
         if region.tensor:
             by_tensor[region.tensor].append(region)
-    for address, held in memory.items():
+    for address, storage in memory.items():
         regions = by_memory.get(address, [])
-        why = found.spoiled.get(address) or _covered(held, regions, proof)
+        why = found.spoiled.get(address) or _covered(storage, regions, proof)
         if why is not None:
             for region in regions:
                 if region.tensor:
                     proof.unproven.setdefault(region.tensor, why)
             blamed = address in found.spoiled and address not in found.strays
-            if any(own for _, _, own in held.tensors) and not regions and not blamed:
+            if any(own for _, _, own in storage.tensors) and not regions and not blamed:
                 proof.unproven.update(dict.fromkeys(table, why))
     for name, regions in by_tensor.items():
         if name in proof.unproven:
@@ -88,10 +85,10 @@ def prove(
     return proof
 
 
-def _covered(held: Memory, regions: Sequence[Region], proof: Proof) -> str | None:
+def _covered(storage: Memory, regions: Sequence[Region], proof: Proof) -> str | None:
     """Why a storage is not exactly what the regions put there, the last writer winning."""
-    parameters = [(name, t) for name, t, own in held.tensors if own]
-    marks = np.zeros(len(held.flat), np.uint16)
+    parameters = [(name, t) for name, t, own in storage.tensors if own]
+    marks = np.zeros(len(storage.flat), np.uint16)
     if len(regions) > 65_000:
         return "too many pieces in one parameter"
     for i, region in enumerate(regions):
@@ -132,60 +129,10 @@ def _read_back(
     return None
 
 
-def same(proof: Proof, memory: Mapping[int, Memory], table: Mapping[str, Tensor], read: Read) -> list[str]:
-    """Names of the tensors whose bits in the engine are not those that ``read`` gives."""
+def same(proof: Proof, memory: Mapping[int, Memory], table: Mapping[str, Tensor], read: ReadTensor) -> list[str]:
+    """Names of the tensors whose bits in the engine are not those that ``read`` returns."""
     wrong = []
     for name, regions in proof.regions.items():
         if regions and _read_back(regions, memory, table[name], read(name), False):
             wrong.append(name)
     return wrong
-
-
-def quantized(model: torch.nn.Module) -> str | None:
-    """Why what the loader filled may not be what the engine computes with: a layer has a method that may repack, scale
-    or drop its weights, or keep numbers of them, once they are loaded."""
-    for name, module in model.named_modules():
-        method = type(getattr(module, "quant_method", None)).__name__
-        if method != "NoneType" and not method.startswith("Unquantized"):
-            return f"{name} is processed by {method} after a load"
-    return None
-
-
-def derived(model: torch.nn.Module, memory: Mapping[int, Memory]) -> str | None:
-    """Why the model may hold something computed from its weights: a tensor that is no parameter and no buffer."""
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if key in ("_parameters", "_buffers", "_modules") or key in KNOWN:
-                continue
-            for tensor in _inside(value, 3):
-                if tensor.numel() > 1 and tensor.untyped_storage().data_ptr() not in memory:
-                    return f"{name}.{key} may be computed from weights"
-    return None
-
-
-def _inside(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if value.device.type != "meta":
-            yield value
-    elif depth == 0 or isinstance(value, torch.nn.Module):
-        return
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _inside(item, depth - 1)
-    elif isinstance(value, list | tuple | set):
-        for item in value:
-            yield from _inside(item, depth - 1)
-    elif isinstance(value, functools.partial):
-        yield from _inside([*value.args, *value.keywords.values()], depth - 1)
-    elif isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
-        yield from _inside([*cells, *(value.__defaults__ or ())], depth - 1)
-    elif isinstance(getattr(value, "__dict__", None), dict) and type(value).__module__.startswith("vllm."):
-        yield from _inside(vars(value), depth - 1)
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

@@ -1,4 +1,5 @@
-"""What runs in each rank of an engine: it knows which step the weights are, and takes them to another one, or nowhere.
+"""What runs in each rank of an engine: it knows which step the weights are, and moves them to another one, or not at
+all.
 
 All that can fail is done first (fetch, prove, map, compare); then the ranks agree, write, and agree again, so that
 either all of them are at the new step or all at the old one.
@@ -7,44 +8,47 @@ either all of them are at the new step or all at the old one.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from deltackpt.cache.cache import find_current
+from deltackpt.engines.cached_steps import CachedSteps
+from deltackpt.engines.context import RankContext
 from deltackpt.engines.engine import Engine, attempt, model_differs, raise_on_all
-from deltackpt.engines.identify import identify
-from deltackpt.engines.memory import Copies, memories
-from deltackpt.engines.proof import Proof, derived, prove, quantized, same
-from deltackpt.engines.scatter import Scatter
-from deltackpt.engines.shared_cache import bring, reading
-from deltackpt.engines.slots import slot_of
+from deltackpt.engines.journal_source import JournalSource
+from deltackpt.engines.memory import memories
+from deltackpt.engines.proof import Proof, prove, same
+from deltackpt.engines.rollback import Undo, backup, roll_back
+from deltackpt.engines.scatter import ChangeSource, Scatter
 from deltackpt.engines.staging import StagedStep
 from deltackpt.engines.tracing import trace
 from deltackpt.engines.update import PHASES, RankReport, Update
-from deltackpt.errors import ChainError, DeltackptError, NotFoundError, UsageError
+from deltackpt.errors import ChainError, DeltackptError, UsageError
 from deltackpt.format.manifest import Link
-from deltackpt.repository import Repository
-
-Undo = Scatter | Copies | None  # None: the slot of the step before
 
 
 class Receiver:
-    """``link`` is the step that the weights are, None where nobody knows; ``proof`` the map of the engine's memory, and
-    ``why`` says what keeps a step from being scattered. ``wedged``: the weights may be those of no step.
+    """``link`` is the step that the weights are, None where it is not known; ``proof`` the map of the engine's memory,
+    and ``why`` says what keeps a step from being scattered. ``wedged``: the weights may be those of no step.
     """
 
-    def __init__(self, engine: Engine, url: str, cache: str, *, ref: str = "main", origin: str = "") -> None:
-        """Raises what opening the repository raises, ChainError ``base-differs`` where ``origin``, the checkpoint that
+    def __init__(
+        self, engine: Engine, url: str, cache: str, *, ref: str = "main", origin: str = "",
+        source: ChangeSource | None = None,
+    ) -> None:  # fmt: skip
+        """``source`` says what a step writes where; by default it is the journal of the cache.
+
+        Raises what opening the repository raises, ChainError ``base-differs`` where ``origin``, the checkpoint that
         the engine was started from, is at hand and no model of this repository."""
-        self.engine, self.cache, self.ref = engine, Path(cache), ref
-        self.origin = origin
+        self.engine, self.cache = engine, Path(cache)
         self.link: Link | None = None
         self.proof: Proof | None = None
         self.why = "the engine was not started from a step of this repository"
         self.wedged = False
         self.memory = memories(engine.model)
+        self._source = JournalSource() if source is None else source
         self._staged: StagedStep | None = None
-        self._kept: tuple[Link | None, Undo] | None = None
-        raise_on_all(engine, attempt(lambda: self._attach(url)))
+        self._undoable: tuple[Link | None, Undo] | None = None  # the step before the last `apply`, and the way back
+        raise_on_all(engine, attempt(lambda: self._attach(url, ref, origin)))
         found = engine.agree((self.link, self.proof is not None))
         if any(said != found[0] for said in found):
             self.link, self.proof, self.why = None, None, "the ranks were not started from one step"
@@ -70,21 +74,18 @@ class Receiver:
         return report
 
     def confirm(self) -> None:
-        """The update is final: what was kept for going back is let go."""
-        self._kept = None
+        """The update is final: what was held for an undo is released."""
+        self._undoable = None
 
     # Phases
 
-    def _attach(self, url: str) -> None:
+    def _attach(self, url: str, ref: str, origin: str) -> None:
         """Find the step that the engine was started from, have it in the cache, and learn the map against it."""
-        self.repo = Repository.open(url)
-        self.link = identify(self.repo, self.origin, self.ref)
+        self.steps = CachedSteps.open(url, self.cache, ref)
+        self.link = self.steps.identify(origin)
         if self.link is None:
             return
-        try:
-            find_current(self.cache)
-        except NotFoundError:
-            bring(self.repo, self.cache, self.link)
+        self.steps.ensure_any(self.link)
         self._prove(self.link, RankReport())
         if self.proof is None:
             self.why = f"step {self.link.step} is not in the cache"
@@ -92,10 +93,10 @@ class Receiver:
             self.link, self.proof, self.why = None, None, "the engine's weights are not those of its checkpoint"
 
     def _stage(self, want: Update, report: RankReport) -> None:
-        self._staged = StagedStep(self, self._target(want), want, open=report.open)
+        self._staged = StagedStep(self._context(), self._source, self._target(want), want, open=report.open)
 
     def _apply(self, want: Update, report: RankReport) -> None:
-        staged = self._ready(want)
+        staged = self._staged_for(want)
         link = staged.link
         report.seconds.update(staged.seconds)
         raise_on_all(self.engine, staged.error)
@@ -106,19 +107,14 @@ class Receiver:
             return
         writes = staged.scatter if all(mapped for mapped, *_ in said) else None
         report.mode = "reload" if writes is None else "scatter"
-        undo: list[Undo] = []
-        raise_on_all(self.engine, attempt(lambda: undo.append(writes or self._copies())))
-        began = time.monotonic()
-        failed = attempt(lambda: self._write(writes, link, report))
-        report.seconds["write"] = round(time.monotonic() - began, 4)
-        if failed is None and self.proof is None:
-            failed = attempt(lambda: self._prove(link, report))
+        undo = self._undo_of(writes)
+        failed = self._write(writes, link, report)
         try:
             raise_on_all(self.engine, failed)
         except DeltackptError:
-            self._back(undo[0], self.link)
+            self._roll_back(undo, self.link)
             raise
-        self._kept = self.link, undo[0]
+        self._undoable = self.link, undo
         self.link, self.wedged = link, False
         report.proof = self.proof.summary() if self.proof else {}
 
@@ -132,40 +128,59 @@ class Receiver:
 
     def _undo(self, want: Update, report: RankReport) -> None:
         """Undo the last `apply`, unless it was confirmed."""
-        if self._kept is not None:
-            before, undo = self._kept
-            self._back(undo, before)
-            self.link, self._kept = before, None
+        if self._undoable is not None:
+            before, undo = self._undoable
+            self._roll_back(undo, before)
+            self.link, self._undoable = before, None
             report.mode = "undo"
 
     # Parts
 
+    def _context(self) -> RankContext:
+        """What the rank is now."""
+        return RankContext(
+            self.engine.rank, self.steps, self.memory, self.link, self.proof, why=self.why, wedged=self.wedged
+        )
+
     def _target(self, want: Update) -> Link:
         """The same step on every rank."""
         found: list[Link] = []
-        raise_on_all(self.engine, attempt(lambda: found.append(self.repo.find(want.step, self.ref))))
+        raise_on_all(self.engine, attempt(lambda: found.append(self.steps.find(want.step))))
         link: Link = self.engine.agree(found[0])[0]
         return link
 
-    def _ready(self, want: Update) -> StagedStep:
+    def _staged_for(self, want: Update) -> StagedStep:
         """What was staged for this step, or is now."""
-        link = self._target(want)
+        link, now = self._target(want), self._context()
         staged, self._staged = self._staged, None
-        if staged is None or staged.link != link or staged.want.mode != want.mode:
-            staged = StagedStep(self, link, want)
+        if staged is None or not staged.fits(link, want, now):
+            staged = StagedStep(now, self._source, link, want)
         staged.join()
         return staged
 
-    def _write(self, writes: Scatter | None, link: Link, report: RankReport) -> None:
-        if writes is not None:
-            writes.write()
-            report.elements = writes.elements
-            return
-        with reading(self.cache) as held:
-            missing = self.engine.native(held.slot(link))
+    def _undo_of(self, writes: Scatter | None) -> Undo:
+        """The way back of an update, before it begins."""
+        undo: list[Undo] = []
+        raise_on_all(self.engine, attempt(lambda: undo.append(writes or backup(self._context()))))
+        return undo[0]
+
+    def _write(self, writes: Scatter | None, link: Link, report: RankReport) -> DeltackptError | None:
+        """Scatter or reload, and learn the map where there is none yet. -> what went wrong."""
+        began = time.monotonic()
+        failed = attempt(lambda: self._reload(link, report) if writes is None else writes.write())
+        report.elements = 0 if writes is None or failed is not None else writes.elements
+        report.seconds["write"] = round(time.monotonic() - began, 4)
+        if failed is None and self.proof is None:
+            failed = attempt(lambda: self._prove(link, report))
+        return failed
+
+    def _reload(self, link: Link, report: RankReport) -> None:
+        """The whole checkpoint, by the engine's own loader; what is proven of it is read back."""
+        with self.steps.folder(link) as folder:
+            missing = self.engine.native(folder)
         if missing and self.link is None:  # else the step has the tensors that the engine was started from
             raise model_differs(f"step {link.step}", missing)
-        with slot_of(self.repo, self.cache, link) as slot:
+        with self.steps.slot(link) as slot:
             if self.proof is not None and slot is not None:
                 if wrong := same(self.proof, self.memory, slot.table, slot.read):
                     have, need = f"other bits than step {link.step} after its load", "those of the step"
@@ -173,58 +188,34 @@ class Receiver:
                 report.checked = self.proof.share(slot.table)
 
     def _compare(self, report: RankReport) -> None:
-        with slot_of(self.repo, self.cache, self.link) as held:
-            if self.proof is None or held is None:
+        with self.steps.slot(self.link) as slot:
+            if self.proof is None or slot is None:
                 report.checked = "no map of the weights, or no slot to compare with"
                 return
-            wrong = same(self.proof, self.memory, held.table, held.read)
-            report.checked = self.proof.share(held.table)
+            wrong = same(self.proof, self.memory, slot.table, slot.read)
+            report.checked = self.proof.share(slot.table)
         if wrong:
             have, need = f"other bits than step {self.link.step if self.link else '?'}", "those of the step"
-            hint = "Restart the engine; until then it answers from weights that nobody published."
+            hint = "Restart the engine; until then it answers from unpublished weights."
             raise ChainError("engine-wedged", where=wrong[0][:80], have=have, need=need, hint=hint)
 
-    def _copies(self) -> Undo:
-        """All weights, where no slot has those that a load will overwrite."""
-        with slot_of(self.repo, self.cache, self.link) as held:
-            return Copies(self.memory) if held is None else None
-
-    def _back(self, undo: Undo, before: Link | None) -> None:
-        """To the old step: by the old words, or by its slot. Where that fails, the engine is wedged, and says so."""
+    def _roll_back(self, undo: Undo, before: Link | None) -> None:
+        """To the old step. Where that fails, the engine is wedged, and says so."""
         try:
-            if isinstance(undo, Scatter):
-                undo.rollback()
-                return
-            self.engine.mend()
-            if undo is None:
-                self._reload(before)
-                return
-            undo.rollback()
-            if made := quantized(self.engine.model) or derived(self.engine.model, self.memory):
-                raise ValueError(made)
+            roll_back(self.engine, replace(self._context(), link=before), undo)
         except Exception as error:
             self.wedged, self.why = True, f"going back failed: {error}"
-
-    def _reload(self, before: Link | None) -> None:
-        """The old step from its slot, unless all of it is still there."""
-        with slot_of(self.repo, self.cache, before) as held:
-            if held is None:
-                raise ValueError("no slot of the old step")
-            proof = self.proof
-            if proof is None or proof.unproven or same(proof, self.memory, held.table, held.read):
-                self.engine.native(held.root)
-                if proof is not None and same(proof, self.memory, held.table, held.read):
-                    raise ValueError("other bits than those of the old step")
 
     def _prove(self, link: Link, report: RankReport) -> None:
         """Learn the map from the loader, and hold it against a step that the engine is at."""
         began = time.monotonic()
-        with slot_of(self.repo, self.cache, link) as held:
-            if held is None:
+        with self.steps.slot(link) as slot:
+            if slot is None:
                 return
             engine = self.engine
-            order = (t for shard in self.repo.layout(self.repo.load(link)).shards for t in shard.header.tensors)
-            found = trace(engine.load, engine.model, self.memory, order)
-            self.proof = prove(found, engine.model, self.memory, held.table, held.read, whole=engine.whole)
+            found = trace(engine.load, engine.model, self.memory, self.steps.load_order(link))
+            self.proof = prove(
+                found, engine.model, self.memory, slot.table, slot.read, whole=engine.whole, traits=engine.traits
+            )
             self.why = next((f"{n}: {w}" for n, w in self.proof.unproven.items()), "")
         report.seconds["proof"] = round(time.monotonic() - began, 4)

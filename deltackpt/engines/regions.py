@@ -52,13 +52,15 @@ class Region:
 
     @property
     def elements(self) -> int:
+        """How many it has."""
         count = 1
         for n, _, _ in self.dims:
             count *= n
         return count
 
     def select(self, positions: npt.NDArray[Any], total: int) -> Selected:
-        """Which of some flat positions in the tensor, of ``total`` elements, lie here, and where in the storage."""
+        """Which of some ``positions``, [n] integers, flat in a tensor of ``total`` elements, lie here, and where in the
+        storage: a mask [n], or a slice for all of them, and [m] integers in their order."""
         if len(self.dims) <= 1 and (not self.dims or self.dims[0][1:] == (1, 1)):
             shift = self.target - self.source
             if self.source == 0 and self.elements == total:
@@ -78,11 +80,12 @@ class Region:
         return inside, where[inside]
 
     def source_view(self, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """This box of a tensor's flat words."""
+        """This box of a tensor's flat words [elements]: a strided view, one axis for each of ``dims``. Raises
+        IndexError for a box outside of them, as does `target_view`."""
         return _view(words, self.source, [(n, s) for n, s, _ in self.dims])
 
     def target_view(self, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """This box of a storage's flat words."""
+        """This box of a storage's flat words, as a view of the same shape."""
         return _view(words, self.target, [(n, t) for n, _, t in self.dims])
 
 

@@ -1,124 +1,99 @@
-"""One step into an engine's memory: prepared in full, then written in one pass, and taken back if it must be."""
+"""One step into an engine's memory: prepared in full, then written in one pass, and rolled back if it must be.
+
+What is written where is said by a `ChangeSource`. Where its words lie, in host memory or on a device, and how they were
+decoded is its own business: the rest of an update sees writes that are done, or undone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
+from deltackpt.engines.context import RankContext
 from deltackpt.engines.memory import Memory
-from deltackpt.engines.proof import Proof, Read
-from deltackpt.errors import ChainError
-from deltackpt.format.dtypes import DTYPES, nbytes, uint
-from deltackpt.format.safetensors_header import Tensor
-from deltackpt.restore.journal import Journal
+from deltackpt.format.manifest import Link
 
 Words = npt.NDArray[Any]
 
 
 class Fallback(Exception):
-    """A reason to bring the whole checkpoint in instead."""
+    """A reason to load the whole checkpoint instead."""
+
+
+class Write(Protocol):
+    """Some words of an engine's memory, prepared: done and undone any number of times, in place."""
+
+    @property
+    def elements(self) -> int:
+        """How many."""
+
+    def apply(self) -> None:
+        """Put the new words in place. May be left in the middle when it raises; `revert` mends that."""
+
+    def revert(self) -> None:
+        """Put the old words back."""
+
+
+class ChangeSource(Protocol):
+    """Where the changes of a step come from."""
+
+    def writes(self, context: RankContext, link: Link) -> Sequence[Write]:
+        """All that leads from the step of ``context`` to ``link`` on this rank; nothing is written yet.
+
+        The words to be overwritten have been compared with those of the step before. Called in a thread of its own,
+        with a context that has a link and a proof. Raises Fallback where the step cannot be scattered, ChainError
+        ``tied-differs`` for values that the engine cannot hold.
+        """
 
 
 @dataclass(frozen=True)
-class Write:
-    memory: int
+class MemoryWrite:
+    """``positions``: [n] integers, elements of the storage, each once; ``new`` and ``old``: [n] unsigned words of its
+    width. All in host memory.
+    """
+
+    memory: Memory
     positions: Words
     new: Words
     old: Words
 
+    @property
+    def elements(self) -> int:
+        """How many."""
+        return len(self.new)
+
+    def apply(self) -> None:
+        """Put the new words in place."""
+        self.memory.write(self.positions, self.new)
+
+    def revert(self) -> None:
+        """Put the old words back."""
+        self.memory.write(self.positions, self.old)
+
 
 class Scatter:
-    """The writes that take one rank's memory from a step to the next."""
+    """The writes that take one rank's memory from a step to the next, in order."""
 
-    def __init__(self, memory: Mapping[int, Memory], writes: list[Write]) -> None:
-        self._memory, self._writes = memory, writes
-        self._done = 0
+    def __init__(self, writes: Sequence[Write]) -> None:
+        self._writes = writes
+        self._begun = 0
 
     @property
     def elements(self) -> int:
-        return sum(len(w.new) for w in self._writes)
+        """How many are written in all."""
+        return sum(w.elements for w in self._writes)
 
     def write(self) -> None:
-        """Put every new word in place. Whatever goes wrong, `rollback` mends."""
+        """Put every new word in place. After any error `rollback` puts the old ones back."""
         for w in self._writes:
-            self._done += 1
-            self._memory[w.memory].write(w.positions, w.new)
+            self._begun += 1
+            w.apply()
 
     def rollback(self) -> None:
-        """Put the old words back."""
-        for w in reversed(self._writes[: self._done]):
-            self._memory[w.memory].write(w.positions, w.old)
-        self._done = 0
-
-
-def prepare(
-    proof: Proof, memory: Mapping[int, Memory], table: Mapping[str, Tensor], journal: Journal, base: Read
-) -> Scatter:
-    """All writes of a journal, as absolute words, on this rank. Nothing is written.
-
-    The words that will be overwritten are read, and held against those of the step before (``base`` gives a tensor's
-    bytes). Raises Fallback for a tensor without proof, or memory that is not the step's; ChainError ``tied-differs``
-    for values that the engine cannot hold.
-    """
-    writes: list[Write] = []
-    changed: dict[str, list[tuple[Words | None, Words]]] = {}
-    for number, name in enumerate(table):
-        records = journal.of(number)
-        if not records:
-            continue
-        if name in proof.unproven:
-            raise Fallback(f"{name}: {proof.unproven[name]}")
-        changed[name] = [(r.positions, r.values) for r in records]
-    for name, other in proof.ties.items():
-        _check_tie(name, other, changed, table, base)
-    for name, pieces in changed.items():
-        tensor = table[name]
-        dtype = DTYPES[tensor.dtype]
-        total = nbytes(dtype, tensor.shape) // dtype.width
-        before = base(name).view(uint(dtype.width))
-        positions, values = _last(pieces, total)
-        for region in proof.regions[name]:
-            inside, where = region.select(positions, total)
-            if len(where) == 0:
-                continue
-            old = memory[region.memory].read(where)
-            if not np.array_equal(old, before[positions[inside]]):
-                raise Fallback(f"{name}: the engine's memory is not that of the step before")
-            writes.append(Write(region.memory, where, values[inside], old))
-    return Scatter(memory, writes)
-
-
-def _last(pieces: list[tuple[Words | None, Words]], total: int) -> tuple[Words, Words]:
-    """One position each, with its last value."""
-    if len(pieces) == 1 and pieces[0][0] is not None:
-        return pieces[0][0], pieces[0][1]
-    words = np.empty(total, pieces[0][1].dtype)
-    touched = np.zeros(total, bool)
-    for positions, values in pieces:
-        where = slice(None) if positions is None else positions
-        words[where] = values
-        touched[where] = True
-    at = np.flatnonzero(touched)
-    return at, words[at]
-
-
-def _check_tie(
-    name: str, other: str, changed: Mapping[str, list[tuple[Words | None, Words]]], table: Mapping[str, Tensor],
-    base: Read,
-) -> None:  # fmt: skip
-    if name not in changed and other not in changed:
-        return
-    ends = []
-    for one in (name, other):
-        words = base(one).view(uint(DTYPES[table[one].dtype].width)).copy()
-        for positions, values in changed.get(one, []):
-            words[slice(None) if positions is None else positions] = values
-        ends.append(words)
-    if not np.array_equal(*ends):
-        have, need = f"values that differ from those of {other[:80]!r}", "one value for tensors that share memory"
-        hint = "The engine ties them and the step does not. Start an engine from this step."
-        raise ChainError("tied-differs", where=name[:80], have=have, need=need, hint=hint)
+        """Put the old words back, of the writes that were begun."""
+        for w in reversed(self._writes[: self._begun]):
+            w.revert()
+        self._begun = 0

@@ -1,6 +1,6 @@
-"""The follower of a host: every new step into the cache, then into each engine, with the shortest stop.
+"""The follower of a host: every new step into the cache, then into each engine, with the shortest pause.
 
-An engine that fails is at its old step, resumed and told of; one that comes back is brought along at the next look.
+An engine that fails is at its old step, resumed and reported; it is updated in a later round.
 """
 
 from __future__ import annotations
@@ -24,62 +24,65 @@ from deltackpt.sync.follow import Follower
 
 
 class Serving:
+    """The engines of a host, updated as the repository goes on."""
+
     def __init__(
         self, repo: Repository, follower: Follower, clients: Sequence[Client], tell: Tell, metrics: Metrics,
         cache: Path, *, together: bool = False, check: bool = False,
     ) -> None:  # fmt: skip
-        """``tell`` hears of events: `switch`, `taken`, `failed`, `wedged`, `outage`. ``together``: all engines come to
-        a step, or none; ``check``: their weights are read back before they are resumed."""
+        """``tell`` is called with events: `switch`, `taken`, `failed`, `wedged`, `outage`. ``together``: all engines
+        come to a step, or none; ``check``: their weights are read back before they are resumed."""
         self.repo, self.follower, self.cache = repo, follower, cache
-        self.seats = [EngineState(client) for client in clients]
-        self._tell, self._metrics, self._book = tell, metrics, EventLog(tell, metrics)
+        self.engines = [EngineState(client) for client in clients]
+        self._tell, self._metrics, self._events = tell, metrics, EventLog(tell, metrics)
         self._together, self._check = together, check
 
     def run(self, stop: Event, poll: float) -> None:
-        """Until ``stop``. Raises an error of the repository that does not pass by itself."""
-        outage = Backoff()
+        """Until ``stop``, a round every ``poll`` seconds. Raises an error of the repository that does not pass by
+        itself."""
+        backoff = Backoff()
         while not stop.is_set():
             wait = poll
             try:
-                self.move()
-                outage.over()
+                self.update_cache()
+                backoff.reset()
             except DeltackptError as error:
-                wait = outage.wait(error)
+                wait = backoff.delay(error)
                 self._tell("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
             with suppress(DeltackptError):  # nothing in the cache yet
-                self.engines()
+                self.update_engines()
             stop.wait(wait)
 
-    def move(self) -> None:
+    def update_cache(self) -> None:
         """The cache to the newest step."""
         if (switch := self.follower.catch_up()) is not None:
             self._metrics.set("deltackpt_step", switch.step)
             self._metrics.add("deltackpt_bytes_total", switch.read)
             self._tell("switch", switch.to_dict())
-            self.follower.told(switch)
+            self.follower.acknowledge(switch)
 
-    def engines(self) -> bool:
+    def update_engines(self) -> bool:
         """Every engine to the cache's step. -> whether all are there."""
         path, link = open_current(self.cache)
         step = self.repo.load(link)
-        behind = [seat for seat in self.seats if not self._settled(seat, link)]
-        groups = [behind] if self._together and behind else [[seat] for seat in behind]
+        behind = [engine for engine in self.engines if not self._current(engine, link)]
+        groups = [behind] if self._together and behind else [[engine] for engine in behind]
         for group in groups:
-            UpdateRound(group, self._book, check=self._check).run(link, step.state, path, step.time)
-        for seat in self.seats:
-            self._book.lag(seat, link, max(0.0, time.time() - step.time))
-        return all(seat.at == link for seat in self.seats)
+            UpdateRound(group, self._events, check=self._check).run(link, step.state, path, step.time)
+        for engine in self.engines:
+            self._events.lag(engine, link, max(0.0, time.time() - step.time))
+        return all(engine.link == link for engine in self.engines)
 
-    def _settled(self, seat: EngineState, link: Link) -> bool:
-        """Is there nothing to do for an engine? It says its version; what it was at before does not count."""
+    def _current(self, engine: EngineState, link: Link) -> bool:
+        """Is there nothing to do for an engine? Its version decides, whatever step it had before."""
         try:
-            version = seat.client.version()
+            version = engine.client.version()
         except DeltackptError as error:
-            self._book.failed(seat, error)
+            self._events.failed(engine, error)
             return False
-        if seat.wedged and version == seat.version:
-            return True  # nothing but a restart mends it
-        if seat.wedged:
-            self._book.restarted(seat)
-        seat.resume()
-        return seat.at == link and version == str(link.step)
+        if engine.wedged and version == engine.version:
+            return True  # only a restart mends it
+        if engine.wedged:
+            self._events.restarted(engine)
+        engine.resume()
+        return engine.link == link and version == str(link.step)

@@ -1,33 +1,35 @@
-"""The managed cache of a host, as its engines share it: whoever is first moves it, the others find it moved."""
+"""The managed cache of a host, as its engines share it: one process moves it, the others find it moved."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from deltackpt.cache import Cache, apply_to_cache, open_current
+from deltackpt.cache.cache import lock_cache
 from deltackpt.errors import CheckpointError, ConflictError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 
-PATIENCE = 600.0  # seconds to wait for another process that moves the cache
-_PAUSE = 0.05
+LOCK_TIMEOUT = 600.0  # seconds to wait for another process that moves the cache
+_RETRY = 0.05  # seconds between two tries
 
 T = TypeVar("T")
 
 
-def bring(repo: Repository, cache: str | os.PathLike[str], link: Link, patience: float = PATIENCE) -> None:
-    """Bring the cache to a step, unless it is there. Waits for another process at it; raises what `apply_to_cache`
-    raises."""
-    waiting(lambda: _bring(repo, cache, link), patience)
+def ensure_cached(
+    repo: Repository, cache: str | os.PathLike[str], link: Link, lock_timeout: float = LOCK_TIMEOUT
+) -> None:
+    """Move the cache to a step, unless it is there. Waits up to ``lock_timeout`` seconds for another process that moves
+    it; raises what `apply_to_cache` raises."""
+    retry_while_locked(lambda: _ensure(repo, cache, link), lock_timeout)
 
 
-def _bring(repo: Repository, cache: str | os.PathLike[str], link: Link) -> None:
+def _ensure(repo: Repository, cache: str | os.PathLike[str], link: Link) -> None:
     try:
         if open_current(cache)[1] == link:
             return
@@ -36,47 +38,31 @@ def _bring(repo: Repository, cache: str | os.PathLike[str], link: Link) -> None:
     apply_to_cache(repo, cache, f"{link.step}-{link.id}")
 
 
-def waiting(work: Callable[[], T], patience: float = PATIENCE) -> T:
-    """Try again as long as another process holds the cache."""
-    end = time.monotonic() + patience
+def retry_while_locked(work: Callable[[], T], lock_timeout: float = LOCK_TIMEOUT) -> T:
+    """Try again as long as another process holds the cache, up to ``lock_timeout`` seconds."""
+    end = time.monotonic() + lock_timeout
     while True:
         try:
             return work()
         except ConflictError as error:
             if error.code != "cache-locked" or time.monotonic() > end:
                 raise
-            time.sleep(_PAUSE)
+            time.sleep(_RETRY)
 
 
 @contextmanager
-def standing(cache: str | os.PathLike[str]) -> Iterator[Cache]:
-    """The cache while nobody moves it: readers share it, and whoever wants to move it waits.
+def read_locked(cache: str | os.PathLike[str]) -> Iterator[Cache]:
+    """The cache under a shared lock: any number of readers, and a process that wants to move it waits.
 
     Raises ConflictError ``cache-locked`` while it is being moved.
     """
-    root = Path(cache)
-    fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            have, need = "another process at work", "a cache that stands still"
-            raise ConflictError("cache-locked", where=root, have=have, need=need, hint="Try again.") from error
-        yield Cache(root)
-    finally:
-        os.close(fd)
+    held = Cache(Path(cache))
+    with lock_cache(held, shared=True, need="a cache that stands still", hint="Try again."):
+        yield held
 
 
 @contextmanager
-def reading(cache: str | os.PathLike[str], patience: float = PATIENCE) -> Iterator[Cache]:
-    """`standing`, with patience."""
-    held = waiting(lambda: _entered(cache), patience)
-    try:
-        yield held[1]
-    finally:
-        held[0].__exit__(None, None, None)
-
-
-def _entered(cache: str | os.PathLike[str]):  # type: ignore[no-untyped-def]
-    context = standing(cache)
-    return context, context.__enter__()
+def reading(cache: str | os.PathLike[str], lock_timeout: float = LOCK_TIMEOUT) -> Iterator[Cache]:
+    """`read_locked`, which waits up to ``lock_timeout`` seconds for a process that moves the cache."""
+    with ExitStack() as stack:
+        yield retry_while_locked(lambda: stack.enter_context(read_locked(cache)), lock_timeout)

@@ -1,31 +1,30 @@
-"""An update that is being prepared while the engine works, in a thread of its own: nothing of the engine is written."""
+"""An update that is prepared while the engine works, in a thread of its own: nothing of the engine is written."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
+from deltackpt.engines.context import RankContext
 from deltackpt.engines.engine import attempt
-from deltackpt.engines.scatter import Fallback, Scatter, prepare
-from deltackpt.engines.shared_cache import bring
-from deltackpt.engines.slots import shapes, slot_of
+from deltackpt.engines.scatter import ChangeSource, Fallback, Scatter
 from deltackpt.engines.update import RankReport, Update
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.format.manifest import Link
-from deltackpt.restore.journal import Journal
-
-if TYPE_CHECKING:
-    from deltackpt.engines.receiver import Receiver
 
 
 class StagedStep:
     """``scatter``: the writes, or None with the ``reason`` why the whole checkpoint has to be loaded; ``error``: why
-    the step cannot be taken at all. All three are there when the thread has ended.
+    the step cannot be reached at all. All three are there when the thread has ended.
+
+    All of it holds for the rank as it was: ``context``.
     """
 
-    def __init__(self, to: Receiver, link: Link, want: Update, *, open: bool = False) -> None:
-        self.to, self.link, self.want, self.open = to, link, want, open
+    def __init__(
+        self, context: RankContext, source: ChangeSource, link: Link, want: Update, *, open: bool = False
+    ) -> None:
+        self.context, self.link, self.want, self.open = context, link, want, open
+        self._source = source
         self.scatter: Scatter | None = None
         self.state = self.reason = ""
         self.error: DeltackptError | None = None
@@ -34,24 +33,29 @@ class StagedStep:
         self._thread.start()
 
     def join(self) -> None:
+        """Wait until it is prepared, or cannot be."""
         self._thread.join()
 
+    def fits(self, link: Link, want: Update, now: RankContext) -> bool:
+        """Is it what an update asks for, of the rank as it is now?"""
+        return self.link == link and self.want.mode == want.mode and self.context.still(now)
+
     def _run(self) -> None:
-        """Prepare, and say so: whoever asked pauses the engine only then."""
+        """Prepare, and report: a client pauses the engine only then."""
         self.error = attempt(self._prepare)
         if self.want.token:
-            self._report().save(self.to.cache, f"{self.want.token}-staged")
+            self._report().save(self.context.steps.cache, f"{self.want.token}-staged")
 
     def _report(self) -> RankReport:
-        at = self.to.link
+        at = self.context.link
         mode = "reload" if self.scatter is None else "scatter"
         return RankReport(
-            self.to.engine.rank,
+            self.context.rank,
             "staged",
             step=at.step if at else None,
             id=at.id if at else "",
             state=self.state,
-            mode="none" if self._there() else mode,
+            mode="none" if self.context.at(self.link) else mode,
             reason=self.reason,
             elements=self.scatter.elements if self.scatter else 0,
             open=self.open,
@@ -59,21 +63,17 @@ class StagedStep:
             seconds=dict(self.seconds),
         )
 
-    def _there(self) -> bool:
-        return self.to.link == self.link and not self.to.wedged
-
     def _prepare(self) -> None:
-        to, link, began = self.to, self.link, time.monotonic()
-        target = to.repo.load(link)
-        self.state = target.state
-        if self.want.state not in (None, target.state):
-            have, need = f"state {target.state[:16]}", f"state {str(self.want.state)[:16]}, as asked for"
+        steps, link, began = self.context.steps, self.link, time.monotonic()
+        self.state = steps.state(link)
+        if self.want.state not in (None, self.state):
+            have, need = f"state {self.state[:16]}", f"state {str(self.want.state)[:16]}, as asked for"
             raise ChainError("state-unexpected", where=f"step {link.step}", have=have, need=need)
-        if self._there():
+        if self.context.at(link):
             return
-        bring(to.repo, to.cache, link)
+        steps.ensure(link)
         self.seconds["cache"] = round(time.monotonic() - began, 4)
-        self._fits()
+        self._check_shapes()
         began = time.monotonic()
         try:
             self.scatter = self._scatter()
@@ -81,12 +81,12 @@ class StagedStep:
             self.reason = str(reason)
         self.seconds["prepare"] = round(time.monotonic() - began, 4)
 
-    def _fits(self) -> None:
+    def _check_shapes(self) -> None:
         """A loader that meets another shape in the middle leaves a mix: it is not let that far."""
-        to = self.to
-        if to.link is None:
+        if self.context.link is None:
             return
-        old, new = shapes(to.repo, to.link), shapes(to.repo, self.link)
+        steps = self.context.steps
+        old, new = steps.shapes(self.context.link), steps.shapes(self.link)
         if old != new:
             other = sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
             have, need = f"{len(other)} other tensors, such as {other[0][:80]!r}", "those of the engine's model"
@@ -94,13 +94,9 @@ class StagedStep:
             raise CheckpointError("model-differs", where=f"step {self.link.step}", have=have, need=need, hint=hint)
 
     def _scatter(self) -> Scatter:
-        to = self.to
+        context = self.context
         if self.want.mode == "reload":
             raise Fallback("asked for")
-        if to.wedged or to.link is None or to.proof is None:
-            raise Fallback(to.why or "the engine's memory is not mapped")
-        with slot_of(to.repo, to.cache, to.link) as before:
-            journal = Journal.read(to.cache / "journal")
-            if before is None or journal is None or (journal.start, journal.end) != (to.link, self.link):
-                raise Fallback(f"the cache does not lead from step {to.link.step} to {self.link.step}")
-            return prepare(to.proof, to.memory, before.table, journal, before.read)
+        if context.wedged or context.link is None or context.proof is None:
+            raise Fallback(context.why or "the engine's memory is not mapped")
+        return Scatter(self._source.writes(context, self.link))

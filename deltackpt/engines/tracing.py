@@ -26,10 +26,10 @@ Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
 @dataclass
 class Trace:
-    """``regions``: plain copies, in order; None stands for a constant fill of a ``Region`` without a tensor.
+    """``regions``: plain copies, in order; one without a tensor is a fill with a constant.
 
     ``unproven``: {checkpoint tensor: why it was not only copied}; ``spoiled``: {storage: why its contents are not only
-    copies}; ``strays``: those of them that were written from nobody knows where; ``broken``: why nothing of the trace
+    copies}; ``strays``: those of them that were written from an unknown source; ``broken``: why nothing of the trace
     may be used.
     """
 
@@ -80,7 +80,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         self._found, self._memory = found, memory
         self._sources: dict[int, str] = {}
         self._made: dict[int, set[str]] = {}  # storages of what was computed from stand-ins
-        self._kept: list[torch.Tensor] = []  # so that no two stand-ins ever have one address
+        self._alive: list[torch.Tensor] = []  # so that no two stand-ins ever have one address
 
     def stand_ins(self, tensors: Iterable[Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
         for t in tensors:
@@ -89,14 +89,14 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
                 made = to_torch(np.zeros(size, np.uint8), t.dtype, tuple(t.shape), t.name)
             if size:
                 self._sources[made.untyped_storage().data_ptr()] = t.name
-            self._kept.append(made)
+            self._alive.append(made)
             yield t.name, made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = list(_tensors(args, kwargs))
-        sources = {name for t in given if (name := self._sources.get(_address(t))) is not None}
-        for t in given:
+        arguments = list(_tensors(args, kwargs))
+        sources = {name for t in arguments if (name := self._sources.get(_address(t))) is not None}
+        for t in arguments:
             sources |= self._made.get(_address(t), set())
         written = [t for t in _written(func, args, kwargs) if t.numel()]
         targets = [t for t in written if _address(t) in self._memory]
@@ -112,7 +112,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         for t in _tensors((result,), {}) if sources else ():
             if (address := _address(t)) not in self._sources:
                 self._made.setdefault(address, set()).update(sources)
-                self._kept.append(t)
+                self._alive.append(t)
         return result
 
     def _write(self, func: Any, args: Any, targets: list[torch.Tensor], sources: set[str]) -> None:

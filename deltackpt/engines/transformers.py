@@ -1,36 +1,34 @@
-"""A live PyTorch module, such as one of Transformers, brought to another step in place: changed elements only."""
+"""A live PyTorch module, such as one of Transformers, moved to another step in place: changed elements only."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from deltackpt.codecs import Decoded
-from deltackpt.engines.base import find_base, state_of
-from deltackpt.engines.module import WeightPlace, held, places
-from deltackpt.engines.moves import Moves
+from deltackpt.engines.module import ModuleWrite, WeightPlace, places, weights_of
+from deltackpt.engines.scatter import Scatter
+from deltackpt.engines.step_changes import StepChanges
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
-from deltackpt.format.manifest import Link
-from deltackpt.format.state_digest import Sums
+from deltackpt.format.manifest import Link, Manifest
+from deltackpt.format.state_digest import Sums, TensorDigest
 from deltackpt.repository import Repository
-from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
+from deltackpt.restore.identify import identify_step, state_of
 from deltackpt.torch_views.names import Rename
-
-Words = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class RefreshResult:
-    """``base`` is the step that the module was at; ``changed`` counts elements that were written, ``read`` bytes."""
+    """``base`` is the step that the module was at; ``changed`` counts elements that were written, ``read`` bytes;
+    ``seconds`` in all.
+    """
 
     step: int
     id: str
@@ -43,6 +41,7 @@ class RefreshResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """By the names of its fields."""
         return asdict(self)
 
 
@@ -67,7 +66,7 @@ def refresh(
     rename: Rename | None = None,
     full: bool = False,
 ) -> RefreshResult:
-    """Bring a module's weights to a step, in place and bit by bit; addresses stay.
+    """Move a module's weights to a step, in place and bit by bit; addresses stay.
 
     The first time, or with ``full``, all weights are digested to find the step that they are. From then on the check
     is in O(changes): the digest of every tensor, moved by what is read out of the module and what will be written, has
@@ -83,17 +82,17 @@ def refresh(
         target = repo.load(link)
         found = places(model, repo.layout(target).tensors, rename)
         if known is None:
-            weights = held(found)
-            base = find_base(repo, weights, ref).link
+            weights = weights_of(found)
+            base = identify_step(repo, weights, ref).link
             known = _Known(repo.id, base, {name: value[2] for name, value in weights.items()})
         if known.link == link:
             _MODULES[model] = known
             return RefreshResult(link.step, link.id, target.state, link.step, 0, None, 0, 0, _since(began))
         plan = repo.resolve(link, have=known.link)
-        with Moves(repo, plan) as moves:
-            changes = _prepare(moves, found)
-        sums = _check(repo, plan, found, changes, known)
-        _write(found, changes)
+        with StepChanges(repo, plan) as step_changes:
+            changes = _prepare(step_changes, found)
+        sums = _check(plan.target, repo.digests(plan.target), found, changes, known)
+        _write(changes)
     base = known.link
     _MODULES[model] = _Known(repo.id, link, sums)
     return RefreshResult(
@@ -103,49 +102,60 @@ def refresh(
         base=base.step,
         patches=len(plan.patches),
         anchor=plan.anchor.step if plan.anchor else None,
-        changed=sum(len(new.values) for new, _ in changes.values()),
+        changed=sum(w.elements for w in changes.values()),
         read=plan.bytes,
         seconds=_since(began),
     )
 
 
-Changes = dict[str, tuple[Decoded, Words]]  # by name: new elements, and the old words in their places
+Changes = dict[str, ModuleWrite]  # by name
 
 
-def _prepare(moves: Moves, found: dict[str, WeightPlace]) -> Changes:
-    changes: Changes = {}
-    for name in moves.names:
-        if name not in found:
-            raise ChainError(
-                "tensor-shape", where=name[:80], have="a tensor that came or went", need="the same tensors"
-            )
-        old = found[name].read()
-        new = moves.of(name, old, found[name].known)
-        changes[name] = new, old.view(uint(found[name].dtype.width))[new.positions]
-    return changes
+def _prepare(changes: StepChanges, found: dict[str, WeightPlace]) -> Changes:
+    """What is written where, with the old words of those places. Nothing is written."""
+    writes: Changes = {}
+    for name in changes.names:
+        if name not in found:  # [F-APPLY-5]
+            have, need = "a tensor that was added or removed", "the same tensors"
+            raise ChainError("tensor-shape", where=name[:80], have=have, need=need)
+        place = found[name]
+        old = place.read()
+        new = changes.of(name, old, place.known)
+        assert new.positions is not None
+        words = old.view(uint(place.dtype.width))[new.positions]
+        writes[name] = ModuleWrite(place, new.positions, new.values, words)
+    return writes
 
 
 def _check(
-    repo: Repository, plan: Plan, found: dict[str, WeightPlace], changes: Changes, known: _Known
+    target: Manifest,
+    digests: Mapping[str, TensorDigest],
+    found: dict[str, WeightPlace],
+    changes: Changes,
+    known: _Known,
 ) -> dict[str, Sums]:
     """The sums of every tensor after the change, which have to be the target's. Nothing was written yet."""
-    digests = repo.digests(plan.target)
     sums = dict(known.sums)
-    for name, (new, old) in changes.items():
-        assert new.positions is not None
-        sums[name] = state_digest.add(sums[name], state_digest.of_change(new.positions, old, new.values))
+    for name, w in changes.items():
+        sums[name] = state_digest.add(sums[name], state_digest.of_change(w.positions, w.old, w.new))
     for name, want in digests.items():
-        if sums[name] != want.sums:
+        if sums[name] != want.sums:  # [F-APPLY-5]
             raise ChainError(
                 "base-differs",
                 where=name[:80],
-                have=f"weights that do not lead to step {plan.target.step}",
+                have=f"weights that do not lead to step {target.step}",
                 need=f"those of step {known.link.step}",
-                hint="Somebody else wrote to the module. Load it again; `full=True` digests all of it.",
+                hint="Other code wrote to the module. Load it again; `full=True` digests all of it.",
             )
     state = state_of({name: (*place.known, sums[name]) for name, place in found.items()})
-    if state != plan.target.state:
-        raise ChainError("base-differs", where="the model", have=f"state {state[:16]}", need=plan.target.state[:16])
+    if state != target.state:  # [F-APPLY-5]
+        raise ChainError("base-differs", where="the model", have=f"state {state[:16]}", need=target.state[:16])
+    _check_ties(found, changes)
+    return sums
+
+
+def _check_ties(found: dict[str, WeightPlace], changes: Changes) -> None:
+    """Names that share memory have to change alike."""
     owners: dict[Any, str] = {}
     for name, place in found.items():
         first = owners.setdefault(place.alias, name)
@@ -153,30 +163,20 @@ def _check(
             have, need = f"values that differ from those of {first[:80]!r}", "one value for tensors that share memory"
             hint = "The model ties them and the step does not. Load it with untied weights."
             raise ChainError("tied-differs", where=name[:80], have=have, need=need, hint=hint)
-    return sums
 
 
-def _same(a: tuple[Decoded, Words] | None, b: tuple[Decoded, Words] | None) -> bool:
+def _same(a: ModuleWrite | None, b: ModuleWrite | None) -> bool:
     if a is None or b is None:
-        return not any(x is not None and len(x[0].values) for x in (a, b))
-    p, q = a[0].positions, b[0].positions
-    assert p is not None
-    assert q is not None
-    return np.array_equal(p, q) and np.array_equal(a[0].values, b[0].values)
+        return not any(w is not None and w.elements for w in (a, b))
+    return a.same(b)
 
 
-def _write(found: dict[str, WeightPlace], changes: Changes) -> None:
-    done: list[str] = []
+def _write(changes: Changes) -> None:
+    scatter = Scatter(list(changes.values()))
     try:
-        for name, (new, _) in changes.items():
-            done.append(name)
-            assert new.positions is not None
-            found[name].write(new.positions, new.values)
+        scatter.write()
     except BaseException:
-        for name in done:
-            new, old = changes[name]
-            assert new.positions is not None
-            found[name].write(new.positions, old)
+        scatter.rollback()
         raise
 
 

@@ -1,4 +1,4 @@
-"""What an engine is asked to take in, and what it says of it."""
+"""What an engine is asked to update to, and what its ranks report."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deltackpt.cache.layout import CacheLayout
 from deltackpt.errors import ChainError
+from deltackpt.util.disk import replace_file
 
 PHASES = ("stage", "apply", "check", "undo")
-REPORTS = "receivers"  # in the cache
 
 
 @dataclass(frozen=True)
 class Update:
-    """``step`` is a step as `Repository.find` takes it; ``state`` the digest that it must have. ``phase``: `stage`
+    """``step`` is one that `Repository.find` accepts; ``state`` the digest that it must have. ``phase``: `stage`
     prepares in the background, `apply` prepares what is not and writes, `check` reads all weights, `undo` goes back to
-    what was before the last `apply`. ``token`` names the report; ``mode`` reload asks for no scatter.
+    what was before the last `apply`. ``token`` names the report; ``mode`` `reload` asks for no scatter.
     """
 
     step: int | str = "latest"
@@ -31,7 +32,7 @@ class Update:
 
 @dataclass
 class RankReport:
-    """Of one rank. ``seconds`` by part; ``reason`` says why a mode was taken, ``error`` what went wrong."""
+    """Of one rank. ``seconds`` by part; ``reason`` says why the mode was chosen, ``error`` what went wrong."""
 
     rank: int = 0
     phase: str = ""
@@ -49,23 +50,22 @@ class RankReport:
     proof: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """By the names of its fields."""
         return asdict(self)
 
     def save(self, cache: str | os.PathLike[str], token: str) -> None:
-        """Where whoever asked, on the same host, finds it."""
+        """Into the cache, where the client that gave the token finds it: on the same host. Without a token, nowhere."""
         if not token:
             return
-        folder = Path(cache) / REPORTS
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{token}.{self.rank}.tmp"
-        draft.write_text(json.dumps(self.to_dict()))
-        os.replace(draft, folder / f"{token}.{self.rank}.json")
+        layout = CacheLayout(Path(cache))
+        layout.receivers.mkdir(parents=True, exist_ok=True)
+        replace_file(layout.report(token, self.rank), json.dumps(self.to_dict()).encode(), sync=False)
 
 
 def read_reports(cache: str | os.PathLike[str], token: str) -> list[RankReport]:
-    """The reports of all ranks under a token, taken away."""
+    """The reports of all ranks under a token, and remove them."""
     found = []
-    for path in sorted((Path(cache) / REPORTS).glob(f"{token}.*.json")):
+    for path in CacheLayout(Path(cache)).reports(token):
         found.append(RankReport(**json.loads(path.read_text())))
         path.unlink(missing_ok=True)
     return found

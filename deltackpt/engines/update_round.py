@@ -14,8 +14,8 @@ from deltackpt.format.manifest import Link
 class UpdateRound:
     """``check``: hold all weights against the step before an engine is resumed."""
 
-    def __init__(self, seats: Sequence[EngineState], book: EventLog, *, check: bool) -> None:
-        self._seats, self._book, self._check = seats, book, check
+    def __init__(self, engines: Sequence[EngineState], events: EventLog, *, check: bool) -> None:
+        self._engines, self._events, self._check = engines, events, check
 
     def run(self, link: Link, state: str, path: Path, published: float) -> None:
         """Stage while they work; then pause, write, drop what was computed with old weights, resume.
@@ -26,79 +26,80 @@ class UpdateRound:
         if not self._stage(link, state, path):
             return
         stopped = time.monotonic()
-        taken = self._finish() if self._change() else []
-        still = [seat for seat in self._seats if seat.paused]
-        for seat in self._seats:
-            seat.resume()
+        updated = self._finish() if self._apply() else []
+        paused = [engine for engine in self._engines if engine.paused]
+        for engine in self._engines:
+            engine.resume()
         now = time.monotonic()
-        for seat in taken:
-            pause = now - stopped if seat in still else 0.0
-            self._book.taken(seat, link, pause, now - began, max(0.0, time.time() - published))
+        for engine in updated:
+            pause = now - stopped if engine in paused else 0.0
+            self._events.updated(engine, link, pause, now - began, max(0.0, time.time() - published))
 
     def _stage(self, link: Link, state: str, path: Path) -> bool:
-        for seat in self._seats:
+        for engine in self._engines:
             try:
-                seat.ready = seat.client.stage(link, state, path)
-                # One that nobody of this process has seen through: who began may have been killed on the way.
-                seat.ready.quiet &= seat.at is not None and not seat.paused
+                report = engine.client.stage(link, state, path)
             except DeltackptError as error:
-                self._book.failed(seat, error)
+                self._events.failed(engine, error)
                 return False
+            # One that this process did not update itself: a process that was killed may have left its caches stale.
+            report.unchanged &= engine.link is not None and not engine.paused
+            engine.report = report
         return True
 
-    def _change(self) -> bool:
-        """Everybody writes, or everybody is at the old step."""
+    def _apply(self) -> bool:
+        """All of them write, or all of them are at the old step."""
         written: list[EngineState] = []
-        seat = self._seats[0]
+        engine = self._engines[0]
         try:
-            for seat in self._loud():
-                seat.paused = True  # whatever the answer: an engine that is slow to say so may be paused
-                seat.client.pause()
-            for seat in self._seats:
-                quiet = seat.ready is not None and seat.ready.quiet
-                written.append(seat)  # an answer that does not come says nothing of what was done
-                seat.ready = seat.client.apply()
-                if not quiet:
-                    seat.client.drop_cache()
+            for engine in self._changing():
+                engine.paused = True  # whatever the answer: an engine that is slow to say so may be paused
+                engine.client.pause()
+            for engine in self._engines:
+                unchanged = engine.report is not None and engine.report.unchanged
+                written.append(engine)  # an answer that does not come says nothing of what was done
+                engine.report = engine.client.apply()
+                if not unchanged:
+                    engine.client.drop_cache()
                 if self._check:
-                    seat.client.check()
+                    engine.client.check()
         except DeltackptError as error:
-            self._take_back(written, seat)
-            self._look_at(seat)
-            self._book.failed(seat, error)
-            for seat in written:
-                seat.at = None
+            self._undo(written, engine)
+            self._detect_wedged(engine)
+            self._events.failed(engine, error)
+            for engine in written:
+                engine.link = None
             return False
         return True
 
-    def _loud(self) -> list[EngineState]:
-        return [seat for seat in self._seats if seat.ready is not None and not seat.ready.quiet]
+    def _changing(self) -> list[EngineState]:
+        return [engine for engine in self._engines if engine.report is not None and not engine.report.unchanged]
 
-    def _take_back(self, written: Sequence[EngineState], at: EngineState) -> None:
-        for seat in written:
+    def _undo(self, written: Sequence[EngineState], failed: EngineState) -> None:
+        for engine in written:
             try:
-                seat.client.undo()
-                seat.client.drop_cache()
+                engine.client.undo()
+                engine.client.drop_cache()
             except DeltackptError as error:
-                if seat is not at:  # what it met first is told
-                    self._book.failed(seat, error)
+                if engine is not failed:  # of that one, the first error is told
+                    self._events.failed(engine, error)
 
-    def _look_at(self, seat: EngineState) -> None:
+    def _detect_wedged(self, engine: EngineState) -> None:
         """One that failed may be at neither step."""
         try:
-            seat.client.check()
+            engine.client.check()
         except DeltackptError as error:
             if error.code == "engine-wedged":
-                self._book.wedged(seat, error)
+                self._events.wedged(engine, error)
 
     def _finish(self) -> list[EngineState]:
-        """It is final now. An engine that does not hear of it any more is brought along when it is back."""
+        """It is final now. An engine that does not answer any more is updated when it is back."""
         done = []
-        for seat in self._seats:
+        for engine in self._engines:
             try:
-                seat.client.finish()
-                done.append(seat)
+                engine.client.finish()
+                done.append(engine)
             except DeltackptError as error:
-                self._look_at(seat)
-                self._book.failed(seat, error)
+                self._detect_wedged(engine)
+                self._events.failed(engine, error)
         return done

@@ -41,7 +41,8 @@ def load(repo: Repository, step: str | int = "latest", *, ref: str = "main") -> 
 
 
 def to_torch(data: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...], where: str) -> torch.Tensor:
-    """The bytes of a tensor as torch has them, sharing their memory. ``dtype`` and ``shape`` are of its header."""
+    """The bytes of a tensor, [n] uint8, as torch has them, sharing their memory. ``dtype`` and ``shape`` are of its
+    header. Raises CheckpointError ``dtype-torch``."""
     if (wanted := torch_dtype(dtype)) is None:
         hint = "A newer torch may have it; `deltackpt apply` writes the checkpoint all the same."
         need = "a dtype of this torch"

@@ -42,53 +42,68 @@ def loads_strict(
     included.
     """
 
-    def refuse(code: str, have: str, need: str) -> NoReturn:
-        raise FormatError(code, where=where, have=have, need=need)
-
-    def integer(text: str) -> int:
-        if len(text) > 20 or text == "-0" or not -INT_LIMIT <= (value := int(text)) < INT_LIMIT:
-            refuse("json-number", text[:24], "an integer of 64 bits")
-        return value
-
-    def fraction(text: str) -> float:
-        if not allow_floats or not isfinite(value := float(text)):
-            refuse("json-number", text[:24], "a finite number" if allow_floats else "an integer")
-        return value
-
-    def constant(text: str) -> NoReturn:
-        refuse("json-number", text, "an integer")
-
-    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            refuse("json-duplicate-key", f"the key {twice[:80]!r} twice", "each key once")
-        return result
-
-    if len(data) > limit:
-        refuse("json-too-long", f"{len(data):,} bytes", f"at most {limit:,} bytes")
-    if has_more_marks(data, marks):
-        refuse("json-too-long", f"more than {marks:,} commas and brackets", f"at most {marks:,}")
-    # Before the parser runs: it recurses, and deep input would end in a stack overflow.
-    if _deeper(data, depth):
-        refuse("json-depth", f"more than {depth} levels", f"at most {depth} levels")
+    _check_bounds(data, limit, depth, marks, where)
+    parts = _StrictValues(where, allow_floats)
     plain = _DIGITS_19 not in data.translate(_ALL_DIGITS_0) and not (
         b"-0" in data and (data.startswith(b"-0") or any(text in data for text in _MINUS_0))  # names hold "-0" too
     )
     try:
         value = json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=mapping,
-            parse_int=None if plain else integer,  # below 19 digits no integer can be refused, so no call for each
-            parse_float=fraction,
-            parse_constant=constant,
+            object_pairs_hook=parts.mapping,
+            parse_int=None if plain else parts.integer,  # below 19 digits no integer can be refused: no call for each
+            parse_float=parts.fraction,
+            parse_constant=parts.constant,
         )
         if b"\\u" in data:  # only an escape can yield a lone surrogate
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except ValueError as error:  # JSONDecodeError and UnicodeError are ValueErrors
         raise FormatError("json-syntax", where=where, have=f"not JSON ({error})", need="one JSON value") from error
     return value
+
+
+def _check_bounds(data: bytes, limit: int, depth: int, marks: int, where: str) -> None:
+    """Before the parser runs: it recurses, and deep input would end in a stack overflow."""
+    if len(data) > limit:  # [F-MAN-1] [F-EDGE-1] [F-LAY-5] [F-PART-1]
+        have, need = f"{len(data):,} bytes", f"at most {limit:,} bytes"
+        raise FormatError("json-too-long", where=where, have=have, need=need)
+    if has_more_marks(data, marks):  # [F-JSON-1] [F-PART-1]
+        have, need = f"more than {marks:,} commas and brackets", f"at most {marks:,}"
+        raise FormatError("json-too-long", where=where, have=have, need=need)
+    if _deeper(data, depth):  # [F-PART-1]
+        raise FormatError("json-depth", where=where, have=f"more than {depth} levels", need=f"at most {depth} levels")
+
+
+class _StrictValues:
+    """What the parser calls for values that two parsers could take differently."""
+
+    def __init__(self, where: str, allow_floats: bool) -> None:
+        self._where, self._allow_floats = where, allow_floats
+
+    def integer(self, text: str) -> int:
+        if len(text) > 20 or text == "-0" or not -INT_LIMIT <= (value := int(text)) < INT_LIMIT:  # [F-PART-2]
+            self._refuse_number(text, "an integer of 64 bits")
+        return value
+
+    def fraction(self, text: str) -> float:
+        if not self._allow_floats or not isfinite(value := float(text)):  # [F-PART-2]
+            self._refuse_number(text, "a finite number" if self._allow_floats else "an integer")
+        return value
+
+    def constant(self, text: str) -> NoReturn:
+        self._refuse_number(text, "an integer")
+
+    def mapping(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):  # [F-PART-1]
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            have, need = f"the key {twice[:80]!r} twice", "each key once"
+            raise FormatError("json-duplicate-key", where=self._where, have=have, need=need)
+        return result
+
+    def _refuse_number(self, text: str, need: str) -> NoReturn:
+        raise FormatError("json-number", where=self._where, have=text[:24], need=need)
 
 
 def loads_canonical(data: bytes, *, limit: int, where: str) -> tuple[Any, bool]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.errors import FormatError
+from deltackpt.errors import ChainError, FormatError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout
@@ -24,6 +24,7 @@ UNSTATED = bytes(16)  # in the place of an xxh3: the writer saw no more than pie
 
 
 def encode(layout: Layout, digests: Mapping[str, TensorDigest]) -> bytes:
+    """The object's bytes. ``digests`` has a row for every tensor of the layout."""
     sums = np.array([digests[name].sums for name in layout.tensors], "<u8").reshape(-1, 2)
     xxh3 = b"".join(digests[name].xxh3 for name in layout.tensors)
     n = len(layout.tensors)
@@ -32,13 +33,16 @@ def encode(layout: Layout, digests: Mapping[str, TensorDigest]) -> bytes:
 
 
 def decode(data: bytes, layout: Layout, state: str, where: str) -> dict[str, TensorDigest]:
-    """Parse and check against the manifest's state digest. Raises FormatError."""
+    """Every tensor's digests by name, checked against the manifest's state digest.
+
+    Raises FormatError ``version-unknown``, ``digests-shape``, ``state-differs``, and what `parse_header` raises.
+    """
     header = parse_header(data[: head_size(data[:8], len(data), where)], len(data), where)
-    if header.metadata.get("deltackpt-digests") != VERSION:
+    if header.metadata.get("deltackpt-digests") != VERSION:  # [F-DOBJ-1]
         raise FormatError("version-unknown", where=where, have="other metadata", need=f"digests version {VERSION}")
     n = len(layout.tensors)
     found = {t.name: (t.dtype, t.shape) for t in header.tensors}
-    if found != {"sums": ("U64", (n, 2)), "xxh3": ("U8", (n, 16))}:
+    if found != {"sums": ("U64", (n, 2)), "xxh3": ("U8", (n, 16))}:  # [F-DOBJ-1]
         raise FormatError("digests-shape", where=where, have=str(found)[:120], need=f"sums and xxh3 of {n} tensors")
     at = {t.name: header.data_start + t.start for t in header.tensors}
     sums = np.frombuffer(data, "<u8", 2 * n, at["sums"]).reshape(-1, 2).tolist()
@@ -46,16 +50,23 @@ def decode(data: bytes, layout: Layout, state: str, where: str) -> dict[str, Ten
         name: TensorDigest((a, b), data[at["xxh3"] + 16 * i : at["xxh3"] + 16 * i + 16])
         for i, (name, (a, b)) in enumerate(zip(layout.tensors, sums, strict=True))
     }
-    if state_of(layout, digests) != state:
+    if state_of(layout, digests) != state:  # [F-DOBJ-2]
         raise FormatError("state-differs", where=where, have=state_of(layout, digests), need=f"state digest {state}")
     return digests
 
 
 def proves(data: npt.NDArray[np.uint8], dtype: str, need: TensorDigest) -> bool:
-    """Are these bytes the tensor that the digest is of? By xxh3, or by ``sums`` where no xxh3 is stated."""
-    if need.xxh3 != UNSTATED:
+    """Are these bytes, uint8 [n], the tensor that the digest is of? By xxh3, or by ``sums`` where no xxh3 is stated."""
+    if need.xxh3 != UNSTATED:  # [F-DOBJ-4]
         return state_digest.xxh3(data) == need.xxh3
     return state_digest.of_run(data.view(uint(DTYPES[dtype].width))) == need.sums
+
+
+def check_digest(data: npt.NDArray[np.uint8], dtype: str, need: TensorDigest, *, where: str, hint: str = "") -> None:
+    """Raise ChainError ``tensor-differs`` unless a tensor's bytes, uint8 [n], have the digest that a step gives."""
+    if not proves(data, dtype, need):  # [F-APPLY-5]
+        have = f"xxh3 {state_digest.xxh3(data).hex()}"
+        raise ChainError("tensor-differs", where=where, have=have, need=f"the step's {need}", hint=hint)
 
 
 def state_of(layout: Layout, digests: Mapping[str, TensorDigest]) -> str:

@@ -100,12 +100,12 @@ def nbytes(dtype: DType, shape: Sequence[int], *, where: str = "tensor") -> int:
             empty = True  # the other dims are still bounded: numpy makes no array of them, whatever their order
             continue
         count *= dim
-        if dim < 0 or count * dtype.bits >= SIZE_LIMIT * 8:
+        if dim < 0 or count * dtype.bits >= SIZE_LIMIT * 8:  # [F-ELEM-2]
             raise FormatError(
                 "shape-overflow", where=where, have=f"{dtype.name} {_brief(shape)}", need="a size below 2^62 bytes"
             )
     bits = 0 if empty else count * dtype.bits
-    if bits % 8:
+    if bits % 8:  # [F-ELEM-2]
         raise FormatError(
             "shape-bits", where=where, have=f"{dtype.name} {_brief(shape)}", need="a whole number of bytes"
         )
@@ -134,17 +134,21 @@ def ordered(bits: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
 
 
 def unordered(values: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
-    """The inverse of `ordered`: signed (or wrapped unsigned) integers to a new unsigned array of bit patterns."""
+    """The inverse of `ordered`: signed (or wrapped unsigned) integers to a new unsigned array of the same shape and
+    width.
+    """
     return _flip(values.view(_SIGNED[width]), width).view(_UNSIGNED[width])
 
 
 def in_order(bits: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """Words of a dtype as signed integers in its order: `ordered` floats, and all else as two's complement."""
+    """Words of a dtype as signed integers in its order, of the same shape and width: `ordered` floats, and all else as
+    two's complement, which is a view.
+    """
     return ordered(bits, dtype.width) if dtype.sign_magnitude else bits.view(_SIGNED[dtype.width])
 
 
 def out_of_order(values: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """The inverse of `in_order`: the words of integers, signed or wrapped."""
+    """The inverse of `in_order`: integers, signed or wrapped, as unsigned words of the same shape and width."""
     return unordered(values, dtype.width) if dtype.sign_magnitude else values.view(_UNSIGNED[dtype.width])
 
 

@@ -10,15 +10,16 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from deltackpt.errors import FormatError
 from deltackpt.format.canonical import dumps, loads_canonical
 from deltackpt.format.manifest import Fields, File, Link
+from deltackpt.format.record import RecordKind, check_canonical
 
 FORMAT = "deltackpt-edge"
 VERSION = 1
 MAX_EDGE = 4 << 20
 
 NAME = re.compile(r"edges/(\d{8,16})-([0-9a-f]{64})\.json")
+_KIND = RecordKind(FORMAT, VERSION, "edge")
 _KEYS = {"format", "version", "repository", "from", "to", "files", "producer", "time"}
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -41,6 +42,7 @@ class Edge:
         return sum(f.size for f in self.files)
 
     def encode(self) -> bytes:
+        """The record's bytes: canonical JSON."""
         return dumps(
             {
                 "format": FORMAT,
@@ -56,30 +58,24 @@ class Edge:
 
     @property
     def name(self) -> str:
+        """The record's object."""
         return f"edges/{self.end.step:08d}-{hashlib.sha256(self.encode()).hexdigest()}.json"
 
 
 def decode(data: bytes, where: str) -> Edge:
     """Parse and check an edge. Raises FormatError: json-*, version-unknown, manifest-canonical, manifest-field."""
     value, canonical = loads_canonical(data, limit=MAX_EDGE, where=where)
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        need = f'an object of format "{FORMAT}"'
-        raise FormatError("manifest-field", where=where, have="another kind of JSON", need=need)
-    if type(value.get("version")) is not int or value["version"] != VERSION:
-        have = f"version {value.get('version')!r}"
-        raise FormatError("version-unknown", where=where, have=have, need=f"edge version {VERSION}")
-    if not canonical:
-        raise FormatError("manifest-canonical", where=where, have="JSON in another form", need="canonical JSON")
-    f = Fields(value, where)
-    if value.keys() != _KEYS:
+    f = Fields(_KIND.check(value, where), where)
+    check_canonical(canonical, where)
+    if value.keys() != _KEYS:  # [F-EDGE-1]
         f.refuse("edge", repr(sorted(value))[:80], ", ".join(sorted(_KEYS)))
     end, files = f.link("to"), f.files("files")
     if end is None or files is None:
         f.refuse("to", "no step, or no files", "both")
     start = f.link("from")
-    if start is not None and start.step >= end.step:
+    if start is not None and start.step >= end.step:  # [F-EDGE-2]
         f.refuse("from", f"step {start.step}", f"one before {end.step}")
     folder = "folds/" if start else "anchors/"
-    if not all(file.name.startswith(folder) for file in files):
+    if not all(file.name.startswith(folder) for file in files):  # [F-EDGE-3]
         f.refuse("files", "a file elsewhere", f"files in {folder}")
     return Edge(f.text("repository", _ID), start, end, files, f.text("producer"), f.number("time", 1 << 53))

@@ -15,6 +15,7 @@ from typing import Any
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Fields, File, check_path
+from deltackpt.format.record import RecordKind
 from deltackpt.format.safetensors_header import RESERVED, Header, Tensor, parse_header
 
 FORMAT = "deltackpt-layout"
@@ -23,16 +24,19 @@ MAX_LAYOUT = 256 << 20
 MAX_FILES = 100_000
 MAX_TENSORS = 1 << 20
 
+_KIND = RecordKind(FORMAT, VERSION, "layout", "layout-field")
+
 
 @dataclass(frozen=True)
 class Shard:
-    """A safetensors file of the checkpoint: its path, and its header verbatim, padding included."""
+    """A safetensors file of the checkpoint: its relative POSIX path, and its header verbatim, padding included."""
 
     path: str
     header: Header
 
     @property
     def size(self) -> int:
+        """Bytes of the file."""
         return self.header.file_size
 
 
@@ -46,6 +50,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Layout:
+    """Fields in the order of the spec: every file of the checkpoint."""
+
     shards: tuple[Shard, ...]
     side: tuple[Side, ...]
 
@@ -61,6 +67,7 @@ class Layout:
         return sum(s.size for s in self.shards) + sum(s.file.size for s in self.side)
 
     def encode(self) -> bytes:
+        """The object's bytes: canonical JSON."""
         return dumps(
             {
                 "format": FORMAT,
@@ -73,31 +80,26 @@ class Layout:
 
 def decode(data: bytes, where: str) -> Layout:
     """Parse and check a layout. Raises FormatError."""
-    value = loads_strict(data, limit=MAX_LAYOUT, where=where)
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise _refuse(where, "another kind of JSON", f'an object of format "{FORMAT}"')
-    if type(value.get("version")) is not int or value["version"] != VERSION:
-        have = f"version {value.get('version')!r}"[:80]
-        raise FormatError("version-unknown", where=where, have=have, need=f"layout version {VERSION}")
-    if value.keys() != {"format", "version", "shards", "side"}:
+    value = _KIND.check(loads_strict(data, limit=MAX_LAYOUT, where=where), where)
+    if value.keys() != {"format", "version", "shards", "side"}:  # [F-LAY-1] [F-VER-5]
         raise _refuse(where, "other fields", "format, version, shards and side")
-    if not isinstance(value["shards"], list) or not isinstance(value["side"], list):
+    if not isinstance(value["shards"], list) or not isinstance(value["side"], list):  # [F-LAY-1]
         raise _refuse(where, "shards or side of another type", "lists")
-    if len(value["shards"]) + len(value["side"]) > MAX_FILES:
+    if len(value["shards"]) + len(value["side"]) > MAX_FILES:  # [F-LAY-5]
         raise _refuse(where, "too many files", f"at most {MAX_FILES:,}")
     shards, tensors = [], 0
     for item in value["shards"]:
         shards.append(_shard(item, where))
         tensors += len(shards[-1].header.tensors)
-        if tensors > MAX_TENSORS:
+        if tensors > MAX_TENSORS:  # [F-LAY-5]
             raise _refuse(where, f"more than {MAX_TENSORS:,} tensors", f"at most {MAX_TENSORS:,}")
     layout = Layout(tuple(shards), tuple(_side(item, where) for item in value["side"]))
     paths = [*(s.path for s in layout.shards), *(s.path for s in layout.side)]
-    if len(set(paths)) != len(paths) or _nested(paths):
+    if len(set(paths)) != len(paths) or _nested(paths):  # [F-LAY-3]
         raise _refuse(where, "a path twice, or one inside another", "each file once")
-    if len(layout.tensors) != tensors:
+    if len(layout.tensors) != tensors:  # [F-LAY-4]
         raise _refuse(where, "a tensor in two shards", "each tensor once")
-    if any(name.startswith(RESERVED) for name in layout.tensors):
+    if any(name.startswith(RESERVED) for name in layout.tensors):  # [F-PART-9]
         need = f"names that do not start with {RESERVED}"
         raise FormatError("name-refused", where=where, have="a reserved tensor name", need=need)
     return layout
@@ -116,7 +118,7 @@ def _shard(item: Any, where: str) -> Shard:
         not isinstance(item, dict)
         or item.keys() != {"path", "header"}
         or not all(isinstance(v, str) for v in item.values())
-    ):
+    ):  # [F-LAY-1]
         raise _refuse(where, "a shard with other fields", "path and header")
     check_path(item["path"], where)
     text = item["header"].encode()
@@ -125,7 +127,7 @@ def _shard(item: Any, where: str) -> Shard:
 
 
 def _side(item: Any, where: str) -> Side:
-    if not isinstance(item, dict) or item.keys() != {"path", "file"} or not isinstance(item["path"], str):
+    if not isinstance(item, dict) or item.keys() != {"path", "file"} or not isinstance(item["path"], str):  # [F-LAY-1]
         raise _refuse(where, "a side file with other fields", "path and file")
     check_path(item["path"], where)
     try:

@@ -14,15 +14,17 @@ from typing import Any, NoReturn
 
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import dumps, loads_canonical
+from deltackpt.format.record import RecordKind, check_canonical
 
 FORMAT = "deltackpt"
 VERSION = 1
 MAX_MANIFEST = 4 << 20
 MAX_STEP = 10**15
 MAX_PARTS = 100_000
-MAX_PATH = 960  # bytes: room for the folder before it in an object's name
+MAX_PATH = 960  # bytes: leaves space for the folder before it in an object's name
 FEATURES: frozenset[str] = frozenset()
 
+_KIND = RecordKind(FORMAT, VERSION, "manifest")
 _ID = re.compile(r"[0-9a-f]{64}")
 REPOSITORY_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -36,6 +38,7 @@ class File:
     sha256: str
 
     def to_dict(self) -> dict[str, Any]:
+        """FILE of the spec."""
         return {"name": self.name, "size": self.size, "sha256": self.sha256}
 
 
@@ -52,6 +55,7 @@ class Link:
         return f"steps/{self.step:08d}-{self.id}.json"
 
     def to_dict(self) -> dict[str, Any]:
+        """LINK of the spec."""
         return {"step": self.step, "id": self.id}
 
 
@@ -66,6 +70,7 @@ class Counts:
     changed_elements: int = 0
 
     def to_dict(self) -> dict[str, int]:
+        """The field ``counts``."""
         return dict(vars(self))
 
 
@@ -93,6 +98,7 @@ class Manifest:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """All fields, unknown ones too."""
         return {
             **self.extra,
             "format": FORMAT,
@@ -113,10 +119,12 @@ class Manifest:
         }
 
     def encode(self) -> bytes:
+        """The object's bytes: canonical JSON."""
         return dumps(self.to_dict())
 
     @property
     def link(self) -> Link:
+        """The step and the sha256 of its bytes."""
         return Link(self.step, hashlib.sha256(self.encode()).hexdigest())
 
     @property
@@ -128,17 +136,9 @@ class Manifest:
 def decode(data: bytes, where: str) -> Manifest:
     """Parse and check a manifest. Raises FormatError: json-*, manifest-canonical, version-unknown, manifest-field."""
     value, canonical = loads_canonical(data, limit=MAX_MANIFEST, where=where)
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise FormatError(
-            "manifest-field", where=where, have="another kind of JSON", need='an object of format "deltackpt"'
-        )
-    if type(value.get("version")) is not int or value["version"] != VERSION:
-        hint = "A newer deltackpt reads newer versions."
-        raise FormatError(
-            "version-unknown", where=where, have=f"version {value.get('version')!r}", need=f"{VERSION}", hint=hint
-        )
-    unknown = set(Fields(value, where).texts("requires", missing=True)) - FEATURES
-    if unknown:
+    fields = Fields(_KIND.check(value, where), where)
+    unknown = set(fields.texts("requires", missing=True)) - FEATURES
+    if unknown:  # [F-MAN-11] [F-VER-4]
         raise FormatError(
             "feature-unknown",
             where=where,
@@ -146,9 +146,8 @@ def decode(data: bytes, where: str) -> Manifest:
             need="known features",
             hint="A newer deltackpt may know them.",
         )
-    if not canonical:
-        raise FormatError("manifest-canonical", where=where, have="JSON in another form", need="canonical JSON")
-    return _manifest(Fields(value, where))
+    check_canonical(canonical, where)
+    return _manifest(fields)
 
 
 def _manifest(f: Fields) -> Manifest:
@@ -168,13 +167,13 @@ def _manifest(f: Fields) -> Manifest:
         metadata=f.mapping("metadata"),
         extra={} if f.value.keys() == _KNOWN else {k: v for k, v in f.value.items() if k not in _KNOWN},
     )
-    if manifest.anchor is None and manifest.patch is None:
+    if manifest.anchor is None and manifest.patch is None:  # [F-MAN-4]
         f.refuse("anchor", "neither anchor nor patch", "one of them at least")
-    if manifest.patch is not None and manifest.parent is None:
+    if manifest.patch is not None and manifest.parent is None:  # [F-MAN-5]
         f.refuse("patch", "a patch without a parent", "the step that it applies to")
-    if (manifest.parent is None) != (manifest.base is None):
+    if (manifest.parent is None) != (manifest.base is None):  # [F-MAN-5]
         f.refuse("base", "a parent without its state, or a state without a parent", "both or none")
-    if manifest.parent and manifest.parent.step >= manifest.step:
+    if manifest.parent and manifest.parent.step >= manifest.step:  # [F-MAN-6]
         f.refuse("parent", f"parent step {manifest.parent.step}", f"one before {manifest.step}")
     return manifest
 
@@ -186,33 +185,40 @@ _KNOWN = {
 
 
 class Fields:
-    """Typed access to a JSON object; every miss is a FormatError that names the field."""
+    """Typed access to a JSON object; whatever is missing or of another type is FormatError ``manifest-field``, which
+    names the field [F-MAN-3] [F-EDGE-1] [S-LEASE-1].
+    """
 
     def __init__(self, value: dict[str, Any], where: str) -> None:
         self.value = value
         self._where = where
 
     def refuse(self, name: str, have: str, need: str) -> NoReturn:
+        """Raise FormatError ``manifest-field``."""
         raise FormatError("manifest-field", where=f"{self._where}, {name}", have=have, need=need)
 
     def get(self, name: str) -> Any:
+        """The value of a field that must be there."""
         if name not in self.value:
             self.refuse(name, "no such field", "the field")
         return self.value[name]
 
     def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
+        """A text; all of it matches ``pattern``."""
         value = self.get(name)
         if not isinstance(value, str) or (pattern and not pattern.fullmatch(value)):
             self.refuse(name, repr(value)[:80], f"text like {pattern.pattern}" if pattern else "text")
         return value
 
     def texts(self, name: str, *, missing: bool) -> list[str]:
+        """A list of texts; with ``missing`` an absent field is an empty one."""
         value = self.value.get(name, []) if missing else self.get(name)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             self.refuse(name, repr(value)[:80], "a list of texts")
         return value
 
     def number(self, name: str, limit: int) -> int:
+        """An integer from 0 to ``limit``."""
         return self._number(self.get(name), name, limit)
 
     def _number(self, value: Any, name: str, limit: int) -> int:
@@ -221,20 +227,23 @@ class Fields:
         return value
 
     def files(self, name: str) -> tuple[File, ...] | None:
+        """A list of at most MAX_PARTS files, or null."""
         value = self.get(name)
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) > MAX_PARTS:
+        if not isinstance(value, list) or len(value) > MAX_PARTS:  # [F-MAN-10] [F-EDGE-3]
             self.refuse(name, repr(value)[:80], f"a list of at most {MAX_PARTS:,} files")
         return tuple(self.file(item, name) for item in value)
 
     def mapping(self, name: str) -> dict[str, Any]:
+        """An object of any fields."""
         value = self.get(name)
         if not isinstance(value, dict):
             self.refuse(name, repr(value)[:80], "an object")
         return value
 
     def link(self, name: str) -> Link | None:
+        """A step and its id, or null."""
         value = self.get(name)
         if value is None:
             return None
@@ -245,6 +254,7 @@ class Fields:
         return Link(self._number(value["step"], name, MAX_STEP), value["id"])
 
     def file(self, value: Any, name: str) -> File:
+        """A FILE, given as its value. Raises ``name-escapes`` too."""
         if not isinstance(value, dict) or value.keys() != _FILE_KEYS:
             self.refuse(name, repr(value)[:80], "name, size and sha256")
         path, sha256 = value["name"], value["sha256"]
@@ -255,6 +265,7 @@ class Fields:
         return File(path, self._number(value["size"], name, 1 << 62), sha256)
 
     def counts(self) -> Counts:
+        """The field ``counts``."""
         value = self.mapping("counts")
         if value.keys() != _COUNTS.keys():
             self.refuse("counts", repr(sorted(value))[:80], ", ".join(_COUNTS))
@@ -272,7 +283,7 @@ _UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(^|/)(\.{0,2}|\.tmp-.*|\.lock)(/|$)", 
 
 def check_object_name(name: str, where: str) -> None:
     """Refuse an object name in a manifest or layout that leaves the folders where payloads live: ``name-escapes``."""
-    if not name.startswith(_FOLDERS) or not _plain(name, 1024):
+    if not name.startswith(_FOLDERS) or not _plain(name, 1024):  # [F-MAN-8] [S-NAME-5]
         raise FormatError("name-escapes", where=where, have=repr(name)[:120], need=f"a name in {', '.join(_FOLDERS)}")
 
 
@@ -296,5 +307,5 @@ def _plain(path: str, limit: int) -> bool:
 
 def check_path(path: str, where: str) -> None:
     """Refuse a path of a checkpoint's file that leaves the checkpoint's folder: ``name-escapes``."""
-    if not is_path(path):
+    if not is_path(path):  # [F-LAY-2]
         raise FormatError("name-escapes", where=where, have=repr(path)[:120], need="a plain path inside the checkpoint")

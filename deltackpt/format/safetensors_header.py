@@ -1,4 +1,4 @@
-"""The header of a safetensors file, parsed strictly: whoever holds a `Header` may trust all of it.
+"""The header of a safetensors file, parsed strictly: all of a `Header` can be trusted.
 
 Stricter than the format's reference reader where that one lets two readers differ: no duplicate keys, no unknown
 fields, no empty or overlong names, no control characters in them. https://github.com/huggingface/safetensors#format
@@ -66,6 +66,7 @@ class Header:
 
     @property
     def file_size(self) -> int:
+        """Bytes of the file that the header is of."""
         return self.data_start + (self.tensors[-1].end if self.tensors else 0)
 
 
@@ -77,7 +78,7 @@ def head_size(first: bytes, file_size: int | None, where: str) -> int:
     if len(first) < 8:
         raise FormatError("header-truncated", where=where, have=f"{len(first)} bytes", need="at least 8 bytes")
     length = int.from_bytes(first[:8], "little")
-    if length > MAX_HEADER:
+    if length > MAX_HEADER:  # [F-PART-1]
         raise FormatError(
             "header-too-long", where=where, have=f"a header of {length:,} bytes", need=f"at most {MAX_HEADER:,} bytes"
         )
@@ -101,7 +102,7 @@ def parse_header(head: bytes, file_size: int | None, where: str) -> Header:
     if len(head) < size:
         raise FormatError("header-truncated", where=where, have=f"{len(head):,} bytes", need=f"{size:,} bytes")
     text = head[8:size]
-    if not text.startswith(b"{"):
+    if not text.startswith(b"{"):  # [F-PART-1]
         raise FormatError("header-json", where=where, have=repr(text[:16]), need="a JSON object")
     try:
         entries = loads_strict(text, limit=MAX_HEADER, where=where, depth=MAX_DEPTH, marks=MAX_MARKS)
@@ -118,13 +119,13 @@ def parse_header(head: bytes, file_size: int | None, where: str) -> Header:
     tensors.sort(key=attrgetter("start", "end"))
     end = 0
     for tensor in tensors:
-        if tensor.start != end:
+        if tensor.start != end:  # [F-PART-5]
             code = "offsets-overlap" if tensor.start < end else "offsets-gap"
             raise FormatError(
                 code, where=_at(where, tensor.name), have=f"start {tensor.start:,}", need=f"start {end:,}"
             )
         end = tensor.end
-    if file_size is not None and size + end != file_size:
+    if file_size is not None and size + end != file_size:  # [F-PART-5]
         raise FormatError("offsets-end", where=where, have=f"{file_size:,} bytes", need=f"{size + end:,} bytes")
     return Header(text, metadata, tuple(tensors), size)
 
@@ -153,13 +154,15 @@ def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> byte
 
 def check_name(name: str, where: str) -> None:
     """Refuse a tensor name that is empty, longer than MAX_NAME bytes, or has control characters: ``name-refused``."""
-    if not name or len(name.encode("utf-8")) > MAX_NAME or (not name.isprintable() and _CONTROL.search(name)):
+    if (
+        not name or len(name.encode("utf-8")) > MAX_NAME or (not name.isprintable() and _CONTROL.search(name))
+    ):  # [F-PART-4]
         need = f"1 to {MAX_NAME} bytes of UTF-8, no control characters"
         raise FormatError("name-refused", where=where, have=f"{len(name)} characters", need=need)
 
 
 def _metadata(value: Any, where: str) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):  # [F-PART-6]
         raise FormatError("header-field", where=_at(where, METADATA), have="other values", need="an object of strings")
     return value
 
@@ -167,22 +170,22 @@ def _metadata(value: Any, where: str) -> dict[str, str]:
 def _tensor(name: str, entry: Any) -> Tensor:
     """One entry of the header, checked by itself; how tensors lie beside each other is `parse_header`'s to check."""
     check_name(name, "tensor")
-    if not isinstance(entry, dict) or entry.keys() != _FIELDS:
+    if not isinstance(entry, dict) or entry.keys() != _FIELDS:  # [F-PART-3]
         have = ", ".join(sorted(entry))[:80] if isinstance(entry, dict) else "no object"
         _refuse("header-field", have or "no field", "dtype, shape and data_offsets alone")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list):
+    if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list):  # [F-PART-3]
         _refuse("header-field", "other types", "dtype a string, shape and data_offsets arrays")
-    if len(shape) > MAX_RANK or len(offsets) != 2:
+    if len(shape) > MAX_RANK or len(offsets) != 2:  # [F-PART-3]
         _refuse("header-field", f"{len(shape)} dims, {len(offsets)} offsets", f"at most {MAX_RANK} dims, 2 offsets")
     for number in (*shape, *offsets):
-        if type(number) is not int or number < 0:  # isinstance would take true and false for integers
+        if type(number) is not int or number < 0:  # [F-PART-2]; isinstance would take true for one
             _refuse("header-field", repr(number)[:80], "integers from 0 in shape and data_offsets")
-    if dtype not in DTYPES:
+    if dtype not in DTYPES:  # [F-PART-3] [F-VER-3]
         _refuse("dtype-unknown", dtype[:80], f"one of {', '.join(DTYPES)}")
     start, end = offsets
     size = nbytes(DTYPES[dtype], shape)
-    if end - start != size or end >= SIZE_LIMIT:
+    if end - start != size or end >= SIZE_LIMIT:  # [F-PART-5]
         _refuse("offsets-length", f"{end - start:,} bytes", f"{size:,} bytes, below 2^62")
     return Tensor(name, dtype, tuple(shape), start, end)
 

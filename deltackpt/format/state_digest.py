@@ -32,7 +32,10 @@ ZERO: Sums = (0, 0)
 
 
 def mix(n: Words) -> Words:
-    """SplitMix64 (Steele, Lea and Flood, 2014): the n-th output of the generator seeded with 0, counted from 0."""
+    """SplitMix64 (Steele, Lea and Flood, 2014): the n-th output of the generator seeded with 0, counted from 0.
+
+    ``n`` and the result are uint64 of one shape.
+    """
     z: Words = (n + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -60,7 +63,10 @@ def _value(bits: npt.NDArray[Any]) -> Words:
 
 
 def of_run(bits: npt.NDArray[Any], first: int = 0) -> Sums:
-    """D of the elements first, first + 1, ... of a tensor, given as unsigned words. Shares of one tensor add up."""
+    """D of the elements first, first + 1, ... of a tensor, given as unsigned words [n] of 1, 2, 4 or 8 bytes.
+
+    Shares of one tensor add up.
+    """
     if kernels.LIB is not None:
         return kernels.digest_run(bits, first)
     head = min(-first % BLOCK, len(bits))
@@ -85,7 +91,9 @@ def _of_rows(rows: npt.NDArray[Any], first: int) -> Sums:
 
 
 def of_change(positions: npt.NDArray[np.int64], old: npt.NDArray[Any], new: npt.NDArray[Any]) -> Sums:
-    """What D gains when the elements at ``positions`` (flat in the global tensor, sorted) turn from ``old`` to new."""
+    """What D gains when elements turn from ``old`` to ``new``, both unsigned words [n]. ``positions`` are int64 [n],
+    rising, flat in the global tensor.
+    """
     if len(positions) == 0:
         return ZERO
     if kernels.LIB is not None:
@@ -102,11 +110,14 @@ def of_change(positions: npt.NDArray[np.int64], old: npt.NDArray[Any], new: npt.
 
 
 def add(a: Sums, b: Sums) -> Sums:
+    """The sums of two disjoint shares of a tensor together, modulo 2^64."""
     return (a[0] + b[0]) % (1 << 64), (a[1] + b[1]) % (1 << 64)
 
 
 def of_box(bits: npt.NDArray[Any], offset: tuple[int, ...], shape: tuple[int, ...]) -> Sums:
-    """The share of a box: ``bits`` has the box's shape, ``offset`` is its corner in the global tensor ``shape``."""
+    """D of a box: ``bits``, unsigned words, has the box's shape; ``offset`` is its corner in the global tensor
+    ``shape``, both in elements.
+    """
     if bits.size == 0:
         return ZERO
     rows = bits.reshape(-1, bits.shape[-1]) if bits.ndim else bits.reshape(1, 1)
@@ -121,7 +132,7 @@ def of_box(bits: npt.NDArray[Any], offset: tuple[int, ...], shape: tuple[int, ..
 
 
 def xxh3(data: npt.NDArray[np.uint8] | memoryview | bytes) -> bytes:
-    """The xxh3-128 of a tensor's bytes, 16 bytes, most significant first."""
+    """The xxh3-128 of a tensor's bytes, uint8 [n]: 16 bytes, most significant first."""
     return xxhash.xxh3_128_digest(memoryview(data))  # type: ignore[arg-type]
 
 
@@ -137,7 +148,7 @@ class TensorDigest:
 
 
 def of_tensor(data: npt.NDArray[np.uint8], dtype: DType) -> TensorDigest:
-    """Both digests of a whole tensor, given as its bytes."""
+    """Both digests of a whole tensor, given as its bytes, uint8 [n]."""
     return TensorDigest(of_run(data.view(f"<u{dtype.width}")), xxh3(data))
 
 

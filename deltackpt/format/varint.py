@@ -19,6 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def write(values: Iterable[int]) -> bytes:
+    """Numbers from 0 to 2^63 - 1, one after the other."""
     out = bytearray()
     for value in values:
         while value > 127:
@@ -38,37 +39,46 @@ class VarintReader:
 
     @property
     def left(self) -> int:
+        """Bytes that were not read yet."""
         return len(self._data) - self.at
 
     def refuse(self, code: str, have: str, need: str) -> NoReturn:
+        """Raise FormatError ``code`` for what was read last."""
         raise FormatError(code, where=f"{self._where}, byte {self.at}", have=have, need=need)
 
     def raw(self, length: int) -> memoryview:
-        if length > self.left:
+        """The next ``length`` bytes. Raises FormatError ``table-short``."""
+        if length > self.left:  # [F-READ-2]
             self.refuse("table-short", f"{self.left} bytes left", f"{length} bytes")
         self.at += length
         return self._data[self.at - length : self.at]
 
     def byte(self) -> int:
+        """The next byte. Raises FormatError ``table-short``."""
         return self.raw(1)[0]
 
     def number(self, limit: int = (1 << 63) - 1) -> int:
+        """The next number, at most ``limit``. Raises FormatError ``table-short``, ``number-form``, ``number-limit``."""
         value = shift = 0
         for _ in range(MAX_BYTES):
             byte = self.byte()
             value |= (byte & 127) << shift
             shift += 7
             if byte < 128:
-                if byte == 0 and shift > 7:
+                if byte == 0 and shift > 7:  # [F-NUM-1]
                     break
-                if value > limit:
+                if value > limit:  # [F-NUM-3]
                     self.refuse("number-limit", f"{value:,}", f"at most {limit:,}")
                 return value
+        # [F-NUM-1], [F-NUM-2]
         self.refuse("number-form", "a number that is not in its shortest form", "LEB128 of at most 63 bits")
 
     def numbers(self, count: int, limit: int = (1 << 63) - 1) -> Ints:
-        """A run of ``count`` numbers, decoded together; refuses a count that the bytes left cannot hold first."""
-        if count > self.left:
+        """A run of ``count`` numbers, decoded together: int64, shape (count,), each at most ``limit``.
+
+        A count that the bytes left cannot hold is refused first. Raises what `number` raises.
+        """
+        if count > self.left:  # [F-READ-2]
             self.refuse("table-short", f"{self.left} bytes left", f"{count:,} numbers")
         if count < 32:
             return np.array([self.number(limit) for _ in range(count)], np.int64)
@@ -77,17 +87,19 @@ class VarintReader:
         if len(ends) < count:
             self.refuse("number-form", "a run of numbers without an end", "LEB128 of at most 63 bits")
         lengths = np.diff(ends, prepend=-1)
+        # [F-NUM-1], [F-NUM-2]
         if (lengths > MAX_BYTES).any() or ((data[ends] == 0) & (lengths > 1)).any():
             self.refuse("number-form", "a number that is not in its shortest form", "LEB128 of at most 63 bits")
         values = np.zeros(count, np.int64)
         for i in range(int(lengths.max())):
             longer = np.flatnonzero(lengths > i)
             values[longer] |= (data[ends[longer] - lengths[longer] + 1 + i].astype(np.int64) & 127) << (7 * i)
-        if (values > limit).any():
+        if (values > limit).any():  # [F-NUM-3]
             self.refuse("number-limit", f"{int(values.max()):,}", f"at most {limit:,}")
         self.at += int(ends[-1]) + 1
         return values
 
 
 def arrays(*values: Sequence[int] | Ints) -> bytes:
+    """Runs of numbers, one after the other."""
     return b"".join(write(v.tolist() if isinstance(v, np.ndarray) else v) for v in values)

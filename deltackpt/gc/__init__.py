@@ -1,1 +1,1 @@
-"""What no kept step and no lease reaches: planned, shown, removed."""
+"""Removal of what no kept step and no lease needs: planned, shown, executed."""

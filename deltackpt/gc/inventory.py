@@ -1,4 +1,4 @@
-"""What a repository holds, read once: every manifest, edge, ref, tag, lease and object, and a print of what may
+"""What a repository holds, read once: every manifest, edge, ref, tag, lease and object, and a fingerprint of what may
 move.
 """
 
@@ -25,10 +25,12 @@ FOLDERS = ("steps/", "edges/", *PAYLOADS)
 
 
 @dataclass(frozen=True)
-class Survey:
-    """``now`` is taken first, so that nothing looks older than it is; refs before the steps, so that none is missing
-    that a ref names; leases last, so that whoever put a step that is listed either still has its lease here, or has
-    moved its ref since."""
+class Inventory:
+    """``now`` is the store's clock in seconds, ``objects`` and ``nodes`` are by name and by id.
+
+    The clock is read first, so that nothing looks older than it is; refs before the steps, so that no step is missing
+    that a ref names; leases last: a writer whose step is listed still has its lease then, or has moved its ref since.
+    """
 
     now: float
     refs: tuple[Ref, ...]
@@ -37,12 +39,12 @@ class Survey:
     objects: dict[str, ObjectInfo]
     nodes: dict[str, Node]
     edges: tuple[Edge, ...]
-    broken: tuple[DeltackptError, ...]  # what is wrong with the edges that cannot be read
+    broken: tuple[DeltackptError, ...]  # of the edges that cannot be read
 
     @classmethod
-    def take(cls, repo: Repository) -> Survey:
+    def read(cls, repo: Repository) -> Inventory:
         """Raises FormatError for a manifest that is damaged, or a record of a newer version: what it needs cannot be
-        told. A step that a gc removes meanwhile is not in it."""
+        told ([S-GC-1]). A step that a gc removes meanwhile is not in it."""
         now = repo.store.now()
         refs, tags = tuple(repo.refs()), tuple(repo.refs("tags/"))
         objects = {info.name: info for folder in FOLDERS for info in repo.store.list(folder)}
@@ -58,6 +60,7 @@ class Survey:
         return cls(now, refs, tags, tuple(read_leases(repo)), objects, nodes, edges, broken)
 
     def age(self, name: str) -> float:
+        """Seconds since the object was put, by the store's clock."""
         return self.now - self.objects[name].modified
 
     def there(self, files: Iterable[File]) -> bool:
@@ -66,10 +69,12 @@ class Survey:
 
     @property
     def live(self) -> list[Lease]:
+        """The leases that have not lapsed."""
         return [lease for lease in self.leases if lease.expires > self.now]
 
     @property
     def fingerprint(self) -> str:
+        """Of all that must be the same when a plan is executed ([S-GC-5])."""
         return fingerprint([*self.refs, *self.tags], self.objects)
 
 
@@ -90,14 +95,14 @@ def _there(repo: Repository, link: Link) -> Node | None:
     try:
         return _node(repo, link)
     except NotFoundError:
-        if any(repo.store.list(link.name)):  # a store that is at odds with itself is not to be planned upon
+        if any(repo.store.list(link.name)):  # listed and not found: no plan can be made of such a store
             raise
         return None
 
 
 def _node(repo: Repository, link: Link) -> Node:
     raw = repo.store.get(link.name, MAX_MANIFEST)
-    if hashlib.sha256(raw).hexdigest() == link.id:
+    if hashlib.sha256(raw).hexdigest() == link.id:  # [S-NAME-6]
         try:
             return Node.peek(raw, link)
         except (KeyError, TypeError, ValueError):
@@ -106,7 +111,7 @@ def _node(repo: Repository, link: Link) -> Node:
 
 
 def _edges(repo: Repository) -> tuple[tuple[Edge, ...], tuple[DeltackptError, ...]]:
-    """Those that can be read, and why the others cannot: a gc removes these, unless a step needs what they may be."""
+    """Those that can be read, and the errors of the others, which a gc removes unless a wanted step may need them."""
     stored = StoredEdges(repo.store, repo.id)
     found: list[Edge] = []
     broken: list[DeltackptError] = []
@@ -114,7 +119,7 @@ def _edges(repo: Repository) -> tuple[tuple[Edge, ...], tuple[DeltackptError, ..
         try:
             found.append(stored.load(name))
         except (FormatError, ChainError) as error:
-            if error.code == "version-unknown":  # not damage: whoever wrote it can read it
+            if error.code == "version-unknown":  # [S-GC-1]: no damage, the release that wrote it can read it
                 raise
             broken.append(error)
         except NotFoundError:  # removed meanwhile

@@ -1,4 +1,5 @@
-"""What a gc keeps: the steps that are wanted, what they need, and the objects of both, each with the reason."""
+"""What a gc keeps: the steps that are wanted, what they need, and the objects of both, each with the reason ([S-GC-1],
+[S-GC-2], [S-GC-4])."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from contextlib import suppress
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link
-from deltackpt.gc.inventory import Survey
+from deltackpt.gc.inventory import Inventory
 from deltackpt.gc.retention import Policy, kept
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.chain import Hop
@@ -18,13 +19,16 @@ from deltackpt.repository.paths import Node, branch, cheapest
 
 
 class Reachable:
-    """Decided when it is made; `objects` and `rebases` tell. Raises FormatError, ChainError for an edge that cannot be
-    read where a step that is wanted has no other way, ChainError ``chain-broken`` for a ref or tag that has none."""
+    """What stays, computed when this is made: `objects` with the reasons, and `rebases`.
 
-    def __init__(self, repo: Repository, survey: Survey, policy: Policy) -> None:
-        self._repo, self._survey = repo, survey
-        self._nodes = survey.nodes
-        self._ways = cheapest(survey.nodes, survey.edges, survey.there)
+    Raises FormatError, ChainError for an edge that cannot be read where a step that is wanted has no other way,
+    ChainError ``chain-broken`` for a ref or tag that has none.
+    """
+
+    def __init__(self, repo: Repository, inventory: Inventory, policy: Policy) -> None:
+        self._repo, self._inventory = repo, inventory
+        self._nodes = inventory.nodes
+        self._ways = cheapest(inventory.nodes, inventory.edges, inventory.there)
         self.roots = self._roots(policy)
         self.needed: dict[str, str] = {}  # by id: every step that stays, and why
         self.used: dict[str, Edge] = {}  # by name: every edge that stays
@@ -34,55 +38,55 @@ class Reachable:
         for id_ in self.roots:
             self._follow(id_)
         by_end: dict[Link, list[Edge]] = {}
-        for edge in survey.edges:
+        for edge in inventory.edges:
             by_end.setdefault(edge.end, []).append(edge)
-        for lease in survey.live:
+        for lease in inventory.live:
             self._pin(lease, by_end)
-        for edge in survey.edges:
+        for edge in inventory.edges:
             self._consider(edge, policy)
 
     def _roots(self, policy: Policy) -> dict[str, str]:
-        survey = self._survey
-        heads = [(f"ref {ref.name}", ref.link) for ref in survey.refs]
-        ages = {id_: survey.age(node.link.name) for id_, node in self._nodes.items()}
+        inventory = self._inventory
+        heads = [(f"ref {ref.name}", ref.link) for ref in inventory.refs]
+        ages = {id_: inventory.age(node.link.name) for id_, node in self._nodes.items()}
         why = kept(policy, self._nodes, ages, heads)
-        for tag in survey.tags:
+        for tag in inventory.tags:
             why.setdefault(tag.link.id, f"tag {tag.name}")
-        first = min((lease.since for lease in survey.live), default=None)
-        for lease in survey.live:
+        first = min((lease.since for lease in inventory.live), default=None)
+        for lease in inventory.live:
             for link in (lease.link, lease.have):
                 if link is not None:
                     why.setdefault(link.id, f"lease of {lease.holder}")
             if lease.link is None:
                 for id_ in self._nodes:
                     why.setdefault(id_, f"lease of {lease.holder} on every step")
-        if not heads:  # a ref that was lost, or that another copy has: nobody can tell what was left behind
+        if not heads:  # a ref that was lost, or that another copy has: nothing tells what was left behind
             for id_ in self._nodes:
                 why.setdefault(id_, "no ref is there")
         on_branch = {node.link.id for _, head in heads for node in branch(head, self._nodes)}
         for id_, node in self._nodes.items():
-            if ages[id_] < policy.grace:
+            if ages[id_] < policy.grace:  # [S-GC-4]
                 why.setdefault(id_, "younger than the grace time")
             elif not self._repo.store.capabilities.clock and id_ not in on_branch:
                 why.setdefault(id_, "of an age that the store cannot tell")
-            elif first is not None and survey.objects[node.link.name].modified >= first - 1:
+            elif first is not None and inventory.objects[node.link.name].modified >= first - 1:
                 why.setdefault(id_, "published since a live lease began")
         for name, head in heads:
             if (newest := self._newest_anchor(head)) is not None:
-                why.setdefault(newest, f"newest anchor of {name}")
+                why.setdefault(newest, f"newest anchor of {name}")  # [S-GC-2]
         return {id_: reason for id_, reason in why.items() if id_ in self._nodes}
 
     def _check_heads(self) -> None:
-        """What a ref or tag needs and cannot be found may come back from a mirror; what nobody seems to need meanwhile
-        is then what it needs."""
-        survey = self._survey
-        for kind, named in (("ref", survey.refs), ("tag", survey.tags)):
+        """[S-GC-1]: what a ref or tag needs and is missing may come back from a mirror, and then needs objects that
+        nothing seems to need meanwhile."""
+        inventory = self._inventory
+        for kind, named in (("ref", inventory.refs), ("tag", inventory.tags)):
             for ref in named:
                 if ref.link.id in self._ways:
                     continue
-                if survey.broken:
-                    raise survey.broken[0]
-                raise ChainError(
+                if inventory.broken:  # [S-GC-1]
+                    raise inventory.broken[0]
+                raise ChainError(  # [S-GC-1]
                     "chain-broken",
                     where=f"{self._repo.store.url}, {kind} {ref.name}",
                     have=f"no intact way to step {ref.link.step}, and steps that may belong to it",
@@ -92,9 +96,10 @@ class Reachable:
                 )
 
     def _newest_anchor(self, head: Link) -> str | None:
-        later = {edge.end.id for edge in self._survey.edges if edge.start is None and self._survey.there(edge.files)}
+        edges, there = self._inventory.edges, self._inventory.there
+        later = {edge.end.id for edge in edges if edge.start is None and there(edge.files)}
         for node in branch(head, self._nodes):
-            if (node.anchor is not None and self._survey.there(node.anchor)) or node.link.id in later:
+            if (node.anchor is not None and there(node.anchor)) or node.link.id in later:
                 return node.link.id
         return None
 
@@ -107,8 +112,8 @@ class Reachable:
             self._followed.add(at)
             way = self._ways.get(at)
             if way is None:  # nothing leads there: keep what is left of its past
-                if self._survey.broken:  # it may be what led there, and read well the next time
-                    raise self._survey.broken[0]
+                if self._inventory.broken:  # [S-GC-1]: it may be what led there, and be readable the next time
+                    raise self._inventory.broken[0]
                 for node in branch(self._nodes[at].link, self._nodes):
                     if node.link.id in self._past:
                         return
@@ -123,9 +128,9 @@ class Reachable:
             self.needed.setdefault(at, self.roots.get(at, reason))
 
     def _pin(self, lease: Lease, by_end: dict[Link, list[Edge]]) -> None:
-        """The very ways that a reader may have chosen."""
+        """Every way that the holder of a lease may have chosen."""
         if lease.link is None:
-            self.used.update({edge.name: edge for edge in self._survey.edges})
+            self.used.update({edge.name: edge for edge in self._inventory.edges})
             return
         ways: list[tuple[Hop, ...]] = []
         for have in (None, lease.have):
@@ -145,9 +150,9 @@ class Reachable:
             self.used.update({edge.name: edge for edge in found})
 
     def _consider(self, edge: Edge, policy: Policy) -> None:
-        """A fold between two steps that stay spares their readers bytes; one that is new may be about to."""
+        """A fold between two steps that stay saves their readers bytes; one that is young is kept as well."""
         stays = edge.end.id in self.needed and edge.start is not None and edge.start.id in self.needed
-        if stays or self._survey.age(edge.name) < policy.grace:
+        if stays or self._inventory.age(edge.name) < policy.grace:
             self.used[edge.name] = edge
 
     def objects(self) -> dict[str, str]:
@@ -174,7 +179,7 @@ class Reachable:
     def named_by_others(self) -> set[str]:
         """What the steps and edges that go name, and they themselves."""
         gone = [node for id_, node in self._nodes.items() if id_ not in self.needed]
-        edges = [edge for edge in self._survey.edges if edge.name not in self.used]
+        edges = [edge for edge in self._inventory.edges if edge.name not in self.used]
         found = {name for node in gone for name in (node.link.name, *(f.name for f in node.files))}
         return found | {name for edge in edges for name in (edge.name, *(f.name for f in edge.files))}
 

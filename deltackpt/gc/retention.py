@@ -29,9 +29,11 @@ class Policy:
 
     @property
     def keeps_all(self) -> bool:
+        """Whether every step of a branch is kept."""
         return self.last is None and self.every is None and self.within is None
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -41,7 +43,7 @@ def kept(
     """By id: why the policy keeps a step. ``ages`` are seconds since a manifest was put, ``heads`` name the branches.
 
     A step that the branches do not lead to, at or above where their history begins, was left behind by a rewind and is
-    not kept. Below that, where steps between were collected, nobody can tell, and the policy is applied.
+    not kept. Below that, where steps between were collected, that cannot be told, and the policy is applied.
     """
     why: dict[str, str] = {}
     on_branch: set[str] = set()

@@ -1,7 +1,7 @@
 """Remove what no kept step needs: plan -> show -> execute (STORE section "Removing").
 
 Steps go first, newest first, so that no step that is still there ever lacks what it needs; then their objects, anchors
-last. While steps go, `gc.json` says so: a reader that comes meanwhile waits, and one that came before is seen, by its
+last. While steps go, `gc.json` says so: a reader that begins meanwhile waits, and one that began before is seen by its
 lease.
 """
 
@@ -19,7 +19,7 @@ from deltackpt.compact.fold import write_anchor
 from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Link
-from deltackpt.gc.inventory import FOLDERS, PAYLOADS, Survey, current_fingerprint
+from deltackpt.gc.inventory import FOLDERS, PAYLOADS, Inventory, current_fingerprint
 from deltackpt.gc.mark import Reachable
 from deltackpt.gc.retention import Policy
 from deltackpt.repository import Repository, chain
@@ -31,13 +31,13 @@ from deltackpt.util.progress import SILENT, Progress
 FORMAT = "deltackpt-gc-plan"
 VERSION = 1
 MAX_PLAN = 1 << 30
-TTL = 60  # seconds that a dead gc holds others off
+TTL = 60  # seconds for which the record of a killed gc keeps others waiting
 ATTEMPTS = 8
 
 
 @dataclass(frozen=True)
 class Rebase:
-    """A step that holds what nobody else needs: an anchor of its own would cost ``cost`` bytes and free ``frees``."""
+    """A step that alone needs other objects: an anchor of its own would cost ``cost`` bytes and free ``frees``."""
 
     step: Link
     cost: int
@@ -53,13 +53,14 @@ class GcResult:
     bytes: int
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class GcPlan:
     """``keep``: every object that stays, and why. ``delete``: names and sizes in order. ``waiting``: objects and bytes
-    that nobody needs and that are too young. ``fingerprint``: of refs, tags, manifests and edges as they were."""
+    that nothing needs and that are too young. ``fingerprint``: of refs, tags, manifests and edges as they were."""
 
     repository: str
     id: str
@@ -75,6 +76,7 @@ class GcPlan:
 
     @property
     def frees(self) -> int:
+        """Bytes of all that goes."""
         return sum(size for _, size in self.delete)
 
     @property
@@ -83,9 +85,11 @@ class GcPlan:
         return sum(name.startswith("steps/") for name, _ in self.delete)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, as canonical JSON."""
         Path(path).write_bytes(dumps(self.to_dict()) + b"\n")
 
     @classmethod
@@ -105,7 +109,7 @@ class GcPlan:
             value["rebases"] = tuple(Rebase(Link(**r["step"]), r["cost"], r["frees"]) for r in value["rebases"])
             value["delete"] = tuple((str(name), int(size)) for name, size in value["delete"])
             plan = cls(**{**value, "leases": tuple(value["leases"]), "waiting": tuple(value["waiting"])})
-            if any(name in plan.keep or not _removable(name) for name, _ in plan.delete):
+            if any(name in plan.keep or not _removable(name) for name, _ in plan.delete):  # [S-GC-1]
                 raise ValueError
             return plan
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -114,9 +118,9 @@ class GcPlan:
     def execute(self, repo: Repository, *, ttl: float = TTL, progress: Progress = SILENT) -> GcResult:
         """Remove what the plan says, and nothing else. Raises ConflictError ``plan-stale`` if a ref, tag, step or edge
         came or went, or a reader pinned what would go; ``gc-running``; then nothing was removed."""
-        if self.id != repo.id:
+        if self.id != repo.id:  # [S-GC-5]
             raise ConflictError("plan-stale", where=repo.store.url, have="another repository", need="the plan's own")
-        with _alone(repo, ttl) as lock:
+        with _exclusive(repo, ttl) as lock:
             self.check(repo)
             return self._execute(repo, lock, progress)
 
@@ -126,16 +130,16 @@ class GcPlan:
         progress.start("gc", self.frees)
         for name, size in self.delete:
             if name.startswith(("steps/", "edges/")):
-                if not lock.fresh:
+                if not lock.fresh:  # [S-GC-7]
                     have, need = "a gc that was stopped for too long", "one that others can rely on"
                     raise ConflictError("plan-stale", where=repo.store.url, have=have, need=need, hint="Run it again.")
             else:
-                lock.close()  # from here on everything that goes is out of everybody's reach
+                lock.close()  # from here on what goes is in no reader's reach [S-GC-6]
             repo.store.delete(name)
             removed[name.partition("/")[0]] += 1
             done += size
             progress.advance(size)
-        repo.load.cache_clear()
+        repo.manifests.cache.clear()
         return GcResult(self.repository, dict(removed), done)
 
     def check(self, repo: Repository) -> None:
@@ -145,15 +149,15 @@ class GcPlan:
             stale = "a ref, tag, step or fold that came, moved or went"
         now, doomed = repo.store.now(), {name for name, _ in self.delete}
         for lease in read_leases(repo):
-            if lease.expires > now and lease.name not in self.leases and _hurt(repo, lease, doomed):
+            if lease.expires > now and lease.name not in self.leases and _affects(repo, lease, doomed):
                 stale = f"a lease of {lease.holder} on what would go"
-        if stale:
+        if stale:  # [S-GC-5]
             hint = "Make the plan again."
             raise ConflictError("plan-stale", where=repo.store.url, have=stale, need="all as it was planned", hint=hint)
 
 
-def _hurt(repo: Repository, lease: Lease, doomed: set[str]) -> bool:
-    """Would a lease that came after the plan lose something?"""
+def _affects(repo: Repository, lease: Lease, doomed: set[str]) -> bool:
+    """Would the holder of a lease that is newer than the plan miss an object?"""
     if lease.link is None:
         return True
     needed = [lease.link.name, *([lease.have.name] if lease.have else [])]
@@ -169,13 +173,13 @@ def _hurt(repo: Repository, lease: Lease, doomed: set[str]) -> bool:
 
 
 @contextmanager
-def _alone(repo: Repository, ttl: float) -> Iterator[Heartbeat]:
-    """Hold `gc.json`: no other gc removes steps, and readers that come wait."""
+def _exclusive(repo: Repository, ttl: float) -> Iterator[Heartbeat]:
+    """Hold `gc.json`: no other gc removes steps, and readers that begin wait ([S-GC-6])."""
     found = collecting(repo)
-    if found is not None and repo.store.now() < found[2]:
+    if found is not None and repo.store.now() < found[2]:  # [S-GC-6]
         raise _running(repo, found[1])
     try:
-        renewal = Heartbeat(
+        heartbeat = Heartbeat(
             repo.store,
             COLLECTING,
             lambda _, expires: dumps({"holder": holder(), "expires": expires}),
@@ -185,9 +189,9 @@ def _alone(repo: Repository, ttl: float) -> Iterator[Heartbeat]:
     except ConflictError as error:
         raise _running(repo, "another process") from error
     try:
-        yield renewal
+        yield heartbeat
     finally:
-        renewal.close()
+        heartbeat.close()
 
 
 def _running(repo: Repository, who: str) -> ConflictError:
@@ -203,50 +207,50 @@ def plan_gc(repo: Repository, policy: Policy = Policy()) -> GcPlan:
     that the policy names, FormatError for a damaged manifest or layout: what those need cannot be told,
     ChainError ``chain-broken`` for a ref or tag whose step has no way from an anchor any more.
     """
-    return plan_of(repo, Survey.take(repo), policy)
+    return plan_of(repo, Inventory.read(repo), policy)
 
 
-def plan_of(repo: Repository, survey: Survey, policy: Policy) -> GcPlan:
-    """`plan_gc` for what was surveyed a moment ago."""
+def plan_of(repo: Repository, inventory: Inventory, policy: Policy) -> GcPlan:
+    """`plan_gc` for an inventory that was read a moment ago."""
     for tag in policy.tags:
-        if all(found.name != tag for found in survey.tags):
+        if all(found.name != tag for found in inventory.tags):
             raise NotFoundError("tag-missing", where=repo.store.url, have="no such tag", need=f"tag {tag!r}")
-    found = Reachable(repo, survey, policy)
+    found = Reachable(repo, inventory, policy)
     keep = found.objects()
-    first = min((lease.since for lease in survey.live), default=None)
+    first = min((lease.since for lease in inventory.live), default=None)
     named = None if repo.store.capabilities.clock else found.named_by_others()
     doomed: dict[str, int] = {}
     young: list[int] = []
-    for name, info in survey.objects.items():
+    for name, info in inventory.objects.items():
         if name in keep:
             continue
-        # Whoever holds a lease may be publishing: what was put since is waiting for its manifest.
+        # [S-GC-4]: the holder of a lease may be publishing, and what was put since then may get its manifest yet.
         pending = first is not None and info.modified >= first - 1 and not name.startswith("steps/")
         pending = pending or (named is not None and name not in named)  # its age is all that speaks against it
-        if pending or survey.age(name) < policy.grace:
+        if pending or inventory.age(name) < policy.grace:
             young.append(info.size)
         else:
             doomed[name] = info.size
-    lapsed = {lease.name: 0 for lease in survey.leases if survey.now - lease.expires >= policy.grace}
+    lapsed = {lease.name: 0 for lease in inventory.leases if inventory.now - lease.expires >= policy.grace}
     temporaries = {
         info.name: info.size
         for info in repo.store.temporaries()
-        if survey.now - info.modified >= max(policy.grace, 1) and (first is None or info.modified < first - 1)
+        if inventory.now - info.modified >= max(policy.grace, 1) and (first is None or info.modified < first - 1)
     }
     order = [*sorted(doomed, key=_order), *lapsed, *temporaries]
     sizes = {**doomed, **lapsed, **temporaries}
     return GcPlan(
         repository=repo.store.url,
         id=repo.id,
-        now=int(survey.now),
+        now=int(inventory.now),
         policy=policy,
-        fingerprint=survey.fingerprint,
-        leases=tuple(lease.name for lease in survey.live),
+        fingerprint=inventory.fingerprint,
+        leases=tuple(lease.name for lease in inventory.live),
         keep=keep,
         delete=tuple((name, sizes[name]) for name in order),
         waiting=(len(young), sum(young)),
         rebases=tuple(Rebase(step, cost, frees) for step, cost, frees in found.rebases()),
-        kept_bytes=sum(survey.objects[name].size for name in keep if name in survey.objects),
+        kept_bytes=sum(inventory.objects[name].size for name in keep if name in inventory.objects),
     )
 
 
@@ -256,7 +260,7 @@ def _removable(name: str) -> bool:
 
 
 def _order(name: str) -> tuple[int, int, int, str]:
-    """Steps from the newest, each before the edges to it; then payloads from the newest; anchors last."""
+    """[S-GC-3]: steps from the newest, each before the edges to it; then payloads from the newest; anchors last."""
     folder, _, rest = name.partition("/")
     digits = rest.partition("-")[0]
     step = -int(digits) if digits.isdigit() else 0
@@ -280,7 +284,7 @@ def collect(
     plan = plan_gc(repo, policy)
     with suppress(ConflictError):
         return plan, plan.execute(repo, ttl=ttl, progress=progress)
-    with _alone(repo, ttl) as lock:  # nobody begins anything now; who has begun will be done
+    with _exclusive(repo, ttl) as lock:  # no reader or writer begins now, and those that began end
         for left in reversed(range(ATTEMPTS)):
             plan = plan_gc(repo, policy)
             try:
@@ -293,5 +297,5 @@ def collect(
 
 
 def rebase(repo: Repository, plan: GcPlan, *, threads: int | None = None, progress: Progress = SILENT) -> int:
-    """Take up what the plan offers: write an anchor at each of these steps; -> bytes written. Plan again after it."""
+    """Write the anchors that the plan offers in ``rebases``; -> bytes written. Plan again after it."""
     return sum(write_anchor(repo, one.step, threads=threads, progress=progress).size for one in plan.rebases)

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
+from deltackpt.gpu.changes import DeviceChanges, in_batch_order, wide
 from deltackpt.gpu.digest import keys, power
 from deltackpt.gpu.transfers import Copy, owners, put, send, table
 from deltackpt.torch_views.extract import Piece
@@ -23,37 +24,33 @@ PIECES = 4096  # of a batch, at most
 
 @dataclass
 class Group:
-    """Pieces of one dtype and their changes, on the device, piece by piece.
+    """The changes of some pieces, and the bits that they were found in, on the device.
 
     ``staged``: old words are still being copied to the device. ``owner`` is the piece of every block of elements,
     ``offsets`` how many changes come before it. ``mask`` has a bit an element and ``before`` the changes before each of
     its words; a piece's bits start at its entry of ``words``.
     """
 
-    pieces: list[Piece]
+    changes: DeviceChanges
     staged: bool
-    counts: list[int]
     words: list[int]
     owner: torch.Tensor
     offsets: torch.Tensor
     mask: torch.Tensor | None
     before: torch.Tensor | None
-    positions: torch.Tensor
-    old: torch.Tensor
-    new: torch.Tensor
-    sums: torch.Tensor  # [pieces, 2]: gains of the digest's sums, where the box is contiguous
+    sums: torch.Tensor  # [pieces, 2]: what the digest's sums gain, where the box is contiguous
 
     def release(self) -> None:
-        """Give up the bits: they are larger than all the rest."""
+        """Free the bits: they are larger than all the rest."""
         self.mask = self.before = None
 
 
-Batch = list[tuple[Piece, int, int]]  # start and stop: what is in one is of one dtype, and whole unless it is alone
+Batch = list[tuple[Piece, int, int]]  # with start and stop: all of one dtype; a part of a piece is a batch of its own
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A batch, and where its old words are on the device; ``wait`` before they are read, ``free`` after."""
+    """A batch, and the addresses of its old words on the device; ``wait`` before they are read, ``free`` after."""
 
     batch: Batch
     old: list[int]
@@ -62,14 +59,12 @@ class Loaded:
     free: Callable[[], None] = lambda: None
 
 
-def in_batch_order(pieces: Sequence[Piece]) -> list[Piece]:
-    return sorted(pieces, key=lambda piece: (piece.dtype.name, piece.storage, piece.name))
-
-
 def groups(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[Group]:
     """The changes of all pieces, which are on one device, against a snapshot there or in pinned memory.
 
-    The snapshot of a group that was given may be written to; the others are still being read.
+    A piece of more elements than a batch holds is compared in runs, whose changes are joined; one that is `wide` gives
+    a group for each run instead. The snapshot may be written to where a group was yielded; the rest is still being
+    read.
     """
     order = in_batch_order([piece for piece in pieces if piece.elements])
     if not order:
@@ -80,7 +75,7 @@ def groups(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[Group]:
     try:
         for found, last in _found(_loaded(_batches(order, staging is not None), snapshot, staging), device):
             parts.append(found)
-            if last:
+            if last or wide(found.changes.pieces[0]):
                 whole = _joined(parts)
                 parts.clear()
                 del found
@@ -92,15 +87,15 @@ def groups(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[Group]:
 
 
 def _found(loaded: Iterator[Loaded], device: torch.device) -> Iterator[tuple[Group, bool]]:
-    """-> (what changed in a batch, whether its last piece ends there); the next one is compared by then."""
+    """-> (what changed in a batch, whether its last piece ends there); the next batch is being compared by then."""
     ahead: Callable[[], Group] | None = None
     last = True
     for load in loaded:
         after = _launch(load, device)
-        ready, ahead = ahead, after
-        if ready is not None:
-            found = ready()
-            del ready  # and with it the bits, if whoever gets them gives them up
+        gather, ahead = ahead, after
+        if gather is not None:
+            found = gather()
+            del gather  # it references the bits, which the consumer frees
             yield found, last
             del found
         piece, _, stop = load.batch[-1]
@@ -110,7 +105,7 @@ def _found(loaded: Iterator[Loaded], device: torch.device) -> Iterator[tuple[Gro
 
 
 def _loaded(batches: Iterator[Batch], snapshot: Snapshot, staging: Staging | None) -> Iterator[Loaded]:
-    """The batches with their old words; of staged ones, the next is on its way."""
+    """The batches with their old words; where these are staged, the next batch is already being copied."""
     ahead: Loaded | None = None
     for batch in batches:
         if staging is None:
@@ -125,7 +120,7 @@ def _loaded(batches: Iterator[Batch], snapshot: Snapshot, staging: Staging | Non
 
 
 def apart(snapshot: Snapshot, piece: Piece) -> bool:
-    """Is the snapshot elsewhere than the weights: in host memory?"""
+    """Is the snapshot on another device than the weights, in host memory?"""
     return bool(snapshot.of(piece.name).device != piece.tensor.device)
 
 
@@ -149,25 +144,27 @@ def _batches(order: Sequence[Piece], staged: bool) -> Iterator[Batch]:
 
 
 class Staging:
-    """Room on the device for old words that are copied from pinned memory, a batch a buffer."""
+    """Buffers on the device for old words that are copied from pinned memory, a batch a buffer."""
 
     def __init__(self, snapshot: Snapshot, device: torch.device) -> None:
         self._snapshot, self._cuda = snapshot, device.type == "cuda"
-        self._room = [torch.empty(STAGED * 2 + PIECES * 16, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
-        self._turn = 0
+        self._buffers = [
+            torch.empty(STAGED * 2 + PIECES * 16, dtype=torch.uint8, device=device) for _ in range(BUFFERS)
+        ]
+        self._next = 0
         if self._cuda:
             self._stream = torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))
             self._free, self._full = ([torch.cuda.Event() for _ in range(BUFFERS)] for _ in range(2))
 
     def load(self, batch: Batch) -> Loaded:
-        """Copy the words of a batch, as soon as those of the batch BUFFERS before are no longer wanted."""
-        turn, used = self._turn, 0
+        """Copy the words of a batch, as soon as those of the batch BUFFERS before are no longer read."""
+        which, used = self._next, 0
         views: list[torch.Tensor] = []
-        self._turn = (turn + 1) % BUFFERS
+        self._next = (which + 1) % BUFFERS
         for piece, start, stop in batch:
             size = (stop - start) * piece.dtype.width
-            views.append(self._room[turn][used : used + size].view(INTS[piece.dtype.width]))
+            views.append(self._buffers[which][used : used + size].view(INTS[piece.dtype.width]))
             used += -(-size // 16) * 16
         words = [self._snapshot.of(piece.name)[start:stop] for piece, start, stop in batch]
         old = [view.data_ptr() for view in views]
@@ -175,7 +172,7 @@ class Staging:
             for into, w in zip(views, words, strict=True):
                 into.copy_(w)
             return Loaded(batch, old, True)
-        free, full = self._free[turn], self._full[turn]
+        free, full = self._free[which], self._full[which]
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(free)
             for into, w in zip(views, words, strict=True):
@@ -184,13 +181,13 @@ class Staging:
         return Loaded(batch, old, True, lambda: torch.cuda.current_stream().wait_event(full), lambda: free.record())
 
     def close(self) -> None:
-        """Nothing writes to the room any more."""
+        """Wait until nothing writes to the buffers any more."""
         if self._cuda:
             self._stream.synchronize()
 
 
 def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
-    """Compare; what is returned waits for the number of changes, and gathers them."""
+    """Start to compare; the function that is returned waits for the number of changes, and gathers them."""
     from deltackpt.gpu.triton import compare as kernels
 
     batch = load.batch
@@ -207,10 +204,10 @@ def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
         [stop - start for _, start, stop in batch],
         load.old,
         new,
-        [start for _, start, _ in batch],
+        [0 if wide(piece) else start for piece, start, _ in batch],
         [start + (piece.box.start if piece.box.proper else 0) for piece, start, _ in batch],
     ]
-    sent = send(device, table(rows), owners(blocks), np.array(first), past=load.staged)
+    sent = send(device, table(rows), owners(blocks), np.array(first), bypass=load.staged)
     runs, owner, edges = sent.arrays
     load.wait()
     mask, offsets = kernels.compare(runs, owner, width, all(at % 16 == 0 for at in (*load.old, *new)))
@@ -227,10 +224,9 @@ def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
         load.free()
         starts = [kernels.WORDS * block for block in first[:-1]]
         counts = [b - a for a, b in pairwise(ends)]
-        return Group(
-            [piece for piece, _, _ in batch], load.staged, counts, starts,
-            owner, offsets, mask, before, positions, old, new, sums,
-        )  # fmt: skip
+        pieces, start = [piece for piece, _, _ in batch], batch[0][1] if wide(batch[0][0]) else 0
+        changes = DeviceChanges(pieces, counts, positions, old, new, start)
+        return Group(changes, load.staged, starts, owner, offsets, mask, before, sums)
 
     return gather
 
@@ -239,30 +235,31 @@ def _joined(parts: Sequence[Group]) -> Group:
     """The runs of one piece as one group."""
     if len(parts) == 1:
         return parts[0]
-    counts = [sum(part.counts) for part in parts]
+    found = [part.changes for part in parts]
+    counts = [changes.count for changes in found]
     starts = list(accumulate(counts[:-1], initial=0))
 
     def running(name: str) -> torch.Tensor:
         each = [getattr(part, name)[:-1] + start for part, start in zip(parts, starts, strict=True)]
         return torch.cat([*each, each[0].new_full((1,), sum(counts))])
 
-    def together(name: str) -> torch.Tensor:
-        return torch.cat([getattr(part, name) for part in parts])
-
     mask = torch.cat(
         [part.mask[:-1] for part in parts if part.mask is not None] + [torch.zeros_like(parts[0].offsets[:1])]
     )
-    positions, old, new = together("positions"), together("old"), together("new")
-    gains, before = torch.stack([part.sums for part in parts]).sum(0), running("before")
-    owner, offsets = together("owner"), running("offsets")
-    return Group(
-        parts[0].pieces, parts[0].staged, [sum(counts)], [0], owner, offsets, mask, before, positions, old, new, gains
+    changes = DeviceChanges(
+        found[0].pieces,
+        [sum(counts)],
+        *(torch.cat([getattr(c, n) for c in found]) for n in ("positions", "old", "new")),
     )
+    gains, owner = torch.stack([part.sums for part in parts]).sum(0), torch.cat([part.owner for part in parts])
+    return Group(changes, parts[0].staged, [0], owner, running("offsets"), mask, running("before"), gains)
 
 
-def settle(group: Group, snapshot: Snapshot) -> None:
-    """Move the snapshot, on the same device, on to what the group has found."""
+def advance(group: Group, snapshot: Snapshot) -> None:
+    """Write what the group has found to the snapshot, which is on the same device."""
     from deltackpt.gpu.triton import compare as kernels
 
-    bases = np.array([snapshot.of(piece.name).data_ptr() for piece in group.pieces])
-    kernels.settle(put(bases, group.owner.device), group.owner, group.offsets, group.positions, group.new)
+    changes = group.changes
+    bases = [snapshot.of(p.name).data_ptr() + changes.start * p.dtype.width for p in changes.pieces]
+    device = group.owner.device
+    kernels.advance(put(np.array(bases), device), group.owner, group.offsets, changes.positions, changes.new)

@@ -1,4 +1,4 @@
-"""The state digest on a device: wrapping 64-bit integers in torch, or a kernel where there is Triton.
+"""The state digest on a device: wrapping 64-bit integers in torch, or a kernel where Triton is installed.
 
 D = sum over j of A(j) * (sum over h of B(h) * v(h, j)): a column j of the blocks h is summed up first, so that an
 element costs one multiplication a lane.
@@ -27,6 +27,7 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 @cache
 def has_triton() -> bool:
+    """Is Triton installed?"""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -49,19 +50,19 @@ def mix(n: torch.Tensor) -> torch.Tensor:
 
 
 def low_keys(device: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A of both lanes, [BLOCK] each."""
+    """A of both lanes, int64 [BLOCK] each."""
     j = torch.arange(BLOCK, dtype=torch.int64, device=device) * 4
     return mix(j), mix(j + 1)
 
 
 def high_keys(first: int, count: int, device: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """B of both lanes for the blocks ``first`` and on, [count] each."""
+    """B of both lanes for the blocks from ``first`` on, int64 [count] each."""
     h = torch.arange(first, first + count, dtype=torch.int64, device=device) * 4
     return mix(h + 2) | 1, mix(h + 3) | 1
 
 
 def values(words: torch.Tensor) -> torch.Tensor:
-    """v: integers of any width as int64 numbers."""
+    """v of words: integers of any width -> int64 of the same shape."""
     width = words.element_size()
     if width == 8:
         return words ^ _shift(words, 32)
@@ -70,10 +71,10 @@ def values(words: torch.Tensor) -> torch.Tensor:
 
 
 def of_run(words: torch.Tensor, first: int = 0) -> Sums:
-    """D of the elements ``first`` and on of a tensor, given as flat integers on a device."""
+    """Both sums of the elements from ``first`` on of a tensor, given as flat integers of any width on a device."""
     if words.numel() == 0:
         return ZERO
-    if fast(words.device):
+    if has_kernels(words.device):
         return _sums(_launch([(words, first)]))[0]
     total = ZERO
     for at in range(0, words.numel(), RUN):
@@ -81,8 +82,8 @@ def of_run(words: torch.Tensor, first: int = 0) -> Sums:
     return total
 
 
-def fast(device: Any) -> bool:
-    """Are there kernels for it?"""
+def has_kernels(device: Any) -> bool:
+    """Are there kernels for a device: is it CUDA's, and Triton installed?"""
     return bool(device.type == "cuda" and has_triton())
 
 
@@ -129,7 +130,7 @@ def _tables(device: Any, blocks: int) -> tuple[tuple[torch.Tensor, torch.Tensor]
 
 @lru_cache(maxsize=32)
 def keys(device: Any, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same for the kernels: A of one lane after the other, B of both lanes side by side."""
+    """The same for the kernels, int64: A of one lane after the other [2 * BLOCK], B of both lanes [blocks, 2]."""
     low, high = _tables(device, blocks)
     return torch.cat(low), torch.stack(high, 1)
 
@@ -137,7 +138,10 @@ def keys(device: Any, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
 def of_changes(
     positions: torch.Tensor, old: torch.Tensor, new: torch.Tensor, counts: list[int], elements: int
 ) -> list[Sums]:
-    """`of_change` of several tensors whose changes follow each other, ``elements`` in the largest. One wait for all."""
+    """`of_change` of several tensors, ``counts[i]`` changes of each in a row, with one transfer to the host for all.
+
+    ``positions`` are flat in the whole tensors, int64; ``elements`` are those of the largest tensor.
+    """
     low, high = _tables(positions.device, power(elements))
     delta = values(new) - values(old)
     inner, block = positions & (BLOCK - 1), positions >> 12
@@ -150,7 +154,7 @@ def of_changes(
 
 
 def of_positions(positions: torch.Tensor, delta: torch.Tensor) -> Sums:
-    """The sum of A * B * delta at flat ``positions`` in the whole tensor, both int64 on one device."""
+    """Both sums of A * B * delta at flat ``positions`` in the whole tensor, both int64 on one device."""
     if positions.numel() == 0:
         return ZERO
     low, block = positions & (BLOCK - 1), positions >> 12
@@ -162,7 +166,7 @@ def of_positions(positions: torch.Tensor, delta: torch.Tensor) -> Sums:
 
 
 def of_change(positions: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> Sums:
-    """What D gains when the elements at ``positions`` in the whole tensor turn from ``old`` to ``new``."""
+    """What the sums gain by a change: flat int64 ``positions`` in the whole tensor, and integer words there."""
     return of_positions(positions, values(new) - values(old))
 
 
@@ -194,12 +198,12 @@ def sums_of_piece(piece: Piece) -> Sums:
 
 
 def sums_of_pieces(pieces: Sequence[Piece]) -> list[Sums]:
-    """`sums_of_piece` of pieces that are on one device: with kernels, launched together and waited for once."""
+    """`sums_of_piece` of pieces on one device: by kernels where there are some, with one transfer to the host."""
     found = [ZERO] * len(pieces)
     launched: list[tuple[list[int], torch.Tensor]] = []
     together: dict[int, list[int]] = {}
     for i, piece in enumerate(pieces):
-        if not (fast(piece.tensor.device) and piece.box.contiguous):
+        if not (has_kernels(piece.tensor.device) and piece.box.contiguous):
             found[i] = sums_of_piece(piece)
         elif piece.cast is None and piece.elements:
             together.setdefault(piece.dtype.width, []).append(i)

@@ -4,86 +4,133 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from deltackpt.codecs import Encoded
+from deltackpt.codecs.packed.exponent_lists import FAR_ONLY
 from deltackpt.codecs.packed.steps import MAX_EXCEPTION_K, Scale
+from deltackpt.codecs.packed.tile_index import TileIndex
 from deltackpt.codecs.tiles import Grid, choose_grid
-from deltackpt.gpu.device_packed import Coded
 from deltackpt.gpu.diff import Group
-from deltackpt.gpu.transfers import Aside, Copy, owners, send, table
+from deltackpt.gpu.transfers import Copy, CopyStream, Sent, owners, send, table
+
+_UNARY, _COUNT, _BYTES = slice(1, 4), 6, 7  # columns of a tile's statistics: bits of the unary codes, changes, bytes
 
 
-def code(group: Group, which: Sequence[int], side: Aside | None = None) -> Generator[None, None, dict[int, Coded]]:
-    """Code the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
+@dataclass(frozen=True)
+class _Measured:
+    """Changes in order of (tile, local index), on the device, and what is known of every tile before it is written."""
 
-    Those with a tile of which more than half changed are left out.
+    grids: list[Grid]
+    first: list[int]  # the first tile of every piece, and how many tiles there are
+    sent: Sent  # referenced while the kernels read it
+    starts: torch.Tensor  # the first change of every tile
+    ordered: list[torch.Tensor]  # local index, size, exponent and sign of every change
+    scales: torch.Tensor  # [pieces, 3]: ceiling, anchor, Rice parameter of the exceptions' gaps
+    stats: torch.Tensor  # [tiles, STATS]
+    sizes: torch.Tensor  # a 0, and the bytes of every tile
+
+    @property
+    def owner(self) -> torch.Tensor:
+        """The piece of every tile."""
+        return self.sent.arrays[2]
+
+
+def encode(
+    group: Group, which: Sequence[int], side: CopyStream | None = None
+) -> Generator[None, None, dict[int, Encoded]]:
+    """Encode the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
+
+    -> by index of the piece: the tile index, and the tiles in host memory. The bytes are those of `codecs.packed`
+    without exponent lists. A piece with a tile of which more than half changed is left out: the host encodes such a
+    list by what did not change.
     """
-    from deltackpt.gpu.triton.arrange import arrange, count
-    from deltackpt.gpu.triton.crc import checksums
-    from deltackpt.gpu.triton.measure import measure
-    from deltackpt.gpu.triton.scale import scale
-    from deltackpt.gpu.triton.write import write
-
     if not which:
         group.release()
         yield
         yield
         return {}
-    device, dtype = group.owner.device, group.pieces[0].dtype
-    grids = [choose_grid(group.pieces[i].storage, group.counts[i]) for i in which]
+    measured = _measure(group, which)
+    known = Copy([measured.stats, measured.scales])
+    yield
+
+    stats, scales = (t.numpy() for t in known.wait())
+    lengths = stats[:, _BYTES].copy()
+    payload = _write(measured, int(lengths.sum()), group.changes.pieces[0].dtype.width, side)
+    yield
+
+    written, checksums = (t.numpy() for t in payload.wait())
+    data, crc = memoryview(written), checksums.view(np.uint32)
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    for tile in np.flatnonzero(lengths < 4).tolist():  # too short for the kernel
+        crc[tile] = zlib.crc32(data[ends[tile] : ends[tile + 1]])
+    made = {}
+    for n, i in enumerate(which):
+        part = slice(measured.first[n], measured.first[n + 1])
+        grid = measured.grids[n]
+        if not (2 * stats[part, _COUNT] > grid.span).any():
+            index = _index(grid, scales[n].tolist(), stats[part], crc[part])
+            made[i] = Encoded(index, [data[ends[part.start] : ends[part.stop]]])
+    return made
+
+
+def _measure(group: Group, which: Sequence[int]) -> _Measured:
+    """Launch the kernels that sort the changes of the pieces by tile, and measure how long each tile will be."""
+    from deltackpt.gpu.triton.arrange import arrange, count
+    from deltackpt.gpu.triton.measure import measure
+    from deltackpt.gpu.triton.scale import scale
+
+    changes, dtype = group.changes, group.changes.pieces[0].dtype
+    grids = [choose_grid(changes.pieces[i].storage, changes.counts[i]) for i in which]
     tiles = [grid.tiles for grid in grids]
     first = [0, *accumulate(tiles)]
     rows = table(_rows(grids, first, [group.words[i] for i in which]))
     spans = np.array([grid.span for grid in grids])
-    sent = send(device, rows, spans, owners(tiles), past=group.staged)
+    sent = send(group.owner.device, rows, spans, owners(tiles), bypass=group.staged)
     columns, span, owner = sent.arrays
     counts = count(columns, owner, group.mask, group.before)
     starts = torch.cumsum(counts, 0, dtype=torch.int32)
-    total = sum(group.counts[i] for i in which)
-    *changes, cells = arrange(
-        columns, owner, group.mask, group.before, starts, group.positions, group.old, group.new, total, dtype.exponent
-    )
+    total = sum(changes.counts[i] for i in which)
+    *ordered, cells = arrange(
+        columns, owner, group.mask, group.before, starts, changes.positions, changes.old, changes.new, total,
+        dtype.exponent,
+    )  # fmt: skip
     group.release()
     scales = scale(cells, dtype.width, MAX_EXCEPTION_K)
-    stats, sizes = measure(owner, span, starts, scales, tuple(changes), dtype.width)
-    addresses = torch.cumsum(sizes, 0)
-    known = Copy([stats, scales])
-    yield
-
-    stats_on_host, scales_on_host = (t.numpy() for t in known.wait())
-    on_host, lengths = stats_on_host[:, 6].copy(), stats_on_host[:, 7].copy()
-    out = write(
-        owner, starts, scales, stats, addresses, tuple(changes), int(lengths.sum()), dtype.width
-    )  # fmt: skip
-    payload = Copy([out, checksums(out, addresses, sizes[1:])], side)
-    del changes
-    unary = (stats_on_host[:, 1:4].sum(1) + 7) >> 3
-    turned = np.logical_or.reduceat(2 * on_host > np.repeat(spans, tiles), first[:-1])
-    ends = np.concatenate(([0], np.cumsum(lengths)))[first].tolist()
-    yield
-
-    out_on_host, crc = (t.numpy() for t in payload.wait())
-    data, crc = memoryview(out_on_host), crc.view(np.uint32)
-    at = np.cumsum(lengths) - lengths
-    for tile in np.flatnonzero(lengths < 4).tolist():  # too short for the kernel
-        crc[tile] = zlib.crc32(data[at[tile] : at[tile] + lengths[tile]])
-    made = {}
-    for n, i in enumerate(which):
-        if not turned[n]:
-            part = slice(first[n], first[n + 1])
-            ceiling, anchor, exception_k = scales_on_host[n].tolist()
-            made[i] = Coded(
-                grids[n], Scale(ceiling, anchor), exception_k, on_host[part], unary[part], lengths[part],
-                data[ends[n] : ends[n + 1]], crc[part],
-            )  # fmt: skip
-    return made
+    stats, sizes = measure(owner, span, starts, scales, tuple(ordered), dtype.width)
+    return _Measured(grids, first, sent, starts, ordered, scales, stats, sizes)
 
 
-def _rows(grids: Sequence[Grid], first: Sequence[int], words: Sequence[int]) -> list[list[int]]:
-    """The table of `triton_arrange`."""
+def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) -> Copy:
+    """Launch the kernels that write the tiles, ``size`` bytes in all; -> the host copies of tiles and checksums."""
+    from deltackpt.gpu.triton.crc import checksums
+    from deltackpt.gpu.triton.write import write
+
+    addresses = torch.cumsum(measured.sizes, 0)
+    ordered = tuple(measured.ordered)
+    out = write(measured.owner, measured.starts, measured.scales, measured.stats, addresses, ordered, size, width)
+    measured.ordered.clear()  # the memory is for the next group
+    return Copy([out, checksums(out, addresses, measured.sizes[1:])], side)
+
+
+def _index(
+    grid: Grid, scale: Sequence[int], stats: npt.NDArray[np.int64], checksums: npt.NDArray[np.uint32]
+) -> TileIndex:
+    """The tile index of one piece, given the statistics and checksums of its tiles."""
+    ceiling, anchor, exception_k = scale
+    unary = (stats[:, _UNARY].sum(1) + 7) >> 3
+    counts, lengths = stats[:, _COUNT, None].copy(), stats[:, _BYTES].copy()
+    return TileIndex(grid, FAR_ONLY, Scale(ceiling, anchor), exception_k, counts, unary, lengths, checksums)
+
+
+def _rows(grids: Sequence[Grid], first: Sequence[int], words: Sequence[int]) -> list[list[Any]]:
+    """The table ``grids`` of the kernels in `triton.arrange`."""
     columns = []
     for grid, tile, word in zip(grids, first, words, strict=False):
         if grid.columns == 1:  # every tile is one run of elements: a row

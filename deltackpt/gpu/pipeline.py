@@ -1,22 +1,23 @@
-"""Taking a change with kernels: while one group is coded, the next is compared and the one before comes to the host."""
+"""Capture changes with kernels: while one group is encoded, the next is compared and the one before is copied down."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
+from functools import cache
 from typing import Any
 
-import numpy as np
+import torch
 
-from deltackpt.codecs import DENSE, SMALL, wants_base
-from deltackpt.codecs.packed.codec import WIDTHS
-from deltackpt.format.dtypes import uint
+from deltackpt.codecs import wants_base
 from deltackpt.format.state_digest import Sums
-from deltackpt.gpu.diff import Group, apart, groups, settle
-from deltackpt.gpu.digest import fast, of_changes, to_whole
-from deltackpt.gpu.encode import code
-from deltackpt.gpu.transfers import Aside, Copy, aside, current, settled
+from deltackpt.gpu.changes import deltas_of, join_runs, sparse, wide
+from deltackpt.gpu.diff import Group, advance, apart, groups
+from deltackpt.gpu.digest import has_kernels, has_triton, of_changes, to_whole
+from deltackpt.gpu.encode import encode
+from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
@@ -25,43 +26,77 @@ from deltackpt.torch_views.words import on_host
 Job = Generator[None, None, Any]
 
 
-def fits(piece: Piece) -> bool:
-    """Can the kernels take it? Their positions are 31 bits."""
-    return fast(piece.tensor.device) and piece.elements < 1 << 31
+def capture(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], *, limit: int, encoded: bool) -> None:
+    """Append the delta of every piece that changed to ``found``, and move the snapshot on to it.
+
+    All pieces are on one device, the snapshot is there or in host memory. At any instant every delta whose words the
+    snapshot may hold is in ``found``. ``limit``: storage elements below which all old words of a piece go with its
+    delta, for the host to encode. ``encoded``: encode `packed` on the device, as far as there are kernels; without them
+    torch operations find what changed, and the host encodes it. So it does what changed of pieces of 2^31 elements or
+    more: kernels find that in runs of less.
+    """
+    if not pieces:
+        return
+    device = pieces[0].tensor.device
+    if has_kernels(device):
+        _capture_by_kernels(pieces, snapshot, found, limit, encoded)
+        return
+    warn_without_kernels(device)
+    if apart(snapshot, pieces[0]):
+        from deltackpt.gpu.host_snapshot import HostSnapshotDiff
+
+        HostSnapshotDiff(snapshot, device).capture(pieces, found, limit)
+    else:
+        from deltackpt.gpu import torch_diff
+
+        torch_diff.capture(pieces, snapshot, found, limit)
 
 
-def sparse(piece: Piece, changes: int, limit: int) -> bool:
-    """Would the host take `packed` without looking at what did not change?"""
-    return piece.dtype.width in WIDTHS and piece.elements >= max(limit, SMALL) and changes * DENSE <= piece.elements
+def warn_without_kernels(device: torch.device) -> None:
+    """Warn, once in a process, where changes on a GPU are encoded on the host since Triton is not installed."""
+    if device.type == "cuda" and not has_triton():
+        _warn_once()
 
 
-def take(pieces: Sequence[Piece], snapshot: Snapshot, taken: list[Delta], *, limit: int, coded: bool) -> None:
-    """`device.take`, for pieces that `fits`; a snapshot in host memory is moved on behind."""
-    side = aside(pieces[0].tensor.device)
-    behind: list[Delta] | None = [] if apart(snapshot, pieces[0]) else None
-    jobs = (_deltas(group, snapshot, taken, limit, coded, side, behind) for group in groups(pieces, snapshot))
-    with current(pieces[0].tensor.device):
+@cache
+def _warn_once() -> None:
+    message = "deltackpt: without Triton, changes on a GPU are encoded on the host: pip install triton"
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def _capture_by_kernels(
+    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], limit: int, encoded: bool
+) -> None:
+    device = pieces[0].tensor.device
+    side = copy_stream(device)
+    mine: list[Delta] = []
+    jobs = (_deltas(group, snapshot, (found, mine), limit, encoded, side) for group in groups(pieces, snapshot))
+    with current(device):
         try:
-            for _ in in_turn(jobs):
+            for _ in interleaved(jobs):
                 pass
         except BaseException:
-            settled(pieces[0].tensor.device)  # what was sent is still being read
+            synchronize(device)  # what was sent is still being read
             raise
-    if behind is not None:
-        snapshot.advance_behind(behind)
+    if any(wide(piece) for piece in pieces):
+        others = found[: len(found) - len(mine)]
+        mine = join_runs(mine, limit, lambda name: snapshot.array(name).copy())
+        found[:] = [*others, *mine]  # at once: no instant without the old words
+    if apart(snapshot, pieces[0]):
+        snapshot.advance_in_background(mine)
 
 
-def in_turn(jobs: Iterable[Job]) -> Iterable[Any]:
+def interleaved(jobs: Iterable[Job]) -> Iterable[Any]:
     """Start each job before those before it go on; -> what they return."""
     running: deque[Job] = deque()
     for job in jobs:
         running.append(job)
-        yield from _advance(running)
+        yield from _go_on(running)
     while running:
-        yield from _advance(running)
+        yield from _go_on(running)
 
 
-def _advance(running: deque[Job]) -> Iterable[Any]:
+def _go_on(running: deque[Job]) -> Iterable[Any]:
     for job in reversed(list(running)):  # the newest first: the device is not to wait for the host
         try:
             next(job)
@@ -73,48 +108,41 @@ def _advance(running: deque[Job]) -> Iterable[Any]:
 def _deltas(
     group: Group,
     snapshot: Snapshot,
-    taken: list[Delta],
+    into: Sequence[list[Delta]],
     limit: int,
-    coded: bool,
-    side: Aside | None,
-    behind: list[Delta] | None,
+    encoded: bool,
+    side: CopyStream | None,
 ) -> Job:
-    pieces = [i for i, n in enumerate(group.counts) if n]
-    if not pieces:
+    """Append the deltas of a group to the lists ``into``, and move a snapshot on the same device on to them."""
+    changes = group.changes
+    changed = [(i, piece, n) for i, (piece, n) in enumerate(zip(changes.pieces, changes.counts, strict=True)) if n]
+    if not changed:
         return
-    large = [i for i in pieces if coded and sparse(group.pieces[i], group.counts[i], limit)]
-    work = code(group, large, side)
-    small = [i for i in pieces if wants_base(group.pieces[i].dtype, group.pieces[i].elements, group.counts[i], limit)]
-    bases = Copy([snapshot.of(group.pieces[i].name) for i in small], side)
-    changes = Copy([group.positions, group.old, group.new], side)
+    whole = [(i, piece, n) for i, piece, n in changed if not wide(piece)]
+    work = encode(group, [i for i, piece, n in whole if encoded and sparse(piece, n, limit)], side)
+    small = {i: piece for i, piece, n in whole if wants_base(piece.dtype, piece.elements, n, limit)}
+    bases = Copy([snapshot.of(piece.name) for piece in small.values()], side)
+    arrays = Copy([changes.positions, changes.old, changes.new], side)
     sums = Copy([group.sums])
     made = yield from work
-    where, old, new = (t.numpy() for t in changes.wait())
-    gains = _sums(group, sums)
-    kept = dict(zip(small, bases.wait(), strict=True))
-    width = uint(group.pieces[0].dtype.width)
-    where, old, new = where.view(np.uint32), old.view(width), new.view(width)
-    start = 0
-    for i, (piece, n) in enumerate(zip(group.pieces, group.counts, strict=True)):
-        if n:
-            part = slice(start, start := start + n)
-            base = on_host(kept[i], piece.dtype) if i in kept else None
-            words = where[part], old[part], new[part]
-            delta = Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made.get(i), gains[i])
-            taken.append(delta)
-            if behind is not None:
-                behind.append(delta)
-    if behind is None:
-        settle(group, snapshot)
+    positions, old, new = (t.numpy() for t in arrays.wait())
+    words = {i: on_host(base, small[i].dtype) for i, base in zip(small, bases.wait(), strict=True)}
+    deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, sums))
+    for found in into:
+        found += deltas
+    if not apart(snapshot, changes.pieces[0]):
+        advance(group, snapshot)
 
 
 def _sums(group: Group, copy: Copy) -> list[Sums]:
+    """What the sums of each piece's tensor gain: the kernel's, or, of boxes that are no run of the tensor, counted."""
     gains = [(a % (1 << 64), b % (1 << 64)) for a, b in copy.wait()[0].tolist()]
-    starts = np.cumsum([0, *group.counts]).tolist()
-    for i, piece in enumerate(group.pieces):
-        if not piece.box.contiguous and group.counts[i]:
-            part = slice(starts[i], starts[i + 1])
-            whole = to_whole(group.positions[part], piece)
-            old, new = group.old[part], group.new[part]
-            gains[i] = of_changes(whole, old, new, [group.counts[i]], math.prod(piece.box.whole))[0]
+    changes = group.changes
+    for i, part in changes.parts():
+        piece, count = changes.pieces[i], changes.counts[i]
+        if not piece.box.contiguous and count:
+            positions = changes.positions[part]
+            whole = to_whole(positions.long() + changes.start if changes.start else positions, piece)
+            old, new = changes.old[part], changes.new[part]
+            gains[i] = of_changes(whole, old, new, [count], math.prod(piece.box.whole))[0]
     return gains

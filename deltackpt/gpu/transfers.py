@@ -1,4 +1,4 @@
-"""Small numbers to a device, and results down to host memory, without waiting for what is queued there."""
+"""Small tables to a device, and results back to host memory, without waiting for what is queued there."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-CHUNK = 64 << 20  # bytes of pinned memory that are taken at once
+CHUNK = 64 << 20  # bytes of pinned memory that are allocated at once
 EXPECTED = 0.25  # bytes for each element of a model: two steps of which 1 % changed, and some more
 _ALIGN = 64
 
 
 class PinnedBuffer:
-    """Pinned host memory for what comes down, cut from chunks.
+    """Pinned host memory for copies from a device, cut from chunks of CHUNK bytes.
 
-    A chunk goes back to torch when nobody holds a piece of it any more, and torch keeps it pinned for the next one:
-    chunks are all alike, so that it fits. Pinning takes half a second a GB; see `reserve`.
+    A chunk is freed when no view of it is left, and torch's allocator keeps it pinned for the next one: all chunks have
+    one size, so that it fits. Pinning takes half a second a GB; see `reserve`.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class PinnedBuffer:
         self._used = 0
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Room for a tensor's copy."""
+        """Uninitialized pinned memory of a tensor's shape and dtype, a view of a chunk if it is not larger than one."""
         size = tensor.numel() * tensor.element_size()
         if size > CHUNK:
             return pinned_like(tensor)
@@ -39,32 +39,41 @@ class PinnedBuffer:
         return part.view(tensor.dtype).view(tensor.shape)
 
 
+def to_host(data: torch.Tensor) -> torch.Tensor:
+    """A tensor in host memory, of its shape and dtype; a copy through pinned memory where it is on a GPU."""
+    return pinned_like(data).copy_(data) if data.device.type == "cuda" else data.cpu()
+
+
 def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Uninitialized pinned host memory of a tensor's shape and dtype."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 def reserve(elements: int) -> None:
-    """Pin the memory that the first steps of a model of so many elements will want; it grows where they want more."""
+    """Pin the memory that the first steps of a model of so many elements need; more is pinned when more is needed."""
     held = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(round(elements * EXPECTED / CHUNK))]
     held.clear()
 
 
-class Aside:
-    """A stream for copies that the kernels after them need not wait for, and room for what they bring."""
+class CopyStream:
+    """A CUDA stream for copies that later kernels need not wait for, and the pinned memory that they are copied to."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream, self.room = torch.cuda.Stream(device), PinnedBuffer()
+        self.stream, self.buffer = torch.cuda.Stream(device), PinnedBuffer()
 
 
-def aside(device: torch.device) -> Aside | None:
-    """None where there are no streams."""
-    return Aside(device) if device.type == "cuda" else None
+def copy_stream(device: torch.device) -> CopyStream | None:
+    """A stream of a device's own, None where there are no streams."""
+    return CopyStream(device) if device.type == "cuda" else None
 
 
 class Copy:
-    """Host copies of some tensors, which are kept alive until they have been copied."""
+    """Host copies of some tensors, which are referenced until they have been copied.
 
-    def __init__(self, tensors: Sequence[torch.Tensor], side: Aside | None = None) -> None:
+    They are made on ``side``, or on the device's current stream.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], side: CopyStream | None = None) -> None:
         self._held: Sequence[torch.Tensor] = tensors
         self._event = None
         if not tensors or tensors[0].device.type != "cuda":
@@ -75,47 +84,49 @@ class Copy:
             side.stream.wait_stream(stream)
             stream = side.stream
         with torch.cuda.stream(stream):
-            self._host = [pinned_like(t) if side is None else side.room.like(t) for t in tensors]
+            self._host = [pinned_like(t) if side is None else side.buffer.like(t) for t in tensors]
             for into, tensor in zip(self._host, tensors, strict=True):
                 into.copy_(tensor, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record(stream)
 
     def wait(self) -> list[torch.Tensor]:
+        """The copies, of the shapes and dtypes of the tensors, once they are complete."""
         if self._event is not None:
             self._event.synchronize()
         self._held = ()
         return self._host
 
 
-def settled(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait for everything that was launched on a device's current stream."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Kernels are launched on the device that is current: make it this one."""
+    """A context in which kernels are launched on this device: they go to the one that is current."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Arrays on a device. To be kept until something that was launched there afterwards has been waited for."""
+    """Arrays on a device. To be referenced until something that was launched there afterwards has been waited for."""
 
     arrays: list[torch.Tensor]
     source: torch.Tensor
 
 
-def send(device: torch.device, *arrays: npt.NDArray[np.int64], past: bool) -> Sent:
-    """Arrays to the device, together. ``past``: past the large copies that are queued, which others stand behind."""
+def send(device: torch.device, *arrays: npt.NDArray[np.int64], bypass: bool) -> Sent:
+    """int64 arrays of any shapes to the device, in one copy; ``bypass``: by a kernel, that does not queue up behind
+    the large copies to the device."""
     sizes = [array.size + -array.size % _ALIGN for array in arrays]
     here = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
     flat, at = here.numpy(), 0
     for array, size in zip(arrays, sizes, strict=True):
         flat[at : at + array.size] = array.reshape(-1)
         at += size
-    if past:
+    if bypass:
         from deltackpt.gpu.triton.fetch import fetch
 
         there = fetch(here, device)
@@ -126,16 +137,16 @@ def send(device: torch.device, *arrays: npt.NDArray[np.int64], past: bool) -> Se
 
 
 def put(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """An array on the device, by a copy that nobody waits for."""
+    """An array on the device, of its shape and dtype, by a copy that is not waited for."""
     here = torch.from_numpy(array)
     return here if device.type != "cuda" else here.pin_memory().to(device, non_blocking=True)
 
 
 def table(rows: Any) -> npt.NDArray[np.int64]:
-    """The rows of a kernel's table, a column for every tensor."""
+    """The rows of a kernel's table as int64 [rows, tensors]."""
     return np.array(rows, np.int64)
 
 
 def owners(counts: Sequence[int]) -> npt.NDArray[np.int64]:
-    """For each of the programs of a launch, whose it is: ``counts[i]`` of them are i's."""
+    """For each of the programs of a launch, the index that it works for, int64: ``counts[i]`` of them for i."""
     return np.repeat(np.arange(len(counts)), counts)

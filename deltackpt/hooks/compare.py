@@ -18,33 +18,34 @@ from deltackpt.torch_views.words import on_host
 CHUNK = 1 << 20  # bytes: both sides stay in the cache while they are compared and hashed
 
 
-def compare(piece: Piece, kept: npt.NDArray[Any], *, limit: int = SCAN_LIMIT, always: bool = False) -> Delta | None:
-    """The change from ``kept``, the piece's old words, to the piece; None if there is none, unless ``always``.
+def compare(piece: Piece, old: npt.NDArray[Any], *, limit: int = SCAN_LIMIT, always: bool = False) -> Delta | None:
+    """The change from ``old``, the piece's old words, flat and unsigned, to the piece; None if there is none, unless
+    ``always``.
 
-    ``limit``: elements below which all old words are kept with it.
+    ``limit``: storage elements below which all old words go with it.
     """
     width, whole = piece.dtype.width, not piece.box.proper
     step = CHUNK // width
-    compared = Comparison(min(step, len(kept)), uint(width))
+    compared = Comparison(min(step, len(old)), uint(width))
     hashed = xxhash.xxh3_128()
-    for at in range(0, len(kept), step):
-        old = kept[at : at + step]
+    for at in range(0, len(old), step):
+        before = old[at : at + step]
         new = on_host(piece.words(at, at + step), piece.dtype)
-        compared.add(old, new, at)
+        compared.add(before, new, at)
         if whole:
             hashed.update(new.data)
-    positions, before, after = compared.changes()
+    positions, olds, news = compared.changes()
     if not len(positions) and not always:
         return None
-    narrow = np.dtype(np.uint32) if len(kept) < 1 << 32 else np.dtype(np.int64)
+    narrow = np.dtype(np.uint32) if len(old) < 1 << 32 else np.dtype(np.int64)
     return Delta(
         piece.name,
         piece.dtype,
         piece.box,
         positions.astype(narrow),
-        before,
-        after,
-        kept.copy() if wants_base(piece.dtype, len(kept), len(positions), limit) else None,
+        olds,
+        news,
+        old.copy() if wants_base(piece.dtype, len(old), len(positions), limit) else None,
         hashed.digest() if whole else None,
-        len(kept),
+        len(old),
     )

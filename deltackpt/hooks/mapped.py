@@ -1,7 +1,7 @@
 """A snapshot that costs no memory and survives the process: the current slot of a managed cache, mapped.
 
-The slot is a published step. What was taken since then and is still pending is an overlay on it, so that a change is
-always the one from the last step that was taken.
+The slot is a published step. What was captured since then and is still pending is an overlay on it, so that a change is
+always the one from the last step that was captured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from deltackpt.torch_views.extract import Piece
 
 
 class MappedSnapshot:
-    """The caller sees to it that no change is taken while the cache moves: a slot that is read is never patched."""
+    """The words of the last captured step. The caller captures no change while the cache moves to another step: a slot
+    that is read is never patched."""
 
     def __init__(self, repo: Repository, cache: str | os.PathLike[str], ref: str, at: Link, threads: int) -> None:
         self._repo, self._cache, self._ref, self._threads = repo, cache, ref, threads
@@ -35,18 +36,23 @@ class MappedSnapshot:
         step = f"{at.step}-{at.id}"
         return Checkpoint.open(apply_to_cache(self._repo, self._cache, step, ref=self._ref, threads=self._threads).path)
 
-    def mark(self) -> Mapping[str, Delta]:
-        """What `go_back` takes to undo everything since."""
+    @property
+    def overlay(self) -> Mapping[str, Delta]:
+        """What was captured and is not in the slot; `restore` goes back to it."""
         return self._overlay
 
-    def go_back(self, mark: Mapping[str, Delta]) -> None:
-        self._overlay = mark
+    def restore(self, overlay: Mapping[str, Delta]) -> None:
+        """Undo every `advance` since ``overlay`` was the overlay."""
+        self._overlay = overlay
 
     def compare(self, piece: Piece, limit: int) -> Delta | None:
-        """The change from the last step that was taken to the piece."""
-        kept = self._slot.bytes_of(piece.name).view(uint(piece.dtype.width))
+        """The change from the last captured step to the piece, None if there is none.
+
+        ``limit``: storage elements below which all old words go with it.
+        """
+        old = self._slot.bytes_of(piece.name).view(uint(piece.dtype.width))
         first = self._overlay.get(piece.name)
-        found = compare(piece, kept, limit=limit, always=first is not None)
+        found = compare(piece, old, limit=limit, always=first is not None)
         self._slot.release(piece.name)
         if first is None or found is None:
             return found
@@ -54,11 +60,12 @@ class MappedSnapshot:
         return left if len(left.positions) else None
 
     def advance(self, delta: Delta) -> None:
+        """Put a change on top."""
         first = self._overlay.get(delta.name)
         self._overlay = {**self._overlay, delta.name: merge(first, delta) if first else delta}
 
     def published(self, link: Link, pending: Iterable[Mapping[str, Delta]]) -> None:
-        """Bring the cache to a step; what was taken after it stays on top."""
+        """Move the cache to a published step; what was captured after it stays on top."""
         slot = self._open(link)
         self._slot.close()
         self._slot, self._overlay = slot, {}
@@ -67,7 +74,7 @@ class MappedSnapshot:
                 self.advance(delta)
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """The words of a tensor as they were when the last change was taken; a copy."""
+        """The words of a tensor as of the last captured step, flat and unsigned; a copy."""
         delta, dtype = self._overlay.get(name), DTYPES[self._slot.tensors[name].dtype]
         words = np.array(self._slot.bytes_of(name)).view(uint(dtype.width))
         if delta is not None:
@@ -75,4 +82,5 @@ class MappedSnapshot:
         return words
 
     def close(self) -> None:
+        """Unmap the slot."""
         self._slot.close()

@@ -10,8 +10,8 @@ from typing import Any
 class StepMetrics:
     """One published step. ``steps`` is how many were merged into it; bytes are of its parts, over all ranks.
 
-    ``seconds`` by stage: ``diff`` held the training up, and so did ``wait`` (for room in the queue, or for an anchor);
-    ``encode``, ``put``, ``anchor`` and ``commit`` went on behind, and are those of this rank.
+    ``seconds`` by stage: training stood still for ``diff`` and for ``wait`` (for the queue, or for an anchor);
+    ``encode``, ``put``, ``anchor`` and ``commit`` were in the background, and are those of this rank.
     """
 
     step: int
@@ -25,17 +25,20 @@ class StepMetrics:
 
     @property
     def density(self) -> float:
+        """The share of storage elements that changed."""
         return self.changed / self.elements if self.elements else 0.0
 
     @property
     def bits_per_change(self) -> float | None:
+        """Bits of the parts for each changed element; None without one."""
         return 8 * self.bytes / self.changed if self.changed else None
 
     def to_dict(self) -> dict[str, Any]:
+        """All fields, and what follows from them, for JSON."""
         return {**asdict(self), "density": self.density, "bits_per_change": self.bits_per_change}
 
     def to_log(self) -> dict[str, float]:
-        """Flat numbers for a logger."""
+        """Numbers by name, flat, for a logger."""
         log = {f"deltackpt/{k}": float(getattr(self, k)) for k in ("step", "density", "changed", "bytes", "queue")}
         if self.bits_per_change is not None:
             log["deltackpt/bits_per_change"] = self.bits_per_change

@@ -1,82 +1,83 @@
-"""The parts of a patch that one rank writes: what changed, encoded, cut into files, several of them stored at once."""
+"""One rank's share of a step: its changes encoded, cut into parts, and handed to a sink."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from deltackpt.codecs import SCAN_LIMIT, Encoded, Entry
+from deltackpt.codecs import Encoded, Entry
 from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.encode import entry_of, sums_of
 from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.publish.sink import EncodedPart, PartSink
+from deltackpt.publish.step import EncodeOptions
 from deltackpt.torch_views.delta import Delta
 from deltackpt.util.parallel import ordered_map
 
-BYTES = 32 << 20  # encoded, after which a part is stored and the next one begun
-AT_ONCE = 4  # parts that are on their way
+BYTES = 32 << 20  # encoded, after which a part is handed over and the next one begun
 
-Put = Callable[[int, PartWriter], File]  # the part's index and what it holds -> the stored file
+Traffic = tuple[int, int, int]  # bytes of an anchor: sent to other ranks, received from them, stored
 
 
 @dataclass
-class Parts:
-    """What was stored of a step. ``sums``: what the tensors' sums gain; ``changed``: elements by tensor."""
+class Share:
+    """What one rank did of a step. ``sums``: what the tensors' sums gain by it, or are, where no patch leads to the
+    step. ``changed``: elements by tensor. ``parts`` and ``anchor`` (by path) are durable. ``seconds`` by stage.
+    """
 
-    files: list[File] = field(default_factory=list)
+    parts: list[File] = field(default_factory=list)
+    anchor: dict[str, File] = field(default_factory=dict)
     sums: dict[str, Sums] = field(default_factory=dict)
     xxh3: dict[str, bytes] = field(default_factory=dict)
     encodings: dict[str, int] = field(default_factory=dict)
     changed: dict[str, int] = field(default_factory=dict)
+    traffic: Traffic = (0, 0, 0)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-def put_parts(
-    deltas: Mapping[str, Delta],
+def encode_deltas(
+    sink: PartSink,
     origin: Origin,
+    deltas: Mapping[str, Delta],
     names: set[str],
-    put: Put,
-    check: Callable[[], None],
+    options: EncodeOptions,
     *,
-    encoding: str = "auto",
-    scan_limit: int = SCAN_LIMIT,
-    threads: int = 1,
-) -> Parts:
-    """Encode all deltas and store them, sorted by name. ``names``: of all tensors of the state.
+    number: Callable[[int], int] = lambda index: index + 1,
+    check: Callable[[], None] = lambda: None,
+) -> Share:
+    """Encode all deltas, sorted by name, and hand parts to ``sink`` as they fill up.
 
-    ``put`` is called from up to AT_ONCE threads; an error of one is raised when all of them are done. ``check`` raises
-    to stop.
+    ``names`` are of all tensors of the state; ``origin`` goes into every part. ``number`` gives the number of this
+    rank's part of an index. ``check`` is called for each tensor, and raises to stop. Raises what the sink raises.
     """
-    parts = Parts()
-    encoded = 0.0
+    share = Share()
+    began, put = time.monotonic(), 0.0
 
     def encode(delta: Delta) -> tuple[Delta, tuple[Entry, Encoded], Sums]:
         check()
-        return delta, entry_of(delta, names, encoding=encoding, scan_limit=scan_limit), sums_of(delta)
+        entry = entry_of(delta, names, encoding=options.encoding, scan_limit=options.scan_limit)
+        return delta, entry, sums_of(delta)
 
-    def writers() -> Generator[tuple[int, PartWriter], None, None]:
-        nonlocal encoded
-        began, index, writer = time.monotonic(), 0, PartWriter(origin)
-        order = [deltas[name] for name in sorted(deltas, key=str.encode)]
-        for delta, (entry, made), sums in ordered_map(encode, order, threads):
-            writer.add(entry, made)
-            parts.sums[delta.name] = sums
-            if delta.xxh3 is not None:
-                parts.xxh3[delta.name] = delta.xxh3
-            parts.encodings[entry.encoding] = parts.encodings.get(entry.encoding, 0) + 1
-            parts.changed[delta.name] = len(delta.positions)
-            if writer.size >= BYTES:
-                encoded += time.monotonic() - began
-                yield index, writer
-                began, index, writer = time.monotonic(), index + 1, PartWriter(origin)
-        encoded += time.monotonic() - began
-        if len(writer):
-            yield index, writer
+    def hand_over(index: int, writer: PartWriter) -> float:
+        start = time.monotonic()
+        sink.put(EncodedPart.of(writer, number(index)))
+        return time.monotonic() - start
 
-    began = time.monotonic()
-    with closing(writers()) as items:
-        parts.files = list(ordered_map(lambda item: put(*item), items, min(threads, AT_ONCE), ahead=0))
-    parts.seconds = {"encode": encoded, "put": time.monotonic() - began - encoded}
-    return parts
+    index, writer = 0, PartWriter(origin)
+    order = [deltas[name] for name in sorted(deltas, key=str.encode)]
+    for delta, (entry, encoded), sums in ordered_map(encode, order, options.threads):
+        writer.add(entry, encoded)
+        share.sums[delta.name] = sums
+        if delta.xxh3 is not None:
+            share.xxh3[delta.name] = delta.xxh3
+        share.encodings[entry.encoding] = share.encodings.get(entry.encoding, 0) + 1
+        share.changed[delta.name] = len(delta.positions)
+        if writer.size >= sink.part_bytes(BYTES):
+            put += hand_over(index, writer)
+            index, writer = index + 1, PartWriter(origin)
+    if len(writer):
+        put += hand_over(index, writer)
+    share.seconds = {"encode": time.monotonic() - began - put, "put": put}
+    return share

@@ -1,4 +1,4 @@
-"""Steps that were taken and are not published yet: in order, bounded, and none lost when a publish fails."""
+"""Captured steps that are not published yet: in order, bounded, and none lost when a publish fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from deltackpt.torch_views.delta import Delta, merge
 class CapturedStep:
     """One step, or several that were merged: what changed since the one before it.
 
-    ``whole``: the step is to be stored as an anchor too, read from the snapshot, which stands still until that is done.
+    ``whole``: the step is also stored as an anchor, read from the snapshot, which may not change until that is done.
+    ``merged`` is how many steps it is made of; ``seconds`` were spent on the capture, ``waited`` before it.
     """
 
     step: int
@@ -29,7 +30,7 @@ class CapturedStep:
     waited: float = 0.0
 
     def then(self, later: CapturedStep) -> CapturedStep:
-        """Both as one: exact, as the old words are those of the last published state."""
+        """Both as one step, exact: the old words are those of the last published state."""
         deltas = dict(self.deltas)
         for name, delta in later.deltas.items():
             deltas[name] = merge(deltas[name], delta) if name in deltas else delta
@@ -53,7 +54,7 @@ class Pending:
         self._items: deque[CapturedStep] = deque()
         self._begun = False  # the head is being published
         self._failed: BaseException | None = None  # the head was not published
-        self._unseen: BaseException | None = None  # an error that nobody was told of yet
+        self._unseen: BaseException | None = None  # an error that was not raised yet
         self._merging = False
         self._closing = False
         self._newest = -1  # the last step that was put
@@ -63,30 +64,36 @@ class Pending:
         return len(self._items)
 
     @property
-    def held(self) -> bool:
-        """Does an anchor still need the snapshot as it is? One that failed is taken from a later moment."""
+    def snapshot_in_use(self) -> bool:
+        """Does an anchor still read the snapshot as it is? One that failed is read again at a later step."""
         return self._failed is None and any(item.whole for item in self._items)
 
     @property
     def full(self) -> bool:
+        """Do as many steps wait as may?"""
         return self._failed is None and len(self._items) >= self._depth
 
-    def claim(self) -> bool:
-        """If the queue is full: keep its last step from being begun, so that the next can be merged into it."""
+    def reserve_merge(self) -> bool:
+        """If the queue is full: keep its last step from being begun, so that the next can be merged into it.
+
+        -> whether it was; `put` or `cancel_merge` ends that.
+        """
         with self._changed:
             self._merging = self.full and len(self._items) > int(self._begun)
             return self._merging
 
     def after_head(self) -> list[CapturedStep]:
+        """The steps that wait behind the first."""
         with self._changed:
             return list(self._items)[1:]
 
-    def note(self, error: BaseException) -> None:
-        """An error that `step` is to tell of, though nothing has to be published again."""
+    def add_error(self, error: BaseException) -> None:
+        """An error for `pop_error`, though no step has to be published again."""
         with self._changed:
             self._unseen = error
 
     def put(self, item: CapturedStep, *, into_last: bool = False) -> None:
+        """Append a step; merge it into the last one if that is wanted, or if that one failed and is alone."""
         with self._changed:
             if self._items and (into_last or (self._failed and len(self._items) == 1)):
                 self._items[-1] = self._items[-1].then(item)
@@ -96,13 +103,13 @@ class Pending:
             self._failed, self._merging = None, False
             self._changed.notify_all()
 
-    def took(self, step: int) -> bool:
-        """Was the step put, even if `put` did not come back?"""
+    def was_put(self, step: int) -> bool:
+        """Was the step put, even if `put` was interrupted?"""
         with self._changed:
             return self._newest == step or any(item.step == step for item in self._items)
 
-    def release(self) -> None:
-        """No merge after all."""
+    def cancel_merge(self) -> None:
+        """The step that `reserve_merge` was called for does not come."""
         with self._changed:
             self._merging = False
             self._changed.notify_all()
@@ -113,21 +120,21 @@ class Pending:
             self._failed = None
             self._changed.notify_all()
 
-    def error(self) -> BaseException | None:
-        """The newest error that nobody was told of; it counts as told from now on."""
+    def pop_error(self) -> BaseException | None:
+        """The newest error that was not returned yet."""
         with self._changed:
             error, self._unseen = self._unseen, None
             return error
 
-    def wait(self, ready: Callable[[], bool], timeout: float | None, *, heed: bool = True) -> None:
-        """Until ``ready``, or, where they are to be heeded, an error that nobody was told of.
+    def wait(self, ready: Callable[[], bool], timeout: float | None, *, until_error: bool = True) -> None:
+        """Wait until ``ready``, or, with ``until_error``, until there is an error for `pop_error`.
 
         Raises StoreError ``publish-stalled`` after ``timeout`` seconds.
         """
         with self._changed:
             end = None if timeout is None else time.monotonic() + timeout
-            while not ready() and not (heed and self._unseen is not None):
-                # In short waits, so that an interrupt is never held up.
+            while not ready() and not (until_error and self._unseen is not None):
+                # In short waits, so that an interrupt is handled soon.
                 left = 0.5 if end is None else min(0.5, end - time.monotonic())
                 if left <= 0:
                     need = f"progress within {timeout:g} seconds"
@@ -135,6 +142,7 @@ class Pending:
                 self._changed.wait(left)
 
     def close(self) -> None:
+        """No step comes any more: the publishing thread ends when the queue is empty, or its head has failed."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -142,7 +150,10 @@ class Pending:
     # The publishing thread
 
     def head(self, step: int | None = None, timeout: float | None = None) -> CapturedStep | None:
-        """Wait for a step to publish, or for exactly ``step``; None when there will be none. Nothing is begun yet."""
+        """Wait for a step to publish, or for exactly ``step``; None when there will be none. It is not begun yet.
+
+        Raises StoreError ``publish-stalled`` after ``timeout`` seconds.
+        """
         with self._changed:
             end = None if timeout is None else time.monotonic() + timeout
             while True:
@@ -155,7 +166,7 @@ class Pending:
                 self._changed.wait(0.5)
 
     def begin(self) -> CapturedStep:
-        """Take the head to be published; from here on nothing is merged into it."""
+        """The head, to be published now; from here on nothing is merged into it."""
         with self._changed:
             while self._merging and len(self._items) == 1:
                 self._changed.wait(0.5)
@@ -163,7 +174,7 @@ class Pending:
             return self._items[0]
 
     def done(self, error: BaseException | None) -> None:
-        """The head is published, or is not: then it waits for the next one, or is merged into it at once."""
+        """The head was published, or failed: then it waits for the next step, or is merged into it at once."""
         with self._changed:
             self._begun = False
             if error is None:
@@ -177,8 +188,8 @@ class Pending:
                     self._failed = error
             self._changed.notify_all()
 
-    def lost(self, error: BaseException) -> None:
-        """Nothing will be published any more."""
+    def stop(self, error: BaseException) -> None:
+        """Nothing will be published any more, because of an error."""
         with self._changed:
             self._begun = False
             self._unseen = self._failed = error

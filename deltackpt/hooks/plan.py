@@ -1,4 +1,4 @@
-"""Who publishes what: every tensor of the state, where each part of it lies, and the files of an anchor."""
+"""Which rank publishes what: every tensor of the state, its boxes and their owners, and the files of an anchor."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from deltackpt.errors import ChainError, CheckpointError, UsageError
 from deltackpt.format.dtypes import DTYPES, nbytes
-from deltackpt.format.layout import Layout
-from deltackpt.format.safetensors_header import Header, Tensor, build_header, parse_header
+from deltackpt.format.layout import Layout, Shard
+from deltackpt.format.safetensors_header import Tensor, build_header, parse_header
 from deltackpt.torch_views.boxes import Box, cover_once
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.names import listed
 
 SHARD_BYTES = 5 << 30  # of an anchor's file, as Hugging Face's tools cut them
-LEAST = 256 << 20  # bytes below which no file is cut for the ranks' sake
+LEAST = 256 << 20  # bytes below which no file is cut so that every rank has one to write
 INDEX = "model.safetensors.index.json"
 
 Held = list[tuple[str, str, Box]]  # what a rank holds: name, dtype, box
@@ -24,7 +24,7 @@ Held = list[tuple[str, str, Box]]  # what a rank holds: name, dtype, box
 
 @dataclass(frozen=True)
 class Global:
-    """One tensor of the state: its published dtype, its shape, and who answers for each box of it."""
+    """One tensor of the state: its published dtype, its shape, and which rank publishes each box of it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -32,26 +32,15 @@ class Global:
 
     @property
     def nbytes(self) -> int:
+        """Bytes as published."""
         return nbytes(DTYPES[self.dtype], self.shape)
 
 
 @dataclass(frozen=True)
-class NewShard:
-    """A safetensors file of the anchor."""
-
-    name: str
-    header: Header
-
-    @property
-    def size(self) -> int:
-        return self.header.file_size
-
-
-@dataclass(frozen=True)
 class FilePlan:
-    """The checkpoint that a step is, but for the values: what its record needs to know."""
+    """The checkpoint of a step without the values: its files, tensors and side files."""
 
-    shards: tuple[NewShard, ...]
+    shards: tuple[Shard, ...]
     contents: Mapping[str, bytes]  # side files by path
     tensors: Mapping[str, Tensor] = field(init=False)
 
@@ -61,9 +50,11 @@ class FilePlan:
 
     @property
     def side(self) -> tuple[str, ...]:
+        """Paths of the side files, sorted."""
         return tuple(sorted(self.contents))
 
     def side_bytes(self, path: str) -> bytes:
+        """A side file's bytes."""
         return self.contents[path]
 
     @property
@@ -73,12 +64,16 @@ class FilePlan:
 
 
 def held_by(pieces: Sequence[Piece]) -> Held:
+    """What a rank that has these pieces holds."""
     return [(piece.name, piece.dtype.name, piece.box) for piece in pieces]
 
 
 def plan_state(held: Sequence[Held]) -> dict[str, Global]:
-    """All tensors, given what every rank holds. Of equal boxes one rank answers for each, and their bytes are spread
-    evenly. Raises UsageError ``placement-unknown`` where boxes overlap or leave something out.
+    """All tensors, given what every rank holds. A box that several ranks hold is published by one of them, and the
+    bytes are spread evenly.
+
+    Raises CheckpointError ``checkpoint-empty`` without a tensor, and UsageError ``placement-unknown`` where boxes
+    overlap or leave something out.
     """
     boxes: dict[str, dict[Box, list[int]]] = {}
     dtypes: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
@@ -117,13 +112,13 @@ def plan_state(held: Sequence[Held]) -> dict[str, Global]:
 
 
 def shard_size(plan: Mapping[str, Global], ranks: int) -> int:
-    """Bytes of an anchor's file: such that every rank has one to write, unless that would make them small."""
+    """Bytes of a file of an anchor: such that every rank has one to write, unless that would make them small."""
     total = sum(tensor.nbytes for tensor in plan.values())
     return min(SHARD_BYTES, max(LEAST, -(-total // ranks)))
 
 
 def _none(kinds: set[tuple[str, tuple[int, ...]]]) -> Box:
-    """No rank said that it holds anything of a tensor: right only if it has no elements."""
+    """The box of a tensor of which no rank holds an element: right only if it has none."""
     whole = next(iter(kinds))[1]
     return Box(whole, (0,) * len(whole), (0,) * max(1, len(whole)))
 
@@ -137,7 +132,7 @@ def files_of(
     """
     known = {name: (t.dtype, t.shape) for name, t in parent.tensors.items()} if parent else None
     if parent is not None and known == {name: (g.dtype, g.shape) for name, g in plan.items()}:
-        return FilePlan(tuple(NewShard(s.path, s.header) for s in parent.shards), side)
+        return FilePlan(parent.shards, side)
     groups: list[list[str]] = [[]]
     filled = 0
     for name, tensor in plan.items():
@@ -156,7 +151,7 @@ def files_of(
     return FilePlan(shards, {**side, INDEX: f"{index}\n".encode()})
 
 
-def _shard(path: str, names: Sequence[str], plan: Mapping[str, Global]) -> NewShard:
+def _shard(path: str, names: Sequence[str], plan: Mapping[str, Global]) -> Shard:
     """Tensors by falling width, so that all are aligned, then by name."""
     order = sorted(names, key=lambda name: (-DTYPES[plan[name].dtype].width, name.encode()))
     tensors, at = [], 0
@@ -164,7 +159,7 @@ def _shard(path: str, names: Sequence[str], plan: Mapping[str, Global]) -> NewSh
         tensors.append(Tensor(name, plan[name].dtype, plan[name].shape, at, at + plan[name].nbytes))
         at += plan[name].nbytes
     head = build_header(tensors, {"format": "pt"})
-    return NewShard(path, parse_header(head, None, path))
+    return Shard(path, parse_header(head, None, path))
 
 
 def check_plan(now: Mapping[str, object], first: Mapping[str, object]) -> None:

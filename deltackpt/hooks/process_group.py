@@ -1,4 +1,4 @@
-"""The processes that publish one state together, and the few words that they exchange."""
+"""The processes that publish one state together, and the messages that they exchange."""
 
 from __future__ import annotations
 
@@ -14,47 +14,51 @@ T = TypeVar("T")
 
 
 class ProcessGroup(Protocol):
-    """``rank`` 0 leads. Every call is made by all members, in the same order, from one thread."""
+    """The ranks that publish one state. Every call is made by all of them, in the same order, from one thread; `send`
+    and `receive` by the two that are concerned."""
 
     rank: int
     size: int
 
     def broadcast(self, value: Any) -> Any:
-        """The leader's value."""
+        """Rank 0's value, at every rank."""
 
     def gather(self, value: Any) -> list[Any] | None:
-        """All values, by rank; None but at the leader."""
+        """All values by rank, at rank 0; None at the others."""
 
     def send(self, data: torch.Tensor, to: int) -> None:
-        """Host memory, contiguous."""
+        """Send a contiguous tensor in host memory to rank ``to``."""
 
     def receive(self, data: torch.Tensor, of: int) -> None:
-        """Into host memory, contiguous."""
+        """Receive from rank ``of`` into a contiguous tensor in host memory, of the size that is sent."""
 
 
 class SingleProcess:
-    """A team of one."""
+    """A group of one process."""
 
     rank, size = 0, 1
 
     def broadcast(self, value: Any) -> Any:
+        """Rank 0's value."""
         return value
 
     def gather(self, value: Any) -> list[Any]:
+        """The one value."""
         return [value]
 
     def send(self, data: torch.Tensor, to: int) -> None:
-        raise AssertionError("nobody to send to")
+        """Not called: there is no other rank."""
+        raise AssertionError("there is no other rank")
 
     def receive(self, data: torch.Tensor, of: int) -> None:
-        raise AssertionError("nobody to receive from")
+        """Not called: there is no other rank."""
+        raise AssertionError("there is no other rank")
 
 
 class Processes:
-    """All processes of the default group, over a gloo group of their own: the training's is left alone.
+    """All ranks of the default process group, over a gloo group of their own: that of the training is not used.
 
-    ``timeout`` in seconds is how long a member waits for another; then, or when one is gone, StoreError
-    ``rank-lost``.
+    ``timeout`` in seconds is how long a rank waits for another; then, or when one has ended, StoreError ``rank-lost``.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -65,19 +69,23 @@ class Processes:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, at every rank."""
         box = [value]
         self._guarded(lambda: self._dist.broadcast_object_list(box, src=0, group=self._group))
         return box[0]
 
     def gather(self, value: Any) -> list[Any] | None:
+        """All values by rank, at rank 0."""
         into: list[Any] | None = [None] * self.size if self.rank == 0 else None
         self._guarded(lambda: self._dist.gather_object(value, into, dst=0, group=self._group))
         return into
 
     def send(self, data: torch.Tensor, to: int) -> None:
+        """Send host memory to a rank."""
         self._guarded(lambda: self._dist.send(data, dst=to, group=self._group))
 
     def receive(self, data: torch.Tensor, of: int) -> None:
+        """Receive host memory from a rank."""
         self._guarded(lambda: self._dist.recv(data, src=of, group=self._group))
 
     def _guarded(self, call: Callable[[], Any]) -> None:
@@ -89,20 +97,20 @@ class Processes:
                 where=f"rank {self.rank}",
                 have=str(error).splitlines()[0][:200],
                 need=f"all {self.size} ranks",
-                hint="A rank died, or was too slow. The last published step is whole; restart from it.",
+                hint="A rank died, or was too slow. The last published step is complete; restart from it.",
             ) from error
 
 
-def share(team: ProcessGroup, work: Callable[[], T]) -> T:
-    """The leader does the work, and all get its result, or its error."""
+def share(group: ProcessGroup, work: Callable[[], T]) -> T:
+    """Rank 0 does the work, and all ranks get its result. If it fails, the others raise StoreError ``rank-failed``."""
     outcome: tuple[Any, ...] = ()
     failure: Exception | None = None
-    if team.rank == 0:
+    if group.rank == 0:
         try:
             outcome = (True, work())
         except Exception as error:
             failure, outcome = error, (False, describe(error))
-    outcome = team.broadcast(outcome)
+    outcome = group.broadcast(outcome)
     if failure is not None:
         raise failure
     if not outcome[0]:
@@ -111,11 +119,11 @@ def share(team: ProcessGroup, work: Callable[[], T]) -> T:
     return result
 
 
-def collect(team: ProcessGroup, value: T, error: Exception | None) -> list[T]:
-    """Every rank's value at the leader, an empty list at the others; raises everywhere if one of them failed."""
-    found = team.gather((value, None if error is None else describe(error)))
+def collect(group: ProcessGroup, value: T, error: Exception | None) -> list[T]:
+    """Every rank's value at rank 0, an empty list at the others; raises at all of them if one has an ``error``."""
+    found = group.gather((value, None if error is None else describe(error)))
     bad = [(rank, text) for rank, (_, text) in enumerate(found) if text is not None] if found is not None else []
-    failed = team.broadcast(bad)
+    failed = group.broadcast(bad)
     if error is not None:
         raise error
     if failed:
@@ -123,16 +131,18 @@ def collect(team: ProcessGroup, value: T, error: Exception | None) -> list[T]:
     return [item for item, _ in found] if found is not None else []
 
 
-def everyone(team: ProcessGroup, value: T) -> list[T]:
+def everyone(group: ProcessGroup, value: T) -> list[T]:
     """Every rank's value, at every rank."""
-    found: list[T] = team.broadcast(team.gather(value))
+    found: list[T] = group.broadcast(group.gather(value))
     return found
 
 
 def describe(error: BaseException) -> str:
+    """An error as a line for other ranks: its code or class, and its message."""
     return f"{error.code}: {error}" if isinstance(error, DeltackptError) else f"{type(error).__name__}: {error}"
 
 
 def rank_failed(rank: int, what: str) -> StoreError:
-    need = "every rank to do its share"
+    """The error to raise where another rank has failed; ``what`` is `describe`'s."""
+    need = "every rank to publish its share"
     return StoreError("rank-failed", where=f"rank {rank}", have=what[:500], need=need)

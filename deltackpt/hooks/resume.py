@@ -1,24 +1,22 @@
-"""Which step are these weights? Proven by their digest, never by a number."""
+"""Which step a trainer's weights are: decided by their state digest, never by a step number."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from deltackpt.errors import ChainError, ConflictError
 from deltackpt.format.manifest import Manifest
+from deltackpt.hooks.options import Resume
 from deltackpt.hooks.publish import Base
 from deltackpt.repository import Ref, Repository
-
-Resume = Literal["continue", "rewind", "anchor"]
+from deltackpt.restore.identify import step_of_state
 
 
 def resume_from(repo: Repository, ref: str, state: str, resume: Resume) -> tuple[Base | None, Ref | None, bool]:
     """-> the step that the next one follows, the ref as it is now, and whether an anchor has to come first.
 
-    ``state`` is the digest of the trainer's weights. If it is the ref's step, training goes on there. If it is an
-    earlier one of the chain, ``rewind`` takes the ref back to it with the next step. If it is none, ``anchor`` stores
-    the next step whole. Raises ConflictError ``resume-behind``, ChainError ``resume-unknown`` if that was not asked
-    for.
+    ``state`` is the state digest of the trainer's weights, hex. If it is that of the ref's step, training continues
+    there. If it is that of an earlier step of the chain, "rewind" moves the ref back to it with the next step. If it is
+    that of no step, "anchor" stores the next step whole. Raises ConflictError ``resume-behind``, ChainError
+    ``resume-unknown`` where ``resume`` does not say so.
     """
     head = repo.head(ref)
     if head is None:
@@ -26,7 +24,7 @@ def resume_from(repo: Repository, ref: str, state: str, resume: Resume) -> tuple
     newest = repo.load(head.link)
     if newest.state == state:
         return _base(repo, newest), head, False
-    if resume != "anchor" and (found := next((m for m in repo.log(ref) if m.state == state), None)) is not None:
+    if resume != "anchor" and (found := step_of_state(repo, head.link, state)) is not None:
         if resume == "rewind":
             return _base(repo, found), head, False
         raise ConflictError(

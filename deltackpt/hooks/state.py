@@ -18,12 +18,12 @@ RUN = 1 << 22  # elements that are cast and hashed at once
 
 
 def owned(pieces: Sequence[Piece], plan: Mapping[str, Global], rank: int) -> list[Piece]:
-    """The pieces that this rank answers for."""
+    """The pieces that this rank publishes."""
     return [piece for piece in pieces if (rank, piece.box) in plan[piece.name].owners]
 
 
 def piece_sums(piece: Piece) -> Sums:
-    """A piece's share of its tensor's sums, on the piece's device where that pays."""
+    """A piece's share of its tensor's sums of the state digest, computed on the piece's device."""
     if piece.tensor.device.type != "cpu":
         from deltackpt.gpu.digest import sums_of_piece
 
@@ -70,7 +70,7 @@ def added(held: Sequence[Boxes]) -> dict[str, Sums]:
             where="the model",
             have=f"ranks with other bits in {listed(sorted(differ))}",
             need="replicas that agree",
-            hint="Only one of them would be published. Find out why the ranks drifted apart.",
+            hint="Only one of them would be published. Find out why the ranks differ.",
         )
     total: dict[str, Sums] = {}
     for (name, _), sums in known.items():

@@ -16,34 +16,46 @@ import torch
 
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
+from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.metrics import StepMetrics
+from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, Resume, require
 from deltackpt.hooks.pending import CapturedStep, Pending
-from deltackpt.hooks.plan import check_plan, files_of, held_by, plan_state, shard_size
+from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
 from deltackpt.hooks.process_group import Processes, ProcessGroup, SingleProcess, everyone, share
-from deltackpt.hooks.publish import Publisher
-from deltackpt.hooks.resume import Resume, resume_from
+from deltackpt.hooks.publish import Base, Publisher, PublishOptions, TrainerState
+from deltackpt.hooks.resume import resume_from
 from deltackpt.hooks.side import Side, side_files
 from deltackpt.hooks.state import added, all_sums, owned, state_of
 from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy
-from deltackpt.repository import Repository
+from deltackpt.publish.step import EncodeOptions
+from deltackpt.repository import Ref, Repository
 from deltackpt.torch_views.extract import Cast, Locate, Piece, Source, pieces_of
 from deltackpt.torch_views.names import Rename
-from deltackpt.util.parallel import threads_or_default
 
-QUEUE = 2  # steps that may wait
 PATIENCE = 20.0  # seconds that `abandon` waits at most
-STALL = 3600.0  # seconds that `step` waits for room before it gives up
+STALL = 3600.0  # seconds that `step` waits for the queue before it raises
 
 
 @dataclass(frozen=True)
 class _Decision:
-    """What all ranks do with a step: the leader says so."""
+    """What all ranks do with a step; rank 0 decides."""
 
     skip: bool = False  # its changes go into the next one
     merge: bool = False
     whole: bool = False
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What the first step follows. Only rank 0 has ``base`` and ``seek``."""
+
+    link: Link | None  # of the step that the weights are
+    fresh: bool  # the weights are of no step: only an anchor can follow
+    files: FilePlan
+    base: Base | None = None
+    seek: Ref | None = None
 
 
 class TrainerHook:
@@ -59,20 +71,28 @@ class TrainerHook:
     ``repository``  URL or directory, made if there is none
     ``dtype``       what floating-point tensors are cast to on the way in: a dtype, {name: dtype}, or a function
     ``rename``      {stripped name: name} or a function; None leaves a tensor out
+    ``locate``      (offset, whole shape) of a plain tensor that is a shard, by name and tensor; None for a whole one
     ``snapshot``    "device": a copy of the published weights beside them; "host": in (pinned) host memory; or the path
                     of a managed cache, whose slot is mapped and follows: no memory, and it survives the process
     ``full``        what `step` does when ``queue`` steps wait: "wait", or "merge" it with the last of them
-    ``errors``      what `step` does when publishing an earlier step failed: "raise", or "carry" its changes on with
-                    the next, and raise in `close` if that failed too
-    ``resume``      see `resume_from.attach`
+    ``errors``      what `step` does when publishing an earlier step failed: "raise", or "carry": publish its changes
+                    with the next, and raise in `close` if that failed too
+    ``resume``      what to do where the weights are not the ref's step: see `resume.resume_from`
+    ``anchor``      which steps are also stored whole
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
-    ``on_device``   compare and code on the weights' device; None: on all but CPUs
+    ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be
+    ``scan_limit``  storage elements of a tensor below which its encoding may depend on all old elements
+    ``shard_bytes`` bytes of an anchor's file; None: as Hugging Face's tools cut them, less where there are more ranks
+    ``threads``     that compare and encode; None: one a processor
+    ``on_device``   compare and encode on the weights' device; None: on all but CPUs
     ``sharded``     None: if torch.distributed runs, every rank makes a hook, and publishes what it owns
     ``timeout``     seconds that ranks wait for each other: more than the slowest of them takes to store its share
+    ``metadata``    of every step's manifest
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
 
-    A step is lost by no error: what was not published goes out with the next one. `step`, `close` and the constructor
-    are called by all ranks alike. Raises what `resume_from` raises, and the errors of names, placements and stores.
+    An error loses no step: what was not published is published with the next one. `step`, `close` and the constructor
+    are called by all ranks. Raises UsageError ``hook-option`` or ``encoding-choice`` for a value that an option does
+    not take, what `resume_from` raises, and the errors of names, placements and stores.
     """
 
     def __init__(
@@ -85,8 +105,8 @@ class TrainerHook:
         rename: Rename | None = None,
         locate: Locate | None = None,
         snapshot: Literal["device", "host"] | os.PathLike[str] = "device",
-        full: Literal["wait", "merge"] = "wait",
-        errors: Literal["raise", "carry"] = "raise",
+        full: Full = "wait",
+        errors: Errors = "raise",
         queue: int = QUEUE,
         resume: Resume = "continue",
         anchor: AnchorPolicy = AnchorPolicy(),
@@ -97,66 +117,78 @@ class TrainerHook:
         threads: int | None = None,
         on_device: bool | None = None,
         sharded: bool | None = None,
-        timeout: float = 1800.0,
+        timeout: float = TIMEOUT,
         metadata: Mapping[str, Any] | None = None,
         report: Callable[[StepMetrics], None] | None = None,
     ) -> None:
+        self._options = options = HookOptions(
+            ref=ref, dtype=dtype, rename=rename, locate=locate, snapshot=snapshot, full=full, errors=errors,
+            queue=queue, resume=resume, anchor=anchor, side=side, encoding=encoding, scan_limit=scan_limit,
+            shard_bytes=shard_bytes, threads=threads, on_device=on_device, sharded=sharded, timeout=timeout,
+            metadata=metadata, report=report,
+        )  # fmt: skip
         self._extract: Callable[[], list[Piece]] = lambda: pieces_of(source, dtype=dtype, rename=rename, locate=locate)
-        self._front, back = _teams(sharded, timeout)
-        self._merging, self._carry = full == "merge", errors == "carry"
-        self._threads, self._report = threads_or_default(threads), report
-        # In a team the leader gives up before the others take it for dead.
-        self._stall = STALL if self._front.size == 1 else 0.9 * timeout
+        self._group, publishing = _process_groups(sharded, timeout)
+        # Rank 0 gives up before the others take it for lost.
+        self._stall = STALL if self._group.size == 1 else 0.9 * timeout
         self.metrics: StepMetrics | None = None  # of the last published step
         self._closed = False
         self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
         pieces = self._extract()
         self._layout = {piece.name: piece.layout for piece in pieces}
-        plan = plan_state(everyone(self._front, held_by(pieces)))
-        self.repo = _open(self._front, repository)
-        mine = owned(pieces, plan, self._front.rank)
-        sums = all_sums(pieces, self._threads)
-        held = self._front.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
+        plan = plan_state(everyone(self._group, held_by(pieces)))
+        self.repo = _open(self._group, repository)
+        start = self._start(source, pieces, plan)
+        mine = owned(pieces, plan, self._group.rank)
+        link = None if start.fresh else start.link
+        self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size)
+        self.publisher = self._publisher(publishing, plan, start)
+        self._last: int | None = start.link.step if start.link else None
+        self._whole = start.link is None or start.fresh or anchor.now
+        self._pending = Pending(queue)
+        self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
+        atexit.register(_abandon, weakref.ref(self))
 
-        cut = shard_bytes or shard_size(plan, self._front.size)
+    def _start(self, source: Source, pieces: list[Piece], plan: Mapping[str, Global]) -> _Start:
+        """Find out, by all ranks together, which step the weights are."""
+        options = self._options
+        sums = all_sums(pieces, options.threads_or_default)
+        held = self._group.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
+        cut = options.shard_bytes or shard_size(plan, self._group.size)
+        base: Base | None = None
+        seek: Ref | None = None
 
-        def first() -> tuple[Any, ...]:
-            base, seek, fresh = resume_from(self.repo, ref, state_of(plan, added(held or [])), resume)
-            given = side_files(source, side, dtype if isinstance(dtype, torch.dtype) else None)
+        def first() -> tuple[Link | None, bool, FilePlan]:
+            nonlocal base, seek
+            base, seek, fresh = resume_from(self.repo, options.ref, state_of(plan, added(held or [])), options.resume)
+            given = side_files(source, options.side, options.dtype if isinstance(options.dtype, torch.dtype) else None)
             layout = self.repo.layout(base.manifest) if base else None
             known = {s.path: self.repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
-            leaders.update(base=base, seek=seek)
-            link = base.link if base else None
-            return link, fresh, files_of(plan, layout, {**known, **given}, cut)
+            return base.link if base else None, fresh, files_of(plan, layout, {**known, **given}, cut)
 
-        leaders: dict[str, Any] = {"base": None, "seek": None}
-        link, fresh, files = share(self._front, first)
-        self._taker = Capture(
-            self.repo, ref, snapshot, self._front, mine, None if fresh else link,
-            scan_limit=scan_limit, encoding=encoding, threads=self._threads, device=on_device,
-        )  # fmt: skip
-        self.publisher = Publisher(
-            self.repo, ref, back, plan, files, self._taker.words, self._taker.sums,
-            policy=anchor, encoding=encoding, scan_limit=scan_limit, threads=self._threads, metadata=metadata,
-        )  # fmt: skip
-        self.publisher.base, self.publisher.seek, self.publisher.fresh = leaders["base"], leaders["seek"], fresh
-        self._plan, self._rank = plan, self._front.rank
-        self._last: int | None = link.step if link else None
-        self._whole = link is None or fresh or anchor.now
-        self._pending = Pending(max(1, queue))
-        self._worker = Worker(self._pending, back, self._publish, timeout, self.publisher.lease.close)
-        atexit.register(_abandon, weakref.ref(self))
+        link, fresh, files = share(self._group, first)
+        return _Start(link, fresh, files, base, seek)
+
+    def _publisher(self, group: ProcessGroup, plan: Mapping[str, Global], start: _Start) -> Publisher:
+        options = self._options
+        state = TrainerState(plan, start.files, self._capture.words, self._capture.sums)
+        encode = EncodeOptions(options.encoding, options.scan_limit, options.threads_or_default)
+        publishing = PublishOptions(options.anchor, encode, dict(options.metadata or {}))
+        publisher = Publisher(self.repo, options.ref, group, state, publishing)
+        publisher.base, publisher.seek, publisher.fresh = start.base, start.seek, start.fresh
+        return publisher
 
     @property
     def last_step(self) -> int | None:
-        """The step that these weights were, when the hook was made, or were taken as."""
+        """The step that was captured last; before the first, the one that the weights were when the hook was made."""
         return self._last
 
     def step(self, step: int | None = None, *, metadata: Mapping[str, Any] | None = None) -> None:
-        """Take the weights as they are now as the next step; returns when the change is taken, not when it is out.
+        """Capture the weights as they are now as the next step; returns when that is done, before it is published.
 
         ``step`` is one more than the last if it is not given. Raises an error of an earlier step's publishing (this
-        step is then not taken: call again to go on), ConflictError ``step-order``, ChainError ``state-changed``.
+        step is then not captured: call again to continue), ConflictError ``step-order``, ChainError ``state-changed``,
+        StoreError ``publish-stalled``, UsageError ``hook-closed``.
         """
         if self._closed:
             raise UsageError("hook-closed", where="the trainer hook", have="a closed hook", need="an open one")
@@ -165,65 +197,65 @@ class TrainerHook:
             have, need = f"step {self._last} already", f"a step after it, not {number}"
             raise ConflictError("step-order", where="the trainer hook", have=have, need=need)
         began = time.monotonic()
-        decision = share(self._front, self._decide)
+        decision = share(self._group, self._decide)
         if decision.skip:
             self._skipped, self._last = (number, metadata), number
             return
-        if self._rank:
-            self._room(carry=True)
-        self._take(number, decision, metadata, began)
+        if self._group.rank:
+            self._wait_for_queue(raise_errors=False)
+        self._capture_step(number, decision, metadata, began)
 
-    def _take(self, number: int, decision: _Decision, metadata: Mapping[str, Any] | None, began: float) -> None:
+    def _capture_step(self, number: int, decision: _Decision, metadata: Mapping[str, Any] | None, began: float) -> None:
         waited = time.monotonic()
         try:
             pieces = self._extract()
             self._check(pieces)
-            mine = [p for p in pieces if p.name in self._taker.names]
-            with self._taker.lock, self._taker.taking(mine, lambda: self._pending.took(number)) as deltas:
+            mine = [p for p in pieces if p.name in self._capture.names]
+            with self._capture.lock, self._capture.capturing(mine, lambda: self._pending.was_put(number)) as deltas:
                 item = CapturedStep(
                     number, deltas, decision.whole, dict(metadata or {}),
                     seconds=time.monotonic() - waited, waited=waited - began,
                 )  # fmt: skip
                 self._pending.put(item, into_last=decision.merge)
         finally:
-            if self._pending.took(number):
+            if self._pending.was_put(number):
                 self._whole, self._skipped, self._last = False, None, number
             else:
-                self._pending.release()
-        if self._taker.live:  # an anchor is read from the weights themselves: they may not move on yet
-            self._pending.wait(lambda: not self._pending.held, self._stall, heed=False)
+                self._pending.cancel_merge()
+        if self._capture.anchors_from_weights:  # they may not change until the anchor is stored
+            self._pending.wait(lambda: not self._pending.snapshot_in_use, self._stall, until_error=False)
 
     def _decide(self) -> _Decision:
-        """By the leader: what to do with this step, once there is room for it."""
+        """At rank 0: what to do with this step, once the queue is not full."""
         merge = False
-        if self._merging:
-            self._surface(self._carry)
-            if self._pending.held:
+        if self._options.full == "merge":
+            self._raise_error(ordinary=self._options.errors == "raise")
+            if self._pending.snapshot_in_use:
                 return _Decision(skip=True)
-            merge = self._pending.claim()
+            merge = self._pending.reserve_merge()
         else:
-            self._room(carry=self._carry)
+            self._wait_for_queue(raise_errors=self._options.errors == "raise")
         whole, self.publisher.due = self._whole or self.publisher.due, False
         return _Decision(merge=merge, whole=whole)
 
-    def _room(self, carry: bool) -> None:
-        """Wait until the snapshot may move on, and, unless steps are merged, until the queue has room."""
+    def _wait_for_queue(self, raise_errors: bool) -> None:
+        """Wait until the snapshot may change, and, unless steps are merged, until the queue is not full."""
 
         def ready() -> bool:
-            return not self._pending.held and (self._merging or not self._pending.full)
+            return not self._pending.snapshot_in_use and (self._options.full == "merge" or not self._pending.full)
 
         while True:
-            self._surface(carry)
+            self._raise_error(ordinary=raise_errors)
             if ready():
                 return
             self._pending.wait(ready, self._stall)
 
-    def _surface(self, carry: bool) -> None:
-        """Raise what went wrong behind; ``carry``: only if nothing can be published any more."""
-        error = self._pending.error()
+    def _raise_error(self, ordinary: bool) -> None:
+        """Raise what went wrong in the background; unless ``ordinary``, only if nothing can be published any more."""
+        error = self._pending.pop_error()
         if self._worker.fatal is not None:
             raise self._worker.fatal
-        if error is not None and not carry:
+        if error is not None and ordinary:
             raise error
 
     def _check(self, pieces: list[Piece]) -> None:
@@ -236,42 +268,42 @@ class TrainerHook:
         found = replace(found, queue=len(self._pending) - 1)
         base = self.publisher.base
         try:
-            self._taker.published(base.link if base else None, self._pending, anchor=self.publisher)
-        except Exception as error:  # the step is out, and the snapshot stays where it was: only the cache is behind
-            self._pending.note(error)
+            self._capture.published(base.link if base else None, self._pending, self.publisher)
+        except Exception as error:  # the step is published, and the snapshot unchanged: only the cache is behind
+            self._pending.add_error(error)
         self.metrics = found
-        if self._report is not None:
-            with suppress(Exception):  # a logger's trouble is not the training's
-                self._report(found)
+        if self._options.report is not None:
+            with suppress(Exception):  # a logger that fails does not fail the training
+                self._options.report(found)
         return found
 
     def flush(self) -> None:
-        """Wait until every step that was taken is published. Raises what went wrong."""
+        """Wait until every captured step is published. Raises what went wrong."""
         self._pending.wait(lambda: len(self._pending) == 0, self._stall)
-        self._surface(carry=False)
+        self._raise_error(ordinary=True)
 
     def close(self) -> None:
-        """Publish what is pending, trying again what failed, and let everything go. Raises if a step is left out."""
+        """Publish what is pending, try again what failed, and free everything. Raises if a step is not published."""
         if self._closed:
             return
         try:
             if self._skipped is not None:
                 number, metadata = self._skipped
-                self._room(carry=True)
+                self._wait_for_queue(raise_errors=False)
                 self._last = number - 1
-                self._take(number, _Decision(whole=self._whole), metadata, time.monotonic())
-            self._pending.error()
+                self._capture_step(number, _Decision(whole=self._whole), metadata, time.monotonic())
+            self._pending.pop_error()
             self._pending.retry()
         except BaseException:
             self.abandon()
             raise
         self._finish()
-        error = self._pending.error() or self._worker.fatal
+        error = self._pending.pop_error() or self._worker.fatal
         if error is not None:
             raise error
 
     def abandon(self) -> None:
-        """Stop without publishing what is pending; what is half done is taken back.
+        """Stop without publishing what is pending; an unfinished step is withdrawn.
 
         Waits for the publishing thread to notice, but not for ranks or stores that do not answer.
         """
@@ -285,10 +317,10 @@ class TrainerHook:
             self._worker.wait(patience)
         except BaseException:
             self.publisher.cancelled = True
-            self._worker.wait(PATIENCE)  # to take back what is half done; a second interrupt ends this too
+            self._worker.wait(PATIENCE)  # to withdraw an unfinished step; a second interrupt ends this too
             raise
         finally:
-            self._taker.close()
+            self._capture.close()
 
     def __enter__(self) -> TrainerHook:
         return self
@@ -302,8 +334,8 @@ class TrainerHook:
             self.abandon()
 
 
-def _teams(sharded: bool | None, timeout: float) -> tuple[ProcessGroup, ProcessGroup]:
-    """One team for the thread that trains, one for the thread that publishes: their words must not mix."""
+def _process_groups(sharded: bool | None, timeout: float) -> tuple[ProcessGroup, ProcessGroup]:
+    """One group for the thread that trains, one for the thread that publishes: their messages must not mix."""
     import torch.distributed as dist
 
     running = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -315,21 +347,22 @@ def _teams(sharded: bool | None, timeout: float) -> tuple[ProcessGroup, ProcessG
     return Processes(timeout), Processes(timeout)
 
 
-def _open(team: ProcessGroup, repository: str | os.PathLike[str] | Repository) -> Repository:
-    """The leader makes the repository if there is none; then all open it."""
+def _open(group: ProcessGroup, repository: str | os.PathLike[str] | Repository) -> Repository:
+    """Rank 0 makes the repository if there is none; then all ranks open it."""
     if isinstance(repository, Repository):
         return repository
+    require("repository", repository, isinstance(repository, str | os.PathLike), "a URL, a directory, or a Repository")
     found = {"repo": None}
 
     def first() -> str:
         found["repo"] = Repository.open_or_create(repository)  # type: ignore[assignment]
         return found["repo"].id  # type: ignore[attr-defined, no-any-return]
 
-    share(team, first)
+    share(group, first)
     return found["repo"] or Repository.open(repository)
 
 
 def _abandon(hook: weakref.ref[TrainerHook]) -> None:
-    """An interpreter that ends takes back what is half done."""
+    """At the end of the interpreter: withdraw an unfinished step."""
     if (found := hook()) is not None and found._worker.alive:
         found.abandon()

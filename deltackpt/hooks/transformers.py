@@ -6,11 +6,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from transformers import TrainerCallback
-
+from deltackpt.errors import ExtraMissingError
 from deltackpt.hooks.metrics import StepMetrics
+from deltackpt.hooks.options import HookOptions, check_every
 from deltackpt.hooks.trainer import TrainerHook
 from deltackpt.repository import Repository
+
+try:
+    from transformers import TrainerCallback
+except ModuleNotFoundError as error:
+    if error.name != "transformers":  # it is there, and lacks something itself
+        raise
+    raise ExtraMissingError("transformers", "deltackpt.hooks.transformers", "pip install transformers") from error
 
 
 class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
@@ -20,22 +27,26 @@ class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
         trainer = Trainer(..., callbacks=[callback])
         callback.log_to(trainer)    # optional: metrics in the trainer's own logs
 
-    Config, generation config and tokenizer go with every anchor. All other arguments are `TrainerHook`'s. A training
-    that ends by an exception leaves the hook open: call `close`, or `abandon` to drop what is pending.
+    Config, generation config and tokenizer go with every anchor. All other arguments are `TrainerHook`'s, and are
+    checked at once. A training that ends by an exception leaves the hook open: call `close`, or `abandon` to drop what
+    is pending. Raises UsageError ``hook-option``, ``encoding-choice``.
     """
 
     def __init__(self, repository: str | os.PathLike[str] | Repository, *, every: int = 1, **options: Any) -> None:
+        check_every(every)
+        HookOptions(**options)
         self.hook: TrainerHook | None = None
         self._repository, self._every, self._options = repository, every, options
         self._log: Callable[[dict[str, float]], None] | None = None
         self._logged: StepMetrics | None = None
 
     def log_to(self, trainer: Any) -> None:
-        """Report metrics through ``trainer.log``: to W&B, TensorBoard and whatever else it reports to."""
+        """Report metrics through ``trainer.log``: to W&B, TensorBoard and all else that it reports to."""
         self._log = trainer.log
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.hook is not None:  # a second call of train(): the weights may be others
+        """Make the hook, and publish the weights unless they are a published step."""
+        if self.hook is not None:  # a second call of train(): the weights may have changed
             self.close()
         options = {"side": _tokenizers(kwargs), **self._options}
         self.hook = TrainerHook(kwargs["model"], self._repository, **options)
@@ -43,6 +54,7 @@ class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
             self.hook.step(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Publish every ``every``-th step."""
         hook = self.hook
         if hook is not None and state.global_step % self._every == 0 and state.global_step != hook.last_step:
             hook.step(state.global_step)
@@ -50,6 +62,7 @@ class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
             self._log_new(hook.metrics)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Publish the last step, and close the hook."""
         if self.hook is not None and self.hook.last_step != state.global_step:
             self.hook.step(state.global_step)
         hook = self.hook

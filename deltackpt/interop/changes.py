@@ -1,4 +1,4 @@
-"""Changes of others, held against the state that they apply to."""
+"""Changes of other systems, checked against the state that they apply to."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ def tensor_of(base: Checkpoint, name: str, where: str) -> Located:
 
 
 def size_of(tensor: Located) -> int:
+    """Bytes of a tensor."""
     return tensor.end - tensor.start
 
 
 def elements_of(tensor: Located) -> int:
+    """Elements of a tensor."""
     return math.prod(tensor.shape)
 
 
@@ -49,7 +51,8 @@ def width_of(tensor: Located, where: str) -> int:
 
 
 def check_positions(positions: npt.NDArray[Any], count: int, where: str) -> npt.NDArray[np.int64]:
-    """Flat positions below ``count``, each once, in any order. Raises FormatError ``foreign-position``."""
+    """Flat positions [n] below ``count``, each once, in any order, as int64 [n]. Raises FormatError
+    ``foreign-position``."""
     if len(positions) == 0:
         return np.zeros(0, np.int64)
     low, high = int(positions.min()), int(positions.max())
@@ -63,7 +66,10 @@ def check_positions(positions: npt.NDArray[Any], count: int, where: str) -> npt.
 
 
 def from_gaps(gaps: npt.NDArray[Any], count: int, where: str) -> npt.NDArray[np.int64]:
-    """Rising positions from what is between them: gap = position - position before - 1, the first from -1."""
+    """Rising positions, int64 [n], from what is between them: gap = position - position before - 1, the first from -1.
+
+    Raises FormatError ``foreign-position``.
+    """
     if len(gaps) > count:
         raise FormatError("foreign-position", where=where, have=f"{len(gaps):,} gaps", need=f"at most {count:,}")
     positions = np.cumsum(gaps.astype(np.int64) + 1) - 1  # fewer than 2^31 gaps of 32 bits: no sum wraps
@@ -71,11 +77,12 @@ def from_gaps(gaps: npt.NDArray[Any], count: int, where: str) -> npt.NDArray[np.
 
 
 def to_gaps(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The inverse of `from_gaps`, for rising positions."""
+    """The inverse of `from_gaps`: int64 [n] for rising positions [n]."""
     return np.diff(positions, prepend=-1) - 1
 
 
 def same_length(have: int, need: int, where: str, what: str = "values") -> None:
+    """Raises FormatError ``foreign-length`` unless both are the same."""
     if have != need:
         raise FormatError("foreign-length", where=where, have=f"{have:,} {what}", need=f"{need:,}")
 

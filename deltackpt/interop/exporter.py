@@ -26,7 +26,10 @@ from deltackpt.util.progress import SILENT, Progress
 
 @dataclass(frozen=True)
 class ExportResult:
-    """``steps`` by the repository's numbers, ``numbers`` as they are in the layout; ``whole``: number and why."""
+    """``steps`` by the repository's numbers, ``numbers`` as they are in the layout; ``whole``: number and why.
+
+    ``bytes`` are those of all files below ``out``.
+    """
 
     format: str
     out: str
@@ -37,7 +40,26 @@ class ExportResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Which steps of a repository are exported, and how they are numbered.
+
+    ``start``        the first step; None for the oldest of the branch
+    ``end``          the last step: a number, a tag or "latest"
+    ``ref``          the branch
+    ``deltas_only``  leave the first step out, for receivers that have it; else it is written whole
+    ``renumber``     count on from the first step's number, for a layout that takes no gaps
+    """
+
+    start: str | int | None = None
+    end: str | int = "latest"
+    ref: str = "main"
+    deltas_only: bool = False
+    renumber: bool = False
 
 
 def export_steps(
@@ -45,36 +67,22 @@ def export_steps(
     name: str,
     writer: LayoutWriter,
     out: str | os.PathLike[str],
+    options: ExportOptions = ExportOptions(),
     *,
-    start: str | int | None = None,
-    end: str | int = "latest",
-    ref: str = "main",
-    deltas_only: bool = False,
-    renumber: bool = False,
     threads: int | None = None,
     progress: Progress = SILENT,
 ) -> ExportResult:
-    """Write the steps from ``start`` (the oldest of the branch if None) to ``end``: the first whole, the others after.
+    """Write steps in the layout ``name`` of ``writer`` below ``out``: the first whole, the others as changes.
 
-    ``deltas_only`` leaves the first one out, for receivers that are at it. ``renumber`` counts on from the first one's
-    number where the steps have gaps and the layout must not. Every state is proven by the step's digests before it is
-    written. Raises ChainError ``foreign-gap``, UsageError ``fold-range``, what `apply` raises.
+    Every state is proven by the step's digests before it is written. Raises ChainError ``foreign-gap``, UsageError
+    ``fold-range``, what `apply` raises.
     """
     began = time.monotonic()
-    count, deltas_only = threads_or_default(threads), deltas_only or not writer.anchored
-    last = repo.find(end, ref)
+    count, deltas_only = threads_or_default(threads), options.deltas_only or not writer.anchored
+    last = repo.find(options.end, options.ref)
     with lease(repo, last):
-        links = _between(repo, last, None if start is None else repo.find(start, ref))
-        first = links[0].step
-        numbers = [first + i if renumber else link.step for i, link in enumerate(links)]
-        if writer.consecutive and numbers != list(range(first, first + len(links))):
-            raise ChainError(
-                "foreign-gap",
-                where=repo.store.url,
-                have=f"steps with gaps between {first} and {last.step}",
-                need=f"steps without, which {name} asks for",
-                hint="With --renumber they are counted on from the first one.",
-            )
+        links = _between(repo, last, None if options.start is None else repo.find(options.start, options.ref))
+        numbers = _numbers(repo, name, writer, links, renumber=options.renumber)
         whole: list[tuple[int, str]] = []
         with tempfile.TemporaryDirectory(prefix="deltackpt-export-") as temporary:
             for number, old, new in _walk(repo, links, numbers, Path(temporary), count, progress):
@@ -94,6 +102,22 @@ def export_steps(
             bytes=sum(p.stat().st_size for p in Path(out).rglob("*") if p.is_file()),
             seconds=round(time.monotonic() - began, 3),
         )
+
+
+def _numbers(repo: Repository, name: str, writer: LayoutWriter, links: list[Link], *, renumber: bool) -> list[int]:
+    """The numbers of the steps in the layout. Raises ChainError ``foreign-gap`` for gaps that it does not take."""
+    first = links[0].step
+    counted = list(range(first, first + len(links)))
+    numbers = counted if renumber else [link.step for link in links]
+    if writer.consecutive and numbers != counted:
+        raise ChainError(
+            "foreign-gap",
+            where=repo.store.url,
+            have=f"steps with gaps between {first} and {links[-1].step}",
+            need=f"steps without, which {name} asks for",
+            hint="With --renumber they are counted on from the first one.",
+        )
+    return numbers
 
 
 def _between(repo: Repository, last: Link, first: Link | None) -> list[Link]:

@@ -1,4 +1,4 @@
-"""Files of others: bounded before they are used, never a pickle, every defect typed."""
+"""Files of other systems: bounded before they are used, never a pickle, every defect a typed error."""
 
 from __future__ import annotations
 
@@ -28,15 +28,20 @@ ZSTD: Final = b"\x28\xb5\x2f\xfd"
 
 
 def field_error(where: object, have: str, need: str) -> FormatError:
+    """FormatError ``foreign-field``."""
     return FormatError("foreign-field", where=where, have=have[:160], need=need)
 
 
 def gap_error(where: object, have: str, need: str, hint: str = "") -> ChainError:
+    """ChainError ``foreign-gap``."""
     return ChainError("foreign-gap", where=where, have=have, need=need, hint=hint)
 
 
 class Tensors:
-    """A safetensors file: its header is checked, its bytes are views. ``tensors`` are by name."""
+    """A safetensors file whose header was checked. ``tensors`` are by name.
+
+    Raises FormatError ``header-*`` as `parse_header` does.
+    """
 
     def __init__(self, data: Bytes, where: str) -> None:
         self.where = where
@@ -48,14 +53,17 @@ class Tensors:
 
     @classmethod
     def open(cls, path: Path) -> Tensors:
+        """The file at ``path``, mapped. Raises FormatError ``foreign-missing``, ``header-*``."""
         return cls(read_bytes(path), str(path))
 
     def bytes_of(self, name: str) -> Bytes:
+        """The bytes of a tensor, uint8 [bytes]: a view."""
         t = self.tensors[name]
         return self._data[self._start + t.start : self._start + t.end]
 
     def words(self, name: str, dtypes: Mapping[str, str]) -> np.ndarray[Any, Any]:
-        """A 1-D tensor of one of ``dtypes``, as the numpy dtype given for it. Raises FormatError ``foreign-field``."""
+        """A 1-D tensor of one of ``dtypes``, [n] of the numpy dtype given for it: a view. Raises FormatError
+        ``foreign-field``."""
         t = self.tensors.get(name)
         if t is None or t.dtype not in dtypes or len(t.shape) != 1:
             have = "no such tensor" if t is None else f"{t.dtype} {list(t.shape)[:8]}"
@@ -64,7 +72,7 @@ class Tensors:
 
 
 def read_bytes(path: Path) -> Bytes:
-    """A regular file, mapped. Raises FormatError ``foreign-missing``."""
+    """A regular file, mapped: uint8 [bytes]. Raises FormatError ``foreign-missing``."""
     try:
         fd = open_regular(path)
     except (FileNotFoundError, CheckpointError) as error:
@@ -148,21 +156,25 @@ def write_tensors(
         tensors.append(Tensor(name, dtype, shape, at, at + len(data)))
         at += len(data)
     head = build_header(tensors, metadata)
+    write_file(path, (head, *(data.data for *_, data in ordered)))
+    return len(head) + at
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """A new file, durable. Raises NoSpaceError ``no-space``, StoreError ``not-writable``."""
     with space_errors(path), path.open("xb") as file:
-        file.write(head)
-        for *_, data in ordered:
-            file.write(data.data)
+        for chunk in chunks:
+            file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
-    return len(head) + at
 
 
 def copy_checkpoint(new: Checkpoint, into: Path) -> None:
     """Every file of the checkpoint, into a new folder."""
-    into.mkdir(parents=True)
-    for name in (*(shard.name for shard in new.shards), *new.side):
-        (into / name).parent.mkdir(parents=True, exist_ok=True)
-        with space_errors(into):
+    with space_errors(into):
+        into.mkdir(parents=True)
+        for name in (*(shard.path for shard in new.shards), *new.side):
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(new.root / name, into / name)
 
 

@@ -22,7 +22,7 @@ from deltackpt.errors import ConflictError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.interop.files import gap_error
 from deltackpt.interop.protocol import LayoutReader, Step
-from deltackpt.interop.publish import check_working, publish_changes
+from deltackpt.interop.publish import check_working, head_at, publish_changes
 from deltackpt.interop.working import Working, by_name
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.publish.write import write
@@ -51,6 +51,7 @@ class ImportResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -171,7 +172,7 @@ class _Import:
     def _publish(self, path: Path, step: Step) -> None:
         """A whole state, compared with the one before."""
         known = self._current if self._at is not None else None
-        done = write(path, self._url, step=step.number, base=known, metadata=self._said(step), **self._options)
+        done = write(path, self._url, step=step.number, base=known, metadata=self._metadata(step), **self._options)
         self._move_to(path, None)
         self._count(step, Link(done.step, done.id), done.changed, done.bytes)
         self.notes += [f"step {step.number}: left out {left}: {reason}" for left, reason in done.left_out]
@@ -190,22 +191,21 @@ class _Import:
             check_working(repo, self._at, working, threads)
             self._move_to(working.checkpoint.root, working)
         touched = by_name(self._reader.read(step, working.checkpoint), working.checkpoint, step.path)
-        link, draft = publish_changes(
+        done = publish_changes(
             repo,
-            self._ref,
-            self._at,
+            head_at(repo, self._ref, self._at),
             step.number,
             working,
             touched,
             partial(self._reader.prove, step),
             anchor=self._options["anchor"],
             threads=threads,
-            metadata=self._said(step),
+            metadata=self._metadata(step),
             progress=self._options["progress"],
         )
-        self._count(step, link, draft.changed_elements, sum(file.size for file in draft.put))
+        self._count(step, done.link, done.manifest.counts.changed_elements, done.bytes)
 
-    def _said(self, step: Step) -> dict[str, Any]:
+    def _metadata(self, step: Step) -> dict[str, Any]:
         return {FIELD: {"format": self._name, "step": step.number, "proof": step.proof}}
 
     def _move_to(self, path: Path, working: Working | None) -> None:

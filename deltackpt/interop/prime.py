@@ -27,6 +27,7 @@ def directories(root: Path) -> dict[int, Path]:
 
 
 def detect(root: Path, marker: str | None = None) -> bool:
+    """Does a directory hold broadcasts of whole checkpoints? ``marker``: its name, if it is not a known one."""
     markers = (marker,) if marker else MARKERS
     found = directories(root).values()
     return any((p / m).exists() for p in found for m in markers) and not any(

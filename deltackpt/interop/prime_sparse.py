@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +25,13 @@ PATCH: Final = "sparse_update_patch.safetensors"
 
 
 def detect(root: Path) -> bool:
+    """Does a directory hold broadcasts of changes, of any of the three drafts?"""
     return any((path / name).is_file() for path in directories(root).values() for name in SPARSE)
 
 
 class PrimeSparseReader:
+    """Steps of any of the three drafts, and whole ones between them."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -79,12 +82,9 @@ def _files(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterato
         name = entry.get("file")
         if not isinstance(name, str) or not is_plain(name) or "/" in name:
             raise field_error(path, f"the file {name!r}", "a plain name")
-        tensors, used = Tensors.open(path / name), set[str]()
-        for item in _list(entry, "tensors", path):
-            keys = str(item.get("indices_key")), str(item.get("values_key"))
-            used |= {*keys}
-            yield _touched(tensors, item, *keys, base)
-        _all_used(tensors, used)
+        tensors, items = Tensors.open(path / name), _list(entry, "tensors", path)
+        keys = ((str(item.get("indices_key")), str(item.get("values_key"))) for item in items)
+        yield from _all_touched(tensors, zip(items, keys, strict=True), base)
 
 
 def _update(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterator[Touched]:
@@ -92,12 +92,9 @@ def _update(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterat
     data, where = read_bytes(path / PATCH), str(path / PATCH)
     if data[:4].tobytes() == ZSTD:
         data = inflate(data, where, at_most=32 * sum(shard.size for shard in base.shards) + (1 << 20))
-    tensors, used = Tensors(data, where), set[str]()
-    for i, item in enumerate(_list(manifest, "tensors", path)):
-        keys = f"tensor_{i}.indices", f"tensor_{i}.values"
-        used |= {*keys}
-        yield _touched(tensors, item, *keys, base)
-    _all_used(tensors, used)
+    tensors, items = Tensors(data, where), _list(manifest, "tensors", path)
+    keys = ((f"tensor_{i}.indices", f"tensor_{i}.values") for i in range(len(items)))
+    yield from _all_touched(tensors, zip(items, keys, strict=True), base)
 
 
 def _ranks(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterator[Touched]:
@@ -113,7 +110,7 @@ def _ranks(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterato
     hashes = manifest.get("sha256")
     for r in numbers:
         name = f"rank_{r}.safetensors"
-        tensors, used = Tensors.open(path / name), set[str]()
+        tensors = Tensors.open(path / name)
         need = (
             hashes.get(name, hashes.get(str(r))) if isinstance(hashes, dict) else hashes if len(numbers) == 1 else None
         )
@@ -121,11 +118,9 @@ def _ranks(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterato
             raise field_error(path, f"no sha256 of {name}", "one a file")
         if (have := hashlib.sha256(read_bytes(path / name).data).hexdigest()) != need:
             raise FormatError("foreign-checksum", where=path / name, have=f"sha256 {have[:16]}…", need=f"{need[:16]}…")
-        for i, item in enumerate(_list(read_json(path / f"rank_{r}.json"), "tensors", path)):
-            keys = f"t{i}_indices", f"t{i}_values"
-            used |= {*keys}
-            yield _touched(tensors, item, *keys, base)
-        _all_used(tensors, used)
+        items = _list(read_json(path / f"rank_{r}.json"), "tensors", path)
+        keys = ((f"t{i}_indices", f"t{i}_values") for i in range(len(items)))
+        yield from _all_touched(tensors, zip(items, keys, strict=True), base)
 
 
 def _list(value: Mapping[str, Any], key: str, where: object) -> list[dict[str, Any]]:
@@ -135,7 +130,15 @@ def _list(value: Mapping[str, Any], key: str, where: object) -> list[dict[str, A
     return found
 
 
-def _all_used(tensors: Tensors, used: set[str]) -> None:
+def _all_touched(
+    tensors: Tensors, items: Iterable[tuple[Mapping[str, Any], tuple[str, str]]], base: Checkpoint
+) -> Iterator[Touched]:
+    """What a list says of the tensors in a file, each with the keys of its positions and values; then, that the file
+    has no other. Raises FormatError ``foreign-names``."""
+    used = set[str]()
+    for item, (indices, values) in items:
+        used |= {indices, values}
+        yield _touched(tensors, item, indices, values, base)
     if extra := sorted(tensors.tensors.keys() - used):
         have = f"{extra[0][:80]!r}, which the manifest has not"
         raise FormatError("foreign-names", where=tensors.where, have=have, need="the tensors of the manifest")

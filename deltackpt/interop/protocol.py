@@ -1,4 +1,5 @@
-"""What every other system's layout is read and written through. A reader never guesses: it proves, says, or refuses."""
+"""The protocols of readers and writers of other systems' layouts. A reader never guesses: what it cannot prove it
+reports, or refuses."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class LayoutUpdate:
     """New values of one tensor: words of ``unit`` bytes at flat ``positions``, counted in such words; None: all words.
 
     ``xor``: to be combined with what is there. ``check`` is given all new bytes, and raises if they are not the right
-    ones.
+    ones. No `deltackpt.codecs.Change`, which it becomes once it is held against the state: positions may be in any
+    order, words may be single bytes of wider elements, and what is given may be what is there already.
     """
 
     name: str
@@ -50,7 +52,7 @@ class LayoutUpdate:
 
 @dataclass(frozen=True)
 class Touched:
-    """A tensor that a step changes. ``load`` unpacks what it becomes: when its turn comes, in any thread."""
+    """A tensor that a step changes. ``load`` unpacks the update; it is called later, in any thread."""
 
     name: str
     load: Callable[[], LayoutUpdate]
@@ -71,7 +73,7 @@ class LayoutReader(Protocol):
         of its bytes none are read."""
 
     def prove(self, step: Step, new: State) -> None:
-        """What a layout can say of the whole new state. Raises ChainError ``foreign-digest``."""
+        """Check the whole new state as far as the layout allows. Raises ChainError ``foreign-digest``."""
 
 
 class LayoutWriter(Protocol):

@@ -6,18 +6,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deltackpt.checkpoint.diff import State
-from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError
 from deltackpt.format.digests import proves
 from deltackpt.format.manifest import Link
 from deltackpt.interop.protocol import Touched
 from deltackpt.interop.working import Working
-from deltackpt.publish.manifest import AnchorPolicy, record
-from deltackpt.publish.step import Draft, base_differs, put_parts
-from deltackpt.repository import Repository
+from deltackpt.patch.part import Origin
+from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.publish.objects import StepObjects
+from deltackpt.publish.repository_sink import CommittedStep, RepositorySink, StepTarget
+from deltackpt.publish.sink import StepCommit, elements_of, publish_step
+from deltackpt.publish.step import Comparing, EncodeOptions, base_differs, encode_step
+from deltackpt.publish.write import ShardReader
+from deltackpt.repository import Ref, Repository
 from deltackpt.repository.writer_lease import publishing
 from deltackpt.util.parallel import ordered_map
-from deltackpt.util.progress import Progress
+from deltackpt.util.progress import SILENT, Progress
 
 
 def check_working(repo: Repository, link: Link, working: Working, threads: int) -> None:
@@ -33,41 +37,49 @@ def check_working(repo: Repository, link: Link, working: Working, threads: int) 
         raise base_differs(working.checkpoint.root, wrong)
 
 
+def head_at(repo: Repository, ref: str, before: Link) -> Ref:
+    """The branch, which has to be at ``before``. Raises ConflictError ``ref-moved`` where it is not."""
+    head = repo.ref(ref)
+    if head is None or head.link != before:
+        have = f"step {head.link.step}, {head.link.id[:12]}" if head else "no step"
+        need = f"step {before.step}, {before.id[:12]}"
+        raise ConflictError("ref-moved", where=f"{repo.store.url}, ref {ref}", have=have, need=need)
+    return head
+
+
 def publish_changes(
     repo: Repository,
-    ref: str,
-    before: Link,
+    head: Ref,
     step: int,
     working: Working,
     touched: Mapping[str, Touched],
     prove: Callable[[State], None],
     *,
     anchor: AnchorPolicy,
-    threads: int,
-    metadata: dict[str, Any],
-    progress: Progress,
-) -> tuple[Link, Draft]:
-    """Move ``working`` from ``before`` to the next step, and publish that if ``prove`` takes it.
+    metadata: Mapping[str, Any],
+    threads: int = 1,
+    progress: Progress = SILENT,
+) -> CommittedStep:
+    """Apply ``touched`` to ``working``, the state that ``head`` is at, and publish it as the next step of that branch
+    unless ``prove`` raises.
 
     Raises ConflictError ``ref-moved``, ``lease-lapsed``, and what the changes raise; then nothing is published.
     """
-    head = repo.ref(ref)
-    if head is None or head.link != before:
-        have = f"step {head.link.step}, {head.link.id[:12]}" if head else "no step"
-        need = f"step {before.step}, {before.id[:12]}"
-        raise ConflictError("ref-moved", where=f"{repo.store.url}, ref {ref}", have=have, need=need)
-    with publishing(repo, before) as held:
-        draft, parent = Draft(repo, step), repo.load(before)
-        try:
-            progress.start("import", sum(shard.size for shard in working.checkpoint.shards))
-            compare = working.comparison(touched, repo.digests(parent))
-            put_parts(draft, parent, working, working, "auto", threads, SCAN_LIMIT, None, progress, compare)
+    before = head.link
+    with publishing(repo, before) as lease:
+        parent = repo.load(before)
+        target = StepTarget(head.name, head, before, parent)
+        sink = RepositorySink(StepObjects(repo, step), target, lease, anchor)
+
+        def encode() -> StepCommit:
+            new, before_digests = working.checkpoint, repo.digests(parent)
+            progress.start("import", sum(shard.size for shard in new.shards))
+            compare = working.comparison(touched, before_digests)
+            states = Comparing(working, working, before_digests, repo.store.url, compare)
+            origin = Origin(repo.id, step, before.id, parent.state)
+            builder = encode_step(sink, origin, states, EncodeOptions(threads=threads), progress)
             prove(working)
-            manifest = record(draft, working.checkpoint, before, parent, anchor, metadata, progress)
-            held.check()
-        except BaseException:
-            draft.withdraw()
-            raise
-        link = repo.publish(manifest, ref, head, held.check)
-        held.published(link)
-        return link, draft
+            files = ShardReader(new, progress)
+            return StepCommit(new, builder.digests, builder.counts(elements_of(new)), metadata, read=files.chunks)
+
+        return publish_step(sink, encode)

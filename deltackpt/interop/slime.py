@@ -50,6 +50,8 @@ class _Delta:
 
 
 class SlimeReader:
+    """Versions of slime's second layout, whole ones and changes."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
         self._index = lru_cache(maxsize=None)(_index)

@@ -37,6 +37,7 @@ EXACT: Final = {("F32", "BF16"), ("F32", "F16"), ("F64", "F32")}  # promoted, an
 
 
 def detect(root: Path) -> bool:
+    """Does a directory hold versions of slime's first layout?"""
     return any(
         FILE.fullmatch(p.name) for path in numbered(root, DIRECTORY).values() for p in path.glob("*.safetensors")
     )
@@ -52,6 +53,8 @@ def dtype_name(value: object, where: object) -> str:
 
 
 class SlimeV1Reader:
+    """Versions of slime's first layout, changes alone."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
 

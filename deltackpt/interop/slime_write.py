@@ -1,4 +1,4 @@
-"""slime's second layout, written such that its receivers take it as their own."""
+"""slime's second layout, written so that its receivers read it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class SlimeWriter:
 
 
 def encode(encoding: str, old: Bytes, new: Bytes) -> Bytes | None:
-    """The frame of one tensor, None where nothing changed."""
+    """The zstd frame of one tensor, uint8 [bytes], None where nothing changed. ``old``, ``new``: uint8, all bytes."""
     xor = old ^ new
     positions = np.flatnonzero(xor) if encoding != "xor" or not xor.any() else None
     if positions is not None and len(positions) == 0:

@@ -39,6 +39,7 @@ CLOCK: Final = 60 * 10**9  # ns by which a later step's file may be older
 
 
 def detect(root: Path) -> bool:
+    """Does a directory hold TRL's anchors or deltas?"""
     return any(numbered(root / folder, FILE) for folder in (ANCHORS, DELTAS))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from deltackpt.checkpoint.diff import Difference, differences
 from deltackpt.errors import UsageError
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.interop.changes import changes, elements_of, size_of, to_gaps
-from deltackpt.interop.files import placed, write_tensors
+from deltackpt.interop.files import placed, write_file, write_tensors
 from deltackpt.interop.protocol import Bytes
 from deltackpt.interop.trl import ANCHORS, DELTAS
-from deltackpt.util.disk import space_errors
 
 DTYPE = "BF16"  # all that its values can be
 FORMAT, VERSION = "sparse_weight_patch", "1"
@@ -40,13 +38,15 @@ class TrlWriter:
             tensors.append(Tensor(name, t.dtype, t.shape, at, at + size_of(t)))
             at += size_of(t)
         metadata = self._metadata(number, new, 0, 0, sparse=False)
-        with placed(self._path(ANCHORS, number)) as draft, space_errors(draft), draft.open("xb") as file:
-            file.write(build_header(tensors, metadata))
+
+        def chunks() -> Iterator[bytes | memoryview]:
+            yield build_header(tensors, metadata)
             for tensor in tensors:
-                file.write(new.bytes_of(tensor.name).data)
+                yield new.bytes_of(tensor.name).data
                 new.release(tensor.name)
-            file.flush()
-            os.fsync(file.fileno())
+
+        with placed(self._path(ANCHORS, number)) as draft:
+            write_file(draft, chunks())
 
     def delta(self, number: int, old: Checkpoint, new: Checkpoint, threads: int) -> str | None:
         reason = next(changes(old, new), None)

@@ -28,7 +28,7 @@ INDICES, VALUES = ".indices", ".values"
 
 
 @dataclass(frozen=True)
-class Patch:
+class VllmTensor:
     """One tensor: bit patterns ``values`` at flat ``positions`` (int32, or int64 past 2^31), None: all of them."""
 
     name: str
@@ -43,7 +43,7 @@ class Call:
     """What one call of the receiver takes: all sparse, or all dense."""
 
     sparse: bool
-    patches: tuple[Patch, ...]
+    patches: tuple[VllmTensor, ...]
 
 
 def calls(old: State, new: State, threads: int = 1) -> Iterator[Call]:
@@ -64,10 +64,10 @@ def calls(old: State, new: State, threads: int = 1) -> Iterator[Call]:
             )
         name, shape, dtype = found.name, tuple(new.tensors[found.name].shape), change.dtype.name
         if dtype not in SPARSE or _has_nan(change.new, dtype):
-            dense.append(Patch(name, shape, dtype, change.target, None))
+            dense.append(VllmTensor(name, shape, dtype, change.target, None))
         else:
             wide = "<i4" if change.elements <= 1 << 31 else "<i8"
-            sparse.append(Patch(name, shape, dtype, change.new, change.positions.astype(wide)))
+            sparse.append(VllmTensor(name, shape, dtype, change.new, change.positions.astype(wide)))
     for is_sparse, patches in ((True, sparse), (False, dense)):
         if patches:
             yield Call(is_sparse, tuple(patches))
@@ -81,9 +81,9 @@ def _has_nan(words: npt.NDArray[Any], dtype: str) -> bool:
 
 
 class VllmWriter:
-    """`step_000007.safetensors`: `{name}.indices` and `{name}.values`, and under its own name what goes whole.
+    """`step_000007.safetensors`: `{name}.indices` and `{name}.values`, and whole tensors under their own names.
 
-    vLLM has no file of its own for them: this one is ours, and `read` gives the calls back.
+    vLLM has no file of its own for them: this one is ours, and `read` returns the calls of one.
     """
 
     consecutive = True
@@ -119,10 +119,10 @@ def read(path: Path, base: State) -> list[Call]:
     sparse, dense = [], []
     for name, t in tensors.tensors.items():
         if name in base.tensors:
-            dense.append(Patch(name, t.shape, t.dtype, tensors.bytes_of(name), None))
+            dense.append(VllmTensor(name, t.shape, t.dtype, tensors.bytes_of(name), None))
         elif (stem := name.removesuffix(INDICES)) in base.tensors and stem + VALUES in tensors.tensors:
             positions, known = tensors.words(name, {"I32": "<i4", "I64": "<i8"}), base.tensors[stem]
             dtype = tensors.tensors[stem + VALUES].dtype
             values = tensors.bytes_of(stem + VALUES).view(f"<u{8 if dtype == 'F64' else 4 if dtype == 'F32' else 2}")
-            sparse.append(Patch(stem, tuple(known.shape), dtype, values, positions))
+            sparse.append(VllmTensor(stem, tuple(known.shape), dtype, values, positions))
     return [Call(kind, tuple(found)) for kind, found in ((True, sparse), (False, dense)) if found]

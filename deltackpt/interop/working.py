@@ -1,10 +1,9 @@
-"""The state that the next step applies to: a directory of our own, changed in place where a step says so."""
+"""The state that the next step applies to: a directory that is changed in place where a step names changes."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,9 +19,10 @@ from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.state_digest import TensorDigest, xxh3
 from deltackpt.interop.changes import same_length, tensor_of
+from deltackpt.interop.files import copy_checkpoint
 from deltackpt.interop.protocol import Bytes, LayoutUpdate, Touched
 from deltackpt.kernels import scatter
-from deltackpt.util.disk import ensure_space, space_errors
+from deltackpt.util.disk import ensure_space
 
 _POPULATE_WRITE = 23  # not in Python's mmap
 
@@ -40,29 +40,28 @@ def by_name(touched: Iterable[Touched], base: Checkpoint, where: object) -> dict
 
 
 class Working:
-    """A checkpoint directory that nobody else uses, mapped to be written to. A failed step leaves it of no use."""
+    """A checkpoint directory of this process alone, mapped to be written to. A failed step leaves it unusable."""
 
     def __init__(self, root: Path) -> None:
         with Checkpoint.open(root) as checkpoint:
             self.checkpoint = checkpoint  # for its headers: what was written since is read through `bytes_of`
         self.tensors: Mapping[str, Located] = self.checkpoint.tensors
-        self._maps = {shard.name: _map(root / shard.name) for shard in self.checkpoint.shards}
+        self._maps = {shard.path: _map(root / shard.path) for shard in self.checkpoint.shards}
 
     @classmethod
     def copy(cls, base: Checkpoint, into: Path) -> Working:
+        """A copy of ``base`` in the new directory ``into``. Raises NoSpaceError ``no-space``."""
         ensure_space(into, sum(shard.size for shard in base.shards))
-        with space_errors(into):
-            into.mkdir()
-            for path in (*(shard.name for shard in base.shards), *base.side):
-                (into / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(base.root / path, into / path)
+        copy_checkpoint(base, into)
         return cls(into)
 
     def bytes_of(self, name: str) -> Bytes:
+        """The tensor's bytes as they are now, uint8 [bytes]: a view of the file."""
         tensor = self.tensors[name]
         return np.frombuffer(self._maps[tensor.shard], np.uint8)[tensor.start : tensor.end]
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
+        """Let the system drop the pages of a tensor's bytes from ``start`` to ``end``."""
         tensor = self.tensors[name]
         first, last = tensor.start + start, tensor.end if end is None else tensor.start + end
         if first < last:
@@ -77,8 +76,8 @@ class Working:
             with suppress(OSError):  # before Linux 5.14
                 self._maps[tensor.shard].madvise(_POPULATE_WRITE, page, tensor.end - page)
 
-    def take(self, update: LayoutUpdate) -> Change:
-        """Change the tensor, and check what it has become. -> the change.
+    def apply(self, update: LayoutUpdate) -> Change:
+        """Change the tensor in place, and run the update's check on it; -> the change, of flat elements.
 
         Its ``base`` is the old elements where an encoding may want them, and zeros where none looks at them.
         """
@@ -99,11 +98,11 @@ class Working:
     def comparison(
         self, touched: Mapping[str, Touched], before: Mapping[str, TensorDigest]
     ) -> Callable[[str, State, State], Difference]:
-        """What takes the place of comparing two states: a step's own word for what it changes, applied."""
+        """Used instead of comparing two states: applies the changes that a step names, and returns them."""
 
         def one(name: str, old: State, new: State) -> Difference:
             if name in touched:
-                change = self.take(touched[name].load())
+                change = self.apply(touched[name].load())
                 return Difference(name, change, None, xxh3(self.bytes_of(name)))
             dtype, shape = DTYPES[self.tensors[name].dtype], self.tensors[name].shape
             words = self.bytes_of(name).view(uint(dtype.width))
@@ -119,11 +118,14 @@ def advance(base: Checkpoint, touched: Iterable[Touched], into: Path, where: obj
     found = by_name(touched, base, where)
     working = Working.copy(base, into)
     for item in found.values():
-        working.take(item.load())
+        working.apply(item.load())
 
 
 def changed_words(update: LayoutUpdate, words: Elements) -> tuple[npt.NDArray[np.int64], Elements]:
-    """Rising positions of the elements that an update changes, and what they become; ``words`` is what is there."""
+    """What an update changes: rising flat positions, int64 [n], and the new elements, [n] of the dtype of ``words``.
+
+    ``words`` are the elements that are there, flat. Raises FormatError ``foreign-length``.
+    """
     where, wide = f"tensor {update.name[:80]!r}", words.itemsize
     if update.positions is None:
         values = update.values.view(words.dtype)
@@ -140,9 +142,9 @@ def changed_words(update: LayoutUpdate, words: Elements) -> tuple[npt.NDArray[np
     else:  # single bytes of wider elements
         at, index = np.unique(update.positions // wide, return_inverse=True)
         new = words[at]
-        place = index * wide + update.positions % wide
+        at_byte = index * wide + update.positions % wide
         raw = new.view(np.uint8)
-        raw[place] = raw[place] ^ update.values if update.xor else update.values
+        raw[at_byte] = raw[at_byte] ^ update.values if update.xor else update.values
     differ = new != words[at]
     return (at, new) if differ.all() else (at[differ], new[differ])
 

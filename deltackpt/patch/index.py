@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from deltackpt.codecs import Entry
+from deltackpt.codecs.base import PlainSpec
 from deltackpt.codecs.table import read_table
 from deltackpt.errors import FormatError
-from deltackpt.format.safetensors_header import MAX_NAME, METADATA, RESERVED, Header, Tensor
+from deltackpt.format.safetensors_header import METADATA, RESERVED, Header, Tensor
 
 VERSION = "1"
 TABLE = "deltackpt:table"
@@ -28,6 +27,7 @@ class Origin:
     base: str  # state digest it applies to
 
     def to_metadata(self) -> dict[str, str]:
+        """``__metadata__`` of the part's header."""
         return {
             "deltackpt": VERSION,
             "repository": self.repository,
@@ -38,12 +38,14 @@ class Origin:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], where: str) -> Origin:
-        if metadata.get("deltackpt") != VERSION:
+        """Inverse of `to_metadata`. Raises FormatError ``version-unknown``, ``part-metadata``."""
+        if metadata.get("deltackpt") != VERSION:  # [F-META-2]
             have = f"version {metadata['deltackpt'][:20]!r}" if "deltackpt" in metadata else "no deltackpt metadata"
             hint = "Is this file a part of a patch? A newer deltackpt reads newer versions."
             raise FormatError("version-unknown", where=where, have=have, need=f"part version {VERSION}", hint=hint)
         step = metadata.get("step", "")
         values = [metadata.get(key, "") for key in ("repository", "parent", "base")]
+        # [F-META-1]
         if not (step.isascii() and step.isdigit() and len(step) <= 18 and str(int(step)) == step) or not all(values):
             need = "repository, step, parent and base"
             raise FormatError("part-metadata", where=where, have="missing or broken fields", need=need)
@@ -59,11 +61,11 @@ def table_of(header: Header, where: str) -> Span:
     tensors = {t.name: t for t in header.tensors}
     for name in (TABLE, PAYLOAD):
         t = tensors.get(name)
-        if t is None or t.dtype != "U8" or len(t.shape) != 1:
+        if t is None or t.dtype != "U8" or len(t.shape) != 1:  # [F-PART-7]
             need = "a U8 tensor of one dimension"
             raise FormatError("part-tensors", where=where, have=f"no tensor {name!r}", need=need)
     start, end = _span(header, tensors[TABLE])
-    if end - start > MAX_TABLE:
+    if end - start > MAX_TABLE:  # [F-TAB-15]
         need = f"at most {MAX_TABLE:,} bytes"
         raise FormatError("object-too-large", where=where, have=f"a table of {end - start:,} bytes", need=need)
     return start, end
@@ -76,8 +78,8 @@ def _span(header: Header, tensor: Tensor) -> Span:
 class PartIndex:
     """The entries of a part, and the place in the file of every byte that belongs to one.
 
-    Whoever holds it may trust it: every tensor of the file belongs to the table, every entry has its bytes, and nothing
-    is left over. Raises FormatError.
+    It was checked when it was made: every tensor of the file belongs to the table, every entry has its bytes, and
+    nothing is left over. Raises FormatError.
     """
 
     def __init__(self, header: Header, table: bytes | memoryview, where: str) -> None:
@@ -95,8 +97,8 @@ class PartIndex:
         return start, start + entry.payload
 
     def plain(self, entry: Entry, suffix: str) -> Span:
-        """A plain tensor of an entry. A box has none: the bytes of a `full` one are in the payload."""
-        return self.payload(entry) if entry.boxed else self._span(entry.name + suffix)
+        """A plain tensor of an entry."""
+        return self._span(entry.name + suffix)
 
     def _span(self, name: str) -> Span:
         return _span(self.header, self._tensors[name])
@@ -105,55 +107,33 @@ class PartIndex:
         at, expected = 0, {TABLE, PAYLOAD}
         payload = self._tensors[PAYLOAD].end - self._tensors[PAYLOAD].start
         for e in self.entries:
-            if e.name.startswith(RESERVED) or e.name == METADATA:
-                have, need = (
-                    f"a tensor named {e.name[:80]!r}",
-                    f"no {METADATA}, and nothing that starts with {RESERVED}",
-                )
-                raise self._refuse("name-refused", have, need)
+            if e.name.startswith(RESERVED) or e.name == METADATA:  # [F-PART-9]
+                need = f"no {METADATA}, and nothing that starts with {RESERVED}"
+                raise self._refuse("name-refused", f"a tensor named {e.name[:80]!r}", need)
             self._offset[e.name, e.offset] = at
             at += e.payload
-            # In floats too: the sum of a tile's lengths could come back to where it should be, modulo 2^64.
-            if e.encoding == "packed" and np.sum(e.detail.lengths, dtype=np.float64) > 2 * payload:
+            # [F-PART-10], in floats too: the sum of an entry's lengths could come back to where it should be, modulo
+            # 2^64.
+            if e.codec.payload_bound(e.detail) > 2 * payload:
                 raise self._refuse("payload-length", f"{payload:,} bytes of payload", "all tiles of the table")
-            for suffix, dtypes, size in _plain_tensors(e):
-                t = self._tensors.get(e.name + suffix)
-                if t is None or t.dtype not in dtypes or (size is not None and t.end - t.start != size):
-                    raise self._refuse(
-                        "part-tensors", f"no fitting tensor {(e.name + suffix)[:80]!r}", "what the table says"
-                    )
-                if e.boxed or e.name + suffix in expected:
-                    raise self._refuse("part-tensors", f"{(e.name + suffix)[:80]!r} used twice", "one entry a tensor")
-                if t.shape != (e.shape if not suffix else (e.changes,)):
-                    raise self._refuse("part-tensors", f"shape {t.shape}", f"{e.shape} as in the table")
-                expected.add(e.name + suffix)
-        if set(self._tensors) != expected:
+            for spec in e.plain_tensors:
+                self._check_plain(e.name + spec.suffix, spec, expected)
+                expected.add(e.name + spec.suffix)
+        if set(self._tensors) != expected:  # [F-PART-8]
             extra = sorted(set(self._tensors) - expected)[0]
             raise self._refuse("part-tensors", f"a tensor {extra[:80]!r} that the table does not name", "none")
-        if at != payload:
+        if at != payload:  # [F-PART-10]
             raise self._refuse("payload-length", f"{payload:,} bytes of payload", f"{at:,} bytes")
+
+    def _check_plain(self, name: str, spec: PlainSpec, used: set[str]) -> None:
+        """[F-PLAIN-1], [F-PLAIN-5], [F-PLAIN-8], [F-PLAIN-9]"""
+        t = self._tensors.get(name)
+        if t is None or t.dtype != spec.dtype:
+            raise self._refuse("part-tensors", f"no fitting tensor {name[:80]!r}", "what the table says")
+        if name in used:
+            raise self._refuse("part-tensors", f"{name[:80]!r} used twice", "one entry a tensor")
+        if t.shape != spec.shape:
+            raise self._refuse("part-tensors", f"shape {t.shape}", f"{spec.shape} as in the table")
 
     def _refuse(self, code: str, have: str, need: str) -> FormatError:
         return FormatError(code, where=self.where, have=have, need=need)
-
-
-def _plain_tensors(entry: Entry) -> list[tuple[str, tuple[str, ...], int | None]]:
-    """(suffix, dtypes, bytes or None) of the plain tensors of an entry."""
-    if entry.encoding == "full" and entry.boxed:
-        return []
-    if entry.encoding in ("full", "nan"):
-        return [("", (entry.dtype.name,), None)]
-    if entry.encoding == "index":
-        values = entry.changes * entry.dtype.width
-        wide = "U32" if entry.elements <= 1 << 32 else "U64"
-        plain = entry.dtype.name if entry.dtype.bits == 8 * entry.dtype.width else "U8"
-        return [(".indices", (wide,), entry.changes * (4 if wide == "U32" else 8)), (".values", (plain,), values)]
-    return []
-
-
-def collides(entry: Entry, names: set[str]) -> bool:
-    """Would the plain tensors of an `index` entry take the name of another tensor of the checkpoint, or too long a
-    one?
-    """
-    new = [entry.name + suffix for suffix, *_ in _plain_tensors(entry)] if entry.encoding == "index" else []
-    return any(name in names or len(name.encode()) > MAX_NAME for name in new)

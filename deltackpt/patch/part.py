@@ -11,51 +11,60 @@ from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Buffer, DecodeBuffer, Elements
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
-from deltackpt.patch.index import PAYLOAD, TABLE, VERSION, Origin, PartIndex, Span, collides, table_of
+from deltackpt.patch.index import PAYLOAD, TABLE, VERSION, Origin, Span, table_of
+from deltackpt.patch.tensor import Part
 
-__all__ = ["PAYLOAD", "TABLE", "VERSION", "Origin", "PartReader", "PartWriter", "collides"]
+__all__ = ["PAYLOAD", "TABLE", "VERSION", "Origin", "PartReader", "PartWriter"]
 
 
 class PartWriter:
     """Collects the encoded tensors of one part; :meth:`chunks` is the file. Holds encoded bytes, never a tensor."""
 
     def __init__(self, origin: Origin) -> None:
-        self._origin = origin
+        self.origin = origin
         self._items: list[tuple[Entry, Encoded]] = []
         self.size = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The entries of the table, in its order."""
+        return tuple(entry for entry, _ in self._ordered())
+
     def add(self, entry: Entry, encoded: Encoded | None = None) -> None:
-        self._items.append((entry, encoded or Encoded(None)))
+        """One tensor or box; ``encoded`` has its bytes, if it has some."""
+        self._items.append((entry, encoded or Encoded(entry.detail)))
         self.size += self._items[-1][1].size
 
     def chunks(self) -> Iterator[Buffer]:
         """The bytes of the file: header, plain tensors by falling width (so that all are aligned), table, payload."""
-        items = sorted(self._items, key=lambda item: (item[0].name.encode(), item[0].offset))
+        items = self._ordered()
         table = write_table([entry for entry, _ in items])
-        plain = [(entry.name + p.suffix, p) for entry, encoded in items for p in encoded.plain if not entry.boxed]
+        plain = [(entry.name + p.suffix, p) for entry, encoded in items for p in encoded.plain]
         plain.sort(key=lambda item: (-DTYPES[item[1].dtype].width, item[0].encode()))
         payload = sum(entry.payload for entry, _ in items)
         rows = [(name, p.dtype, p.shape, len(p.data)) for name, p in plain]
         rows += [(TABLE, "U8", (len(table),), len(table)), (PAYLOAD, "U8", (payload,), payload)]
         ends = list(accumulate(size for *_, size in rows))
         tensors = [Tensor(n, d, s, end - size, end) for (n, d, s, size), end in zip(rows, ends, strict=True)]
-        yield build_header(tensors, self._origin.to_metadata())
+        yield build_header(tensors, self.origin.to_metadata())
         for _, p in plain:
             yield p.data
         yield table
-        for entry, encoded in items:
+        for _, encoded in items:
             yield from encoded.payload
-            if entry.boxed:
-                yield from (p.data for p in encoded.plain)
+
+    def _ordered(self) -> list[tuple[Entry, Encoded]]:
+        return sorted(self._items, key=lambda item: (item[0].name.encode(), item[0].offset))
 
 
-class PartReader(PartIndex):
+class PartReader(Part):
     """A part in memory or mapped: its header and table are checked when it is made, tensors when they are decoded."""
 
     def __init__(self, data: memoryview, where: str) -> None:
+        """``data``: all bytes of the file. Raises FormatError."""
         self._data = data
         head = bytes(data[: head_size(bytes(data[:8]), len(data), where)])
         header = parse_header(head, len(data), where)
@@ -71,14 +80,16 @@ class PartReader(PartIndex):
         """Raise FormatError unless the bytes of an entry have the checksums that the table gives."""
         check(entry, _Source(self, entry), f"{self.where}, {entry.name!r}")
 
-    def decode(self, entry: Entry, base: Elements | None, room: DecodeBuffer | None = None) -> Decoded:
-        """New elements of an entry, in ``room`` if that can take them. ``base``: flat old elements of its tensor or
-        box; None where the entry is `full`.
+    def decode(self, entry: Entry, base: Elements | None, buffer: DecodeBuffer | None = None) -> Decoded:
+        """New elements of an entry, at flat positions in its tensor or box. The result may lie in ``buffer``.
+
+        ``base``: flat old elements of its tensor or box; None is allowed where `Entry.base_use` is NOTHING. Raises
+        FormatError.
         """
-        return decode(entry, base, _Source(self, entry), f"{self.where}, {entry.name!r}", room)
+        return decode(entry, base, _Source(self, entry), f"{self.where}, {entry.name!r}", buffer)
 
     def decode_into(self, entry: Entry, elements: Elements) -> None:
-        """The same, written to ``elements``, which hold the old ones. After a FormatError they are worth nothing."""
+        """The same, written to ``elements``, which hold the old ones. After a FormatError they are worthless."""
         decode_into(entry, elements, _Source(self, entry), f"{self.where}, {entry.name!r}")
 
 

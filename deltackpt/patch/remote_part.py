@@ -12,12 +12,13 @@ import numpy as np
 
 from deltackpt.codecs import Decoded, Entry, decode, subset
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.plain import suffixes
+from deltackpt.codecs.boxes import inside
 from deltackpt.codecs.types import DecodeBuffer, Elements
 from deltackpt.errors import UsageError
 from deltackpt.format.dtypes import storage_shape
 from deltackpt.format.safetensors_header import head_size, parse_header
-from deltackpt.patch.index import PartIndex, Span, table_of
+from deltackpt.patch.index import Span, table_of
+from deltackpt.patch.tensor import Part
 from deltackpt.store import Store
 
 FIRST = 16 << 10  # bytes of the first request: the header of most parts, and the table of small ones
@@ -25,7 +26,7 @@ GAP = 64 << 10  # bytes between two ranges that are read rather than asked aroun
 WINDOW = 16 << 20  # bytes of tiles held at a time, unless one tile is larger
 
 
-class RangedPart(PartIndex):
+class RemotePart(Part):
     """A part in a store. Opening it reads header and table; decoding reads what is decoded.
 
     Memory is that of the table and of what is decoded, and WINDOW bytes or one tile. Raises what
@@ -41,46 +42,46 @@ class RangedPart(PartIndex):
         header = parse_header(first[:need], size, where)
         start, end = table_of(header, where)
         if end > len(first):
-            kept = first[start:]
-            table = kept + self._ranges.one((start + len(kept), end))
+            head = first[start:]
+            table = head + self._ranges.one((start + len(head), end))
         else:
             table = first[start:end]
         super().__init__(header, table, where)
 
     @classmethod
-    def open(cls, store: Store, name: str, size: int | None = None, *, gap: int = GAP) -> RangedPart:
+    def open(cls, store: Store, name: str, size: int | None = None, *, gap: int = GAP) -> RemotePart:
         """``size`` of the object in bytes, which a manifest tells, spares a request.
 
         Two ranges with at most ``gap`` bytes between them are read as one.
         """
         return cls(store, name, store.stat(name).size if size is None else size, gap)
 
-    def decode(self, entry: Entry, base: Elements | None, room: DecodeBuffer | None = None) -> Decoded:
-        """New elements of an entry; ``room`` is not used. ``base``: flat old elements of its tensor or box; None where
-        it is `full`.
+    def decode(self, entry: Entry, base: Elements | None, buffer: DecodeBuffer | None = None) -> Decoded:
+        """New elements of an entry, at flat positions in its tensor or box; ``buffer`` is not used.
+
+        ``base``: flat old elements of its tensor or box; None is allowed where `Entry.base_use` is NOTHING. Raises
+        FormatError, and what `Store.get_range` raises.
         """
-        if subset.has_pieces(entry):
+        if entry.has_pieces:
             assert base is not None
-            found = self._decode(entry, np.arange(len(subset.lengths(entry))), base)
-            return Decoded(None, found.values) if entry.encoding == "planes" else found
-        spans = (
-            [self.plain(entry, suffix) for suffix in suffixes(entry.encoding)] if entry.encoding != "removed" else []
-        )
-        data = dict(zip(suffixes(entry.encoding), self._ranges.all(spans), strict=False))
-        return decode(entry, base, _Read(data), self._at(entry))
+            return subset.decode_all(entry, self._decode(entry, np.arange(len(subset.lengths(entry))), base))
+        suffixes = [spec.suffix for spec in entry.plain_tensors]
+        spans = [self.payload(entry), *(self.plain(entry, suffix) for suffix in suffixes)]
+        payload, *plain = self._ranges.all(spans)
+        return decode(entry, base, _Read(payload, dict(zip(suffixes, plain, strict=True))), self._at(entry))
 
     def decode_into(self, entry: Entry, elements: Elements) -> None:
         """The same, written to ``elements``, which hold the old ones."""
         self.decode(entry, elements).write_to(elements)
 
     def decode_tiles(self, entry: Entry, tiles: Sequence[int], base: Elements) -> Decoded:
-        """New elements of some tiles of a `packed` entry, or some chunks of a `planes` one, by number.
+        """New elements of some pieces of an entry that `has_pieces`, its tiles or chunks, by number.
 
         ``base``: flat old elements of the entry's whole tensor or box; those of other tiles may be anything. Positions
-        are flat in the entry. Raises UsageError ``usage`` for a tile that there is not.
+        are flat in the entry, int64. Raises UsageError ``usage`` for a tile that does not exist.
         """
         wanted = np.unique(np.array(tiles, np.int64))
-        count = len(subset.lengths(entry)) if subset.has_pieces(entry) else 0
+        count = len(subset.lengths(entry)) if entry.has_pieces else 0
         if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < count:
             raise UsageError("usage", where=self._at(entry), have=f"tiles {tiles}"[:80], need=f"tiles below {count:,}")
         return self._decode(entry, wanted, base)
@@ -97,14 +98,14 @@ class RangedPart(PartIndex):
         ):
             have = f"box {list(size)} at {list(at)}"
             raise UsageError("usage", where=self._at(entry), have=have, need=f"a box of {list(stored)}")
-        if subset.has_pieces(entry):
+        if entry.has_pieces:
             assert base is not None
             found = self._decode(entry, subset.touched(entry, at, size), base)
         else:
             found = self.decode(entry, base)
         positions = np.arange(len(found.values)) if found.positions is None else found.positions
-        inside = subset.inside(entry, positions, at, size)
-        return Decoded(positions[inside], found.values[inside])
+        within = inside(positions, stored, at, size)
+        return Decoded(positions[within], found.values[within])
 
     def _decode(self, entry: Entry, pieces: Ints, base: Elements) -> Decoded:
         sizes = subset.lengths(entry)
@@ -115,12 +116,7 @@ class RangedPart(PartIndex):
             spans = list(zip(bounds[some].tolist(), bounds[some + 1].tolist(), strict=True))
             payload = b"".join(self._ranges.all(spans))
             found.append(subset.decode(entry, some, memoryview(payload), base, self._at(entry)))
-        if len(found) == 1:
-            return found[0]
-        positions = [d.positions for d in found if d.positions is not None]
-        return Decoded(
-            np.concatenate([np.zeros(0, np.int64), *positions]), np.concatenate([base[:0], *(d.values for d in found)])
-        )
+        return Decoded.joined(found, base.dtype)
 
     def _at(self, entry: Entry) -> str:
         return f"{self.where}, {entry.name!r}"
@@ -158,10 +154,11 @@ class _Ranges:
 
 @dataclass(frozen=True)
 class _Read:
-    data: dict[str, memoryview]
+    data: memoryview
+    tensors: dict[str, memoryview]
 
     def payload(self) -> memoryview:
-        raise KeyError("payload")
+        return self.data
 
     def plain(self, suffix: str) -> memoryview:
-        return self.data[suffix]
+        return self.tensors[suffix]

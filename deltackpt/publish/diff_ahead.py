@@ -8,11 +8,12 @@ from contextlib import contextmanager
 
 from deltackpt.checkpoint.diff import Difference, State, difference
 
-HELD = 64 << 20  # bytes of changes that may wait for somebody to ask for them
+HELD = 64 << 20  # bytes of changes that may wait until they are asked for
 
 
-class HeadStart:
-    """`compare` is `diff.difference`. Until it is called, tensors are compared in the order in which it will be."""
+class DiffAhead:
+    """`compare` stands for `diff.difference`. Until it is first called, tensors are compared in the order in which it
+    will be; after that, only those that it asks for."""
 
     def __init__(self, old: State, new: State, pool: ThreadPoolExecutor) -> None:
         self._held = 0
@@ -29,15 +30,17 @@ class HeadStart:
         return found
 
     def compare(self, name: str, old: State, new: State) -> Difference:
+        """How a tensor differs. Any thread may call it, once for each name."""
         self._over = True
         begun = self._begun.pop(name)
         return (None if begun.cancel() else begun.result()) or difference(name, old, new)
 
 
 @contextmanager
-def diff_ahead(old: State, new: State, threads: int) -> Iterator[HeadStart]:
+def diff_ahead(old: State, new: State, threads: int) -> Iterator[DiffAhead]:
+    """Compare two states by ``threads`` threads of their own while the block runs."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="deltackpt-compare")
     try:
-        yield HeadStart(old, new, pool)
+        yield DiffAhead(old, new, pool)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -1,27 +1,22 @@
-"""The record of a step in the making: anchor, layout, digests, manifest."""
+"""The manifest of a step in the making: when it is also stored whole, its layout, its digests, its record."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
 
 from deltackpt import __version__
-from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import NotFoundError
 from deltackpt.format import digests as digests_format
-from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.layout import Layout, Shard, Side
-from deltackpt.format.manifest import Counts, File, Link, Manifest, decode
-from deltackpt.format.safetensors_header import Header
-from deltackpt.publish.step import PIECE, Draft
+from deltackpt.format.manifest import File, Link, Manifest, decode
+from deltackpt.publish.objects import StepObjects
+from deltackpt.publish.sink import StepCommit
 from deltackpt.publish.uploads import done
 from deltackpt.repository import Repository
-from deltackpt.store import Buffer
-from deltackpt.util.progress import Progress
 
 ANCHOR_RATIO = 1.0  # patches since the last anchor, in anchors' bytes: restoring reads at most twice an anchor
 
@@ -40,120 +35,72 @@ class AnchorPolicy:
     density: float | None = None
 
     def wants(self, steps: int, patches: int, whole: int, density: float = 0.0) -> bool:
+        """Is a step to be stored whole? ``steps`` since the last anchor, this one included; bytes of the ``patches``
+        that a cold start reads, and of the ``whole`` checkpoint; ``density``: the share of elements that the step
+        changes.
+        """
         dense = self.density is not None and density > self.density
         return self.now or dense or (self.every is not None and steps >= self.every) or patches > self.ratio * whole
 
 
-class Whole(Protocol):
-    """A step as its record sees it: a checkpoint directory, or what a trainer has in memory."""
-
-    @property
-    def shards(self) -> Sequence[ShardLike]: ...
-    @property
-    def tensors(self) -> Mapping[str, TensorLike]: ...
-    @property
-    def side(self) -> Sequence[str]:
-        """Paths of the side files."""
-
-    def side_bytes(self, path: str) -> bytes: ...
-
-
-class ShardLike(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def header(self) -> Header: ...
-    @property
-    def size(self) -> int: ...
-
-
-class TensorLike(Protocol):
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-
-
-def record(
-    draft: Draft,
-    new: Checkpoint,
+def build_manifest(
+    objects: StepObjects,
+    commit: StepCommit,
     before: Link | None,
     parent: Manifest | None,
-    policy: AnchorPolicy,
-    metadata: dict[str, Any],
-    progress: Progress,
-    since: Callable[[], tuple[int, int]] | None = None,
-) -> Manifest:
-    """Store what else the step needs, and put its record together. ``since`` is `since_anchor`, if it is known."""
-    whole = sum(s.size for s in new.shards)
-    density = draft.changed_elements / max(1, elements_of(new))
-    anchor = None
-    wanted = parent is None or before is None
-    if before is not None and not wanted:
-        steps, patches = since() if since else since_anchor(draft.repo, before, policy)
-        wanted = policy.wants(steps, patches + draft.patch_bytes, whole, density)
-    if wanted:
-        progress.start("anchor", whole)
-        anchor = tuple(
-            draft.store(draft.name("anchors", s.name), _file_chunks(new, s.name, progress)) for s in new.shards
-        )
-    return compose(draft, new, before, parent, anchor, metadata)
-
-
-def elements_of(new: Whole) -> int:
-    """Storage elements of a state."""
-    return sum((t.end - t.start) // DTYPES[t.dtype].width for t in new.tensors.values())
-
-
-def compose(
-    draft: Draft,
-    new: Whole,
-    before: Link | None,
-    parent: Manifest | None,
+    parts: Sequence[File] | None,
     anchor: tuple[File, ...] | None,
-    metadata: dict[str, Any],
-    *,
-    patched: bool = True,
 ) -> Manifest:
-    """Store side files, layout and digests, and put the record together; parts and anchor are stored already.
+    """Put side files, layout and digests, and build the manifest that names them; all objects are then durable.
 
-    Without ``patched`` the step follows its parent by name alone, and only its anchor leads to it.
+    ``parts`` and ``anchor`` are durable already; ``parts`` None: those that were put by ``objects``. ``parent`` is the
+    manifest of ``before``. Raises FormatError for a record that no reader would accept.
     """
-    anchored = anchor is not None
-    known = {} if anchored or parent is None else {s.file.sha256: s.file for s in draft.repo.layout(parent).side}
-    shards = tuple(Shard(s.name, s.header) for s in new.shards)
-    layout = Layout(shards, tuple(Side(path, _side(draft, new, path, known, anchored)) for path in new.side))
+    known = {} if anchor is not None or parent is None else _side_files(objects.repo, parent)
+    side = tuple(Side(path, _side(objects, commit, path, known, anchor is not None)) for path in commit.files.side)
+    layout = Layout(tuple(Shard(s.path, s.header) for s in commit.files.shards), side)
     raw = layout.encode()
     same = parent if parent and hashlib.sha256(raw).hexdigest() == parent.layout.sha256 else None
-    layout_file = done(same.layout) if same else draft.begin(draft.name("states", "layout.json"), [raw])
-    table = digests_format.encode(layout, draft.digests)
-    digests_file = draft.begin(draft.name("states", "digests.safetensors"), [table])
-    draft.settle()
+    layout_file = done(same.layout) if same else objects.begin(objects.name("states", "layout.json"), [raw])
+    table = digests_format.encode(layout, commit.digests)
+    digests_file = objects.begin(objects.name("states", "digests.safetensors"), [table])
+    own = objects.wait()
     made = Manifest(
-        repository=draft.repo.id,
-        step=draft.step,
+        repository=objects.repo.id,
+        step=objects.step,
         parent=before,
         base=parent.state if parent else None,
-        state=digests_format.state_of(layout, draft.digests),
+        state=commit.state,
         anchor=anchor,
-        patch=tuple(draft.parts) if parent and patched else None,
+        patch=tuple(own if parts is None else parts) if parent and commit.patched else None,
         layout=layout_file.result(),
         digests=digests_file.result(),
-        counts=Counts(draft.added, draft.removed, draft.changed, elements_of(new), draft.changed_elements),
+        counts=commit.counts,
         time=int(time.time()),
         producer=f"deltackpt {__version__}",
-        metadata=metadata,
+        metadata=dict(commit.metadata),
     )
-    decode(made.encode(), f"the record of step {draft.step}")  # what no reader would take is not published
+    decode(made.encode(), f"the record of step {objects.step}")  # what no reader would accept is not published
     return made
 
 
-def since_anchor(repo: Repository, before: Link, policy: AnchorPolicy, new_bytes: int = 0) -> tuple[int, int]:
+def _side_files(repo: Repository, step: Manifest) -> dict[str, File]:
+    """The objects of a step's side files, by sha256."""
+    return {side.file.sha256: side.file for side in repo.layout(step).side}
+
+
+def _side(objects: StepObjects, commit: StepCommit, path: str, known: dict[str, File], anchored: bool) -> File:
+    data = commit.files.side_bytes(path)
+    if (file := known.get(hashlib.sha256(data).hexdigest())) is not None:
+        return file
+    name = objects.name("anchors", path) if anchored else objects.name("patches", f"side/{path}")
+    return objects.store(name, [data])
+
+
+def since_anchor(repo: Repository, before: Link, policy: AnchorPolicy) -> tuple[int, int]:
     """Steps since the last anchor, the one after ``before`` included, and bytes of patches and folds that a cold start
-    reads, ``new_bytes`` included; of patches nothing where the policy does not ask."""
-    patches = new_bytes + (sum(hop.bytes for hop in repo.resolve(before).patches) if policy.ratio != inf else 0)
+    reads; 0 where the policy does not ask for them."""
+    patches = sum(hop.bytes for hop in repo.resolve(before).patches) if policy.ratio != inf else 0
     return (1 if policy.every is None else _steps_since_anchor(repo, before, policy.every)), patches
 
 
@@ -162,23 +109,9 @@ def _steps_since_anchor(repo: Repository, before: Link, most: int) -> int:
     while steps < most:
         try:
             found = repo.load(link)
-        except NotFoundError:  # collected: nobody knows how many there were
+        except NotFoundError:  # collected: how many there were is not known
             return most
         if found.anchor is not None or any(e.start is None for e in edges.get(link, ())) or found.parent is None:
             break
         steps, link = steps + 1, found.parent
     return steps
-
-
-def _file_chunks(new: Checkpoint, name: str, progress: Progress) -> Iterator[Buffer]:
-    with (new.root / name).open("rb") as file:
-        while piece := file.read(PIECE):
-            yield piece
-            progress.advance(len(piece))
-
-
-def _side(draft: Draft, new: Whole, path: str, known: dict[str, File], anchored: bool) -> File:
-    data = new.side_bytes(path)
-    if (file := known.get(hashlib.sha256(data).hexdigest())) is not None:
-        return file
-    return draft.store(draft.name("anchors", path) if anchored else draft.name("patches", f"side/{path}"), [data])

@@ -1,13 +1,11 @@
-"""A step in the making: its tensors compared, proven, encoded and stored, nothing of it visible yet."""
+"""The tensors of a step: compared, proven, encoded, and handed over as parts."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,95 +13,61 @@ import xxhash
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import Difference, State, difference
-from deltackpt.codecs import Entry, encode
-from deltackpt.codecs.table import REMOVED
-from deltackpt.errors import ChainError, CheckpointError, DeltackptError
+from deltackpt.codecs import SCAN_LIMIT, Entry
+from deltackpt.errors import ChainError, CheckpointError
 from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED, proves
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout
-from deltackpt.format.manifest import Counts, File, Manifest
+from deltackpt.format.manifest import Counts
 from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.format.state_digest import TensorDigest
-from deltackpt.patch.part import Origin, PartWriter, collides
-from deltackpt.publish.uploads import Uploads
-from deltackpt.repository import Repository
-from deltackpt.repository.repository import new_folder
-from deltackpt.restore.in_memory import InMemoryPatch
-from deltackpt.store import Buffer
+from deltackpt.patch.encode import encode_entry
+from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.publish.sink import EncodedPart, PartSink
 from deltackpt.util.parallel import ordered_map
-from deltackpt.util.progress import Progress
+from deltackpt.util.progress import SILENT, Progress
 
-PART_BYTES = 128 << 20  # encoded bytes after which a part is written and the next one begun
-EARLY = 4 << 20  # the same, of the first ones, where a part takes time to go: later ones are a quarter of those before
-PIECE = 8 << 20
+PART_BYTES = 128 << 20  # encoded bytes after which a part is handed over and the next one begun
+PIECE = 8 << 20  # bytes that are hashed at a time
+
+Compare = Callable[[str, State, State], Difference]
 
 
-@dataclass
-class Draft:
-    """A step in the making: objects put so far, and what is known of the new state."""
+@dataclass(frozen=True)
+class EncodeOptions:
+    """How tensors are encoded: by ``encoding``, or the smallest of all with "auto"; tensors below ``scan_limit``
+    elements may be encoded so that readers scan their old values; by so many ``threads``."""
 
-    repo: Repository
-    step: int
-    put: list[File] = field(default_factory=list)
-    parts: list[File] = field(default_factory=list)
-    digests: dict[str, TensorDigest] = field(default_factory=dict)
-    encodings: Counter[str] = field(default_factory=Counter)
-    added: int = 0
-    removed: int = 0
-    changed: int = 0
-    changed_elements: int = 0
-    folders: dict[str, str] = field(default_factory=dict)
-    patch_bytes: int = 0  # of all parts, those on their way included
+    encoding: str = "auto"
+    scan_limit: int = SCAN_LIMIT
+    threads: int = 1
 
-    def __post_init__(self) -> None:
-        self._uploads = Uploads(self.store)
-        self._coming: list[Future[File]] = []
 
-    def name(self, kind: str, path: str) -> str:
-        return f"{self.folders.setdefault(kind, new_folder(kind, self.step))}/{path}"
+class StepBuilder:
+    """What is known of a step in the making: the digests of its tensors, and how many of them differ, and how."""
 
-    def store(self, name: str, chunks: Iterator[Buffer] | list[Buffer]) -> File:
-        file = self.repo.put(name, chunks)
-        self.put.append(file)
-        return file
-
-    def begin(self, name: str, chunks: list[Buffer]) -> Future[File]:
-        """`store` while the work goes on."""
-        return self._uploads.begin(name, chunks)
-
-    @property
-    def part_bytes(self) -> int:
-        if self.repo.store.capabilities.local:
-            return PART_BYTES
-        return min(PART_BYTES // 2, max(EARLY, self.patch_bytes // 4))  # four are on their way while one is made
-
-    def begin_part(self, number: int, chunks: list[Buffer]) -> None:
-        self.patch_bytes += sum(len(memoryview(chunk).cast("B")) for chunk in chunks)
-        self._coming.append(self.begin(self.name("patches", f"part-{number:05d}.safetensors"), chunks))
-
-    def settle(self) -> None:
-        """Wait for all that was begun to be durable. Raises what `store` raised."""
-        self._uploads.settle()
-        self.parts += [part.result() for part in self._coming]
-        self._coming.clear()
+    def __init__(self, digests: Mapping[str, TensorDigest] | None = None) -> None:
+        self.digests = dict(digests or {})
+        self.encodings: Counter[str] = Counter()  # tensors in each encoding
+        self.added = self.removed = self.changed = 0  # tensors
+        self.changed_elements = 0
 
     def count(self, encoding: str, counts: Counts) -> None:
+        """One tensor that differs."""
         self.encodings[encoding] += 1
         self.added += counts.added
         self.removed += counts.removed
         self.changed += counts.changed
         self.changed_elements += counts.changed_elements
 
-    def withdraw(self) -> None:
-        """Take back what no manifest names yet; gc finds what this misses."""
-        self._uploads.stop()
-        for file in self.put:
-            with suppress(DeltackptError, OSError):
-                self.repo.store.delete(file.name)
+    def counts(self, elements: int) -> Counts:
+        """The counts of the step, which has ``elements`` storage elements."""
+        return Counts(self.added, self.removed, self.changed, elements, self.changed_elements)
 
 
 def check_names(new: Checkpoint) -> None:
+    """Raise CheckpointError ``name-reserved`` for a tensor whose name belongs to the format."""
     for name in new.tensors:
         if name.startswith(RESERVED):
             need = f"no name that starts with {RESERVED!r}"
@@ -111,6 +75,8 @@ def check_names(new: Checkpoint) -> None:
 
 
 def digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, TensorDigest]:
+    """Both digests of every tensor, by name, in one pass over the bytes."""
+
     def one(name: str) -> tuple[str, TensorDigest, int]:
         data, dtype = new.bytes_of(name), DTYPES[new.tensors[name].dtype]
         sums, xxh3 = state_digest.ZERO, xxhash.xxh3_128()
@@ -129,6 +95,7 @@ def digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, T
 
 
 def check_base(base: Checkpoint, parent: Layout, where: Path) -> None:
+    """Raise ChainError ``base-differs`` unless ``base`` has the parent step's tensors, by name, dtype and shape."""
     have = {name: (t.dtype, t.shape) for name, t in base.tensors.items()}
     need = {name: (t.dtype, t.shape) for name, t in parent.tensors.items()}
     if have != need:
@@ -137,6 +104,7 @@ def check_base(base: Checkpoint, parent: Layout, where: Path) -> None:
 
 
 def base_differs(where: str | os.PathLike[str], names: list[str]) -> ChainError:
+    """The error for a base whose tensors ``names`` are not the parent step's."""
     shown = ", ".join(name[:80] for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return ChainError(
         "base-differs",
@@ -148,7 +116,7 @@ def base_differs(where: str | os.PathLike[str], names: list[str]) -> ChainError:
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _EncodedTensor:
     """A tensor, compared and encoded. It may wait for its turn, so it holds counts and encoded bytes, no old values."""
 
     name: str
@@ -159,62 +127,66 @@ class _Ready:
     size: int
 
 
-def put_parts(
-    draft: Draft,
-    parent: Manifest,
-    old: State,
-    new: State,
-    encoding: str,
-    threads: int,
-    scan_limit: int,
-    base: str | os.PathLike[str] | None,
-    progress: Progress,
-    compare: Callable[[str, State, State], Difference] = difference,
-    kept: InMemoryPatch | None = None,
-) -> None:
-    """Compare, prove, encode every tensor, streaming, and begin to store the parts; fills the draft's digests.
+@dataclass(frozen=True)
+class Comparing:
+    """Two states to encode the difference of: ``old``, whose digests have to be ``before``, and ``new``.
 
-    ``compare`` is for callers that know how a tensor differs without reading all of it. What differs is added to
-    ``kept``.
+    ``compare`` is for callers that know how a tensor differs without reading all of it. ``where`` names the old state
+    in errors.
     """
-    before = draft.repo.digests(parent)
+
+    old: State
+    new: State
+    before: Mapping[str, TensorDigest]
+    where: str | os.PathLike[str]
+    compare: Compare = difference
+
+
+def encode_step(
+    sink: PartSink, origin: Origin, states: Comparing, options: EncodeOptions, progress: Progress = SILENT
+) -> StepBuilder:
+    """Compare, prove and encode every tensor, and hand parts to ``sink`` as they fill up.
+
+    ``origin`` goes into every part. Memory is that of the changes of a few tensors and of a part. Raises ChainError
+    ``base-differs`` if the old state is not the one that ``before`` proves, UsageError for an unknown encoding, and
+    what the sink raises.
+    """
+    old, new = states.old, states.new
     all_names = {*old.tensors, *new.tensors}
     wrong: list[str] = []
 
-    def prepare(name: str) -> _Ready:
-        found = compare(name, old, new)
-        if found.old_xxh3 is not None and (name not in before or not _same(found.old_xxh3, name, old, before[name])):
+    def one(name: str) -> _EncodedTensor:
+        found, before = states.compare(name, old, new), states.before.get(name)
+        if found.old_xxh3 is not None and (before is None or not _same(found.old_xxh3, name, old, before)):
             wrong.append(name)
-        if kept is not None:
-            kept.add(found, new.tensors.get(name))
-        entry, encoded, after = _encode(found, before.get(name), new, encoding, scan_limit, all_names)
-        if name in old.tensors:
-            old.release(name)
-        if name in new.tensors:
-            new.release(name)
+        entry, encoded, after = _encode(found, before, new, options.encoding, options.scan_limit, all_names)
+        for state in (old, new):
+            if name in state.tensors:
+                state.release(name)
         size = 0 if found.change is None else found.change.target.nbytes
-        return _Ready(name, _counts(found), entry, encoded, after, size)
+        return _EncodedTensor(name, _counts(found), entry, encoded, after, size)
 
-    origin = Origin(draft.repo.id, draft.step, parent.link.id, parent.state)
-    writer, number = PartWriter(origin), 1
-    for ready in ordered_map(prepare, sorted(all_names, key=str.encode), threads):
-        progress.advance(ready.size)
-        if ready.after is not None:
-            draft.digests[ready.name] = ready.after
-        if ready.entry is not None:
-            draft.count(ready.entry.encoding, ready.counts)
-            writer.add(ready.entry, ready.encoded)
-        if writer.size >= draft.part_bytes:
-            draft.begin_part(number, list(writer.chunks()))
+    builder, writer, number = StepBuilder(), PartWriter(origin), 1
+    for done in ordered_map(one, sorted(all_names, key=str.encode), options.threads):
+        progress.advance(done.size)
+        if done.after is not None:
+            builder.digests[done.name] = done.after
+        if done.entry is not None:
+            builder.count(done.entry.encoding, done.counts)
+            writer.add(done.entry, done.encoded)
+        if writer.size >= sink.part_bytes(PART_BYTES):
+            sink.put(EncodedPart.of(writer, number))
             writer, number = PartWriter(origin), number + 1
     if wrong:
-        raise base_differs(base or draft.repo.store.url, sorted(wrong))
+        raise base_differs(states.where, sorted(wrong))
     if len(writer):
-        draft.begin_part(number, list(writer.chunks()))
+        sink.put(EncodedPart.of(writer, number))
+    return builder
 
 
 def _same(xxh3: bytes, name: str, old: State, before: TensorDigest) -> bool:
-    """Is an old tensor the parent step's? ``xxh3`` was taken in the pass that compared; without one, `sums` decide."""
+    """Is an old tensor the parent step's? ``xxh3`` was computed in the pass that compared; if the step states none,
+    the ``sums`` decide."""
     if before.xxh3 == UNSTATED:
         return proves(old.bytes_of(name), old.tensors[name].dtype, before)
     return before.xxh3 == xxh3
@@ -225,7 +197,7 @@ def _encode(
 ) -> tuple[Entry | None, Any, TensorDigest | None]:
     change = found.change
     if change is None:
-        return Entry(found.name, "removed", REMOVED), None, None
+        return Entry.removal(found.name), None, None
     assert found.new_xxh3 is not None
     if found.empty:
         assert before is not None
@@ -235,11 +207,7 @@ def _encode(
     else:
         sums = state_digest.add(before.sums, state_digest.of_change(change.positions, change.old, change.new))
     shape = tuple(new.tensors[found.name].shape)
-    chosen, encoded = encode(change, shape, encoding, scan_limit=scan_limit)
-    entry = Entry(found.name, chosen, change.dtype, shape, shape, (0,) * len(shape), encoded.detail)
-    if collides(entry, names):
-        chosen, encoded = encode(change, shape, "full")
-        entry = replace(entry, encoding=chosen, detail=encoded.detail)
+    entry, encoded = encode_entry(found.name, change, shape, names, encoding, scan_limit=scan_limit)
     return entry, encoded, TensorDigest(sums, found.new_xxh3)
 
 

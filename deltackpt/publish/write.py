@@ -4,29 +4,61 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.checkpoint.diff import State, difference
+from deltackpt.checkpoint.diff import Difference, State, difference
 from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
+from deltackpt.patch.in_memory import InMemoryPatch
+from deltackpt.patch.part import Origin
 from deltackpt.publish.diff_ahead import diff_ahead
-from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, record, since_anchor
-from deltackpt.publish.step import Draft, check_base, check_names, digest_all, put_parts
-from deltackpt.repository import Repository
+from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, since_anchor
+from deltackpt.publish.objects import StepObjects
+from deltackpt.publish.repository_sink import CommittedStep, RepositorySink, StepTarget
+from deltackpt.publish.sink import StepCommit, elements_of, publish_step
+from deltackpt.publish.step import (
+    PIECE,
+    Compare,
+    Comparing,
+    EncodeOptions,
+    StepBuilder,
+    check_base,
+    check_names,
+    digest_all,
+    encode_step,
+)
+from deltackpt.repository import Ref, Repository
 from deltackpt.repository.writer_lease import publishing
-from deltackpt.restore.in_memory import InMemoryPatch
 from deltackpt.restore.replay import Replay
-from deltackpt.store import open_store
+from deltackpt.store import Buffer, open_store
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class WriteOptions(TypedDict, total=False):
+    """How `write` works: options that change no step's state.
+
+    ``encoding``    of the changes, "auto" (the default) for the smallest of each tensor; `deltackpt.codecs` has them
+    ``scan_limit``  elements below which a tensor may be encoded so that readers scan its old values
+    ``threads``     None (the default): one for every processor that this process may use
+    ``progress``    is told of the bytes that are done
+    """
+
+    encoding: str
+    scan_limit: int
+    threads: int | None
+    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -51,10 +83,11 @@ class WriteResult:
     bits_per_change: float | None
     left_out: list[tuple[str, str]]
     seconds: float
-    published: float = 0.0  # seconds until readers could see the step; then a cache was brought along
-    rewound: int | None = None  # the step that the ref was at, where it was taken back
+    published: float = 0.0  # seconds until readers could see the step; a cache follows after that
+    rewound: int | None = None  # the step that the ref was at, where it was moved back
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return asdict(self)
 
 
@@ -66,85 +99,161 @@ def write(
     resume_from: int | str | None = None,
     base: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
-    encoding: str = "auto",
     anchor: AnchorPolicy = AnchorPolicy(),
     ref: str = "main",
-    threads: int | None = None,
-    scan_limit: int = SCAN_LIMIT,
     metadata: Mapping[str, Any] | None = None,
-    progress: Progress = SILENT,
+    **options: Unpack[WriteOptions],
 ) -> WriteResult:
     """Publish ``checkpoint`` as the next step of ``repository``, which is made if there is none; one that is open, and
-    kept open from step to step, saves connecting anew; inside `writer_lease` it also saves a lease a step.
+    stays open from step to step, saves connecting anew; inside `writer_lease` it also saves a lease a step.
 
     The old values are the repository's own, rebuilt from anchor and chain; ``base``, the parent step's directory, or
-    ``cache``, a managed cache that is brought along, saves that work and is proven tensor by tensor in the pass that
-    compares. ``resume_from`` takes the ref back to a step on purpose: the new step follows that one, and those after it
-    are left behind, readable until gc. Raises ConflictError ``step-order`` (not after the ref's step), ``ref-moved``,
-    ``lease-lapsed``; ChainError ``base-differs``; CheckpointError; then nothing is published.
+    ``cache``, a managed cache that then follows to the new step, saves that work and is proven tensor by tensor in the
+    pass that compares. ``resume_from`` moves the ref back to a step on purpose: the new step follows that one, and
+    those after it are left behind, readable until gc. ``options`` are `WriteOptions`. Raises ConflictError
+    ``step-order`` (not after the ref's step), ``ref-moved``, ``lease-lapsed``; ChainError ``base-differs``;
+    CheckpointError; then nothing is published.
     """
     began = time.monotonic()
     if base is not None and cache is not None:
         raise UsageError("base-and-cache", where="write", have="a base and a cache", need="one of them")
-    count = threads_or_default(threads)
+    progress, count = options.get("progress", SILENT), threads_or_default(options.get("threads"))
+    encode = EncodeOptions(options.get("encoding", "auto"), options.get("scan_limit", SCAN_LIMIT), count)
     store = repository.store if isinstance(repository, Repository) else open_store(repository)
     with Checkpoint.open(checkpoint) as new, ExitStack() as stack:
         check_names(new)
-        compare, since = difference, None
-        given = None
-        if base is not None and not store.capabilities.local:  # until it has said what it holds
-            given = stack.enter_context(Checkpoint.open(base))
-            compare = stack.enter_context(diff_ahead(given, new, count)).compare
+        job = _WriteJob(new, base, cache, encode, progress, stack)
+        if not store.capabilities.local:
+            job.compare_ahead()  # until the store has said what it holds
         repo = repository if isinstance(repository, Repository) else Repository.at_or_create(store)
-        head = repo.head(ref) if resume_from is None else repo.ref(ref)
-        before = head.link if head else None
-        if resume_from is not None:
-            before = repo.find(resume_from, ref)
+        head, before = _follows(repo, ref, resume_from)
         # Pins the parent, and, with nothing to pin, whatever is put before the manifest names it.
-        held = stack.enter_context(publishing(repo, before))
-        draft = Draft(repo, _next_step(repo, ref, before, step))
-        parent = repo.load(before) if before else None
-        if before is not None and given is not None:
-            pool = stack.enter_context(ThreadPoolExecutor(1))
-            since = pool.submit(since_anchor, repo, before, anchor).result
-        kept: InMemoryPatch | None = None
-        try:
-            if parent is None:
-                progress.start("digest", sum(s.size for s in new.shards))
-                draft.digests = digest_all(new, count, progress)
-            else:
-                old: State
-                if cache is not None:
-                    at = f"{parent.step}-{before.id}" if before else "latest"
-                    base = apply_to_cache(repo, cache, at, ref=ref, threads=threads, progress=progress).path
-                if base is not None:
-                    old = given or stack.enter_context(Checkpoint.open(base))
-                    check_base(old, repo.layout(parent), Path(base))
-                else:
-                    plan = repo.resolve(before or parent.link)
-                    names = repo.layout(plan.target).tensors  # in the order in which they are compared
-                    old = stack.enter_context(Replay.open(repo, plan, order=names))
-                if cache is not None:
-                    kept = InMemoryPatch(before or parent.link)
-                progress.start("write", sum(s.size for s in new.shards))
-                put_parts(draft, parent, old, new, encoding, count, scan_limit, base, progress, compare, kept)
-            manifest = record(draft, new, before, parent, anchor, dict(metadata or {}), progress, since)
-            new.verify_unchanged()
-            held.check()
-        except BaseException:
-            draft.withdraw()
-            raise
-        link = repo.publish(manifest, ref, head, held.check)  # nothing is taken back any more: it may have taken effect
-        held.published(link)
+        lease = stack.enter_context(publishing(repo, before))
+        objects = StepObjects(repo, _next_step(repo, ref, before, step))
+        target = StepTarget(ref, head, before, repo.load(before) if before else None)
+        since = job.since_anchor(repo, target, anchor)
+        sink = RepositorySink(objects, target, lease, anchor, since=since, verify=new.verify_unchanged)
+        done = publish_step(sink, lambda: job.encode(sink, metadata or {}))
         published = time.monotonic() - began
-        repo.know(manifest, draft.digests)
-        if kept is not None:
-            kept.end = link
-        if cache is not None:
-            apply_to_cache(repo, cache, ref=ref, threads=threads, kept=kept, progress=progress)
-        rewound = head.link.step if head and head.link != before else None
-        done = _result(draft, manifest, link, ref, new, began)
-        return replace(done, rewound=rewound, published=round(published, 3))
+        job.follow(repo, ref, done)
+        times = round(published, 3), round(time.monotonic() - began, 3)
+        return _result(sink, done, job.builder, new, times)
+
+
+class _WriteJob:
+    """One `write`: the new state, and the one that it follows, from a directory, a cache, or the repository itself."""
+
+    def __init__(
+        self,
+        new: Checkpoint,
+        base: str | os.PathLike[str] | None,
+        cache: str | os.PathLike[str] | None,
+        options: EncodeOptions,
+        progress: Progress,
+        stack: ExitStack,
+    ) -> None:
+        self._new, self._base, self._cache = new, base, cache
+        self._options, self._progress, self._stack = options, progress, stack
+        self.builder = StepBuilder()
+        self._opened: Checkpoint | None = None
+        self._compare: Compare = difference
+        self._in_memory: InMemoryPatch | None = None  # what changed, for the cache that follows
+
+    def compare_ahead(self) -> None:
+        """Open a base that was named, and begin to compare it."""
+        if self._base is not None:
+            self._opened = self._stack.enter_context(Checkpoint.open(self._base))
+            ahead = self._stack.enter_context(diff_ahead(self._opened, self._new, self._options.threads))
+            self._compare = ahead.compare
+
+    def since_anchor(
+        self, repo: Repository, target: StepTarget, policy: AnchorPolicy
+    ) -> Callable[[], tuple[int, int]] | None:
+        """`since_anchor`, asked while a base is compared ahead; None where none is."""
+        if target.before is None or self._opened is None:
+            return None
+        pool = self._stack.enter_context(ThreadPoolExecutor(1))
+        return pool.submit(since_anchor, repo, target.before, policy).result
+
+    def encode(self, sink: RepositorySink, metadata: Mapping[str, Any]) -> StepCommit:
+        """Hand what differs to the sink; -> the record to commit."""
+        self.builder = self._encode(sink)
+        counts, read = self.builder.counts(elements_of(self._new)), ShardReader(self._new, self._progress).chunks
+        return StepCommit(self._new, self.builder.digests, counts, metadata, read=read)
+
+    def _encode(self, sink: RepositorySink) -> StepBuilder:
+        """Without a parent there is nothing to compare with, and all is digested."""
+        repo, target, progress = sink.objects.repo, sink.target, self._progress
+        whole = sum(shard.size for shard in self._new.shards)
+        if target.before is None or target.parent is None:
+            progress.start("digest", whole)
+            return StepBuilder(digest_all(self._new, self._options.threads, progress))
+        if self._cache is not None:
+            at = f"{target.before.step}-{target.before.id}"
+            self._base = self._to_cache(repo, target.ref, at)
+            self._in_memory = InMemoryPatch(target.before)
+        old = self._open(repo, target.before, target.parent)
+        progress.start("write", whole)
+        where = self._base or repo.store.url
+        origin = Origin(repo.id, sink.objects.step, target.before.id, target.parent.state)
+        states = Comparing(old, self._new, repo.digests(target.parent), where, self._compared)
+        return encode_step(sink, origin, states, self._options, progress)
+
+    def _open(self, repo: Repository, before: Link, parent: Manifest) -> State:
+        if self._base is not None:
+            old = self._opened or self._stack.enter_context(Checkpoint.open(self._base))
+            check_base(old, repo.layout(parent), Path(self._base))
+            return old
+        order = repo.layout(parent).tensors  # in which they are compared
+        return self._stack.enter_context(Replay.open(repo, repo.resolve(before), order=order))
+
+    def _compared(self, name: str, old: State, new: State) -> Difference:
+        found = self._compare(name, old, new)
+        if self._in_memory is not None:
+            self._in_memory.add(found, new.tensors.get(name))
+        return found
+
+    def follow(self, repo: Repository, ref: str, done: CommittedStep) -> None:
+        """Let the cache follow to the step that was published."""
+        repo.know(done.manifest, self.builder.digests)
+        if self._in_memory is not None:
+            self._in_memory.end = done.link
+        if self._cache is not None:
+            self._to_cache(repo, ref, "latest", self._in_memory)
+
+    def _to_cache(self, repo: Repository, ref: str, step: str, patch: InMemoryPatch | None = None) -> str:
+        assert self._cache is not None
+        threads, progress = self._options.threads, self._progress
+        return apply_to_cache(
+            repo, self._cache, step, ref=ref, threads=threads, in_memory=patch, progress=progress
+        ).path
+
+
+@dataclass
+class ShardReader:
+    """The files of a checkpoint's shards, for a sink that stores the step whole."""
+
+    new: Checkpoint
+    progress: Progress
+    started: bool = False
+
+    def chunks(self, name: str) -> Iterator[Buffer]:
+        """The bytes of one file, in pieces."""
+        if not self.started:
+            self.started = True
+            self.progress.start("anchor", sum(shard.size for shard in self.new.shards))
+        with (self.new.root / name).open("rb") as file:
+            while piece := file.read(PIECE):
+                yield piece
+                self.progress.advance(len(piece))
+
+
+def _follows(repo: Repository, ref: str, resume_from: int | str | None) -> tuple[Ref | None, Link | None]:
+    """The ref as it is now, and the step that the new one follows."""
+    if resume_from is not None:
+        return repo.ref(ref), repo.find(resume_from, ref)
+    head = repo.head(ref)
+    return head, head.link if head else None
 
 
 def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None) -> int:
@@ -163,26 +272,31 @@ def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None
     return step
 
 
-def _result(draft: Draft, m: Manifest, link: Link, ref: str, new: Checkpoint, began: float) -> WriteResult:
-    changed, patch = m.counts.changed_elements, sum(f.size for f in draft.parts)
+def _result(
+    sink: RepositorySink, done: CommittedStep, builder: StepBuilder, new: Checkpoint, times: tuple[float, float]
+) -> WriteResult:
+    m, target = done.manifest, sink.target
+    counts, head = m.counts, target.head
     return WriteResult(
-        repository=draft.repo.store.url,
-        ref=ref,
+        repository=sink.objects.repo.store.url,
+        ref=target.ref,
         step=m.step,
-        id=link.id,
+        id=done.link.id,
         parent=m.parent.step if m.parent else None,
         state=m.state,
         anchor=m.anchor is not None,
-        tensors={"added": draft.added, "removed": draft.removed, "changed": draft.changed, **draft.encodings},
-        elements=m.counts.elements,
-        changed=changed,
-        density=changed / m.counts.elements if m.counts.elements else 0.0,
-        patch_bytes=patch,
-        bytes=sum(f.size for f in draft.put),
-        bits_per_change=8 * patch / changed if changed else None,
+        tensors={"added": counts.added, "removed": counts.removed, "changed": counts.changed, **builder.encodings},
+        elements=counts.elements,
+        changed=counts.changed_elements,
+        density=counts.changed_elements / counts.elements if counts.elements else 0.0,
+        patch_bytes=done.patch_bytes,
+        bytes=done.bytes,
+        bits_per_change=8 * done.patch_bytes / counts.changed_elements if counts.changed_elements else None,
         left_out=list(new.left_out),
-        seconds=round(time.monotonic() - began, 3),
+        seconds=times[1],
+        published=times[0],
+        rewound=head.link.step if head and head.link != target.before else None,
     )
 
 
-__all__ = ["ANCHOR_RATIO", "AnchorPolicy", "WriteResult", "write"]
+__all__ = ["ANCHOR_RATIO", "AnchorPolicy", "WriteOptions", "WriteResult", "write"]

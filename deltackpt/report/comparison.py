@@ -45,6 +45,7 @@ class CheckpointComparison:
     left_out: tuple[tuple[str, str], ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import Entry
-from deltackpt.codecs.plain import INDICES, VALUES
 from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Elements
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.patch.index import PartIndex
+from deltackpt.patch.tensor import EncodedTensor, Part
 from deltackpt.report.ulp import share_by_one
-from deltackpt.restore.patch_reader import AnyPart, Found
-
-_PLAIN = {"full": ("",), "nan": ("",), "index": (INDICES, VALUES)}  # suffixes of the plain tensors
 
 
 @dataclass(frozen=True)
@@ -49,14 +45,14 @@ def sizes(part: PartIndex) -> list[int]:
     before: list[Entry] = []
     for e in part.entries:
         row = len(write_table([*before, e])) - len(write_table(before))
-        names = () if e.boxed else _PLAIN.get(e.encoding, ())
-        found.append(e.payload + row + sum(plain[e.name + suffix] for suffix in names))
+        found.append(e.payload + row + sum(plain[e.name + spec.suffix] for spec in e.plain_tensors))
         before = [e]
     return found
 
 
 def describe(entry: Entry, size: int, one_ulp: float | None = None) -> TensorEntry:
-    removed = entry.encoding == "removed"
+    """An entry that takes ``size`` bytes of its part; ``one_ulp`` is the share of its changes by one ULP."""
+    removed = entry.removes
     elements, changed = (0, 0) if removed else (entry.elements, entry.changes)
     return TensorEntry(
         name=entry.name,
@@ -73,30 +69,21 @@ def describe(entry: Entry, size: int, one_ulp: float | None = None) -> TensorEnt
     )
 
 
-def one_ulp_of(name: str, found: Sequence[Found], old: State) -> list[float | None]:
+def one_ulp_of(name: str, found: EncodedTensor, old: State) -> list[float | None]:
     """The share of steps by one ULP in every entry of a tensor, whose old elements are asked for once, if at all."""
     known = old.tensors.get(name)
     if known is None or not DTYPES[known.dtype].sign_magnitude:
-        return [None] * len(found)
+        return [None] * len(found.held)
     words = old.bytes_of(name).view(uint(DTYPES[known.dtype].width))
     shares: list[float | None] = []
-    for part, i in found:
-        entry = part.entries[i]
+    for part, entry in found.held:
         same = (entry.dtype.name, entry.whole) == (known.dtype, known.shape)
-        shares.append(_one_ulp(part, entry, _box(words, entry)) if same else None)
+        shares.append(_one_ulp(part, entry, entry.box_of(words)) if same else None)
     old.release(name)
     return shares
 
 
-def _box(words: Elements, entry: Entry) -> Elements:
-    if not entry.boxed:
-        return words
-    box = tuple(slice(o, o + n) for o, n in zip(entry.offset, entry.shape, strict=True))
-    flat: Elements = words.reshape(entry.whole)[box].reshape(-1)
-    return flat
-
-
-def _one_ulp(part: AnyPart, entry: Entry, base: Elements) -> float | None:
+def _one_ulp(part: Part, entry: Entry, base: Elements) -> float | None:
     decoded = part.decode(entry, base)
     if decoded.positions is not None:
         return share_by_one(base[decoded.positions], decoded.values, entry.dtype)

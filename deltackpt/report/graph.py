@@ -1,4 +1,4 @@
-"""All that there is of the graph: every step on any branch or none, folds, later anchors, refs and tags."""
+"""The whole graph of a repository: every step on any branch or none, folds, later anchors, refs and tags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import Link
-from deltackpt.gc.inventory import Survey
+from deltackpt.gc.inventory import Inventory
 from deltackpt.repository import Repository
 from deltackpt.repository.paths import Node, branch
 
@@ -40,18 +40,19 @@ class Graph:
     steps: tuple[GraphStep, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
 def graph(repo: Repository) -> Graph:
     """Raises FormatError for a damaged manifest."""
-    survey = Survey.take(repo)
-    nodes = sorted(survey.nodes.values(), key=lambda node: (node.link.step, node.link.id), reverse=True)
-    lanes = _lanes(nodes, [ref.link for ref in survey.refs])
+    inventory = Inventory.read(repo)
+    nodes = sorted(inventory.nodes.values(), key=lambda node: (node.link.step, node.link.id), reverse=True)
+    lanes = _lanes(nodes, [ref.link for ref in inventory.refs])
     into: dict[Link, list[Edge]] = {}
-    for edge in survey.edges:
+    for edge in inventory.edges:
         into.setdefault(edge.end, []).append(edge)
-    on_branch = {node.link.id for ref in survey.refs for node in branch(ref.link, survey.nodes)}
+    on_branch = {node.link.id for ref in inventory.refs for node in branch(ref.link, inventory.nodes)}
     # Where history was collected, a step below cannot be told to be left behind.
     begin = min((node.link.step for node in nodes if node.link.id in on_branch), default=0)
 
@@ -63,13 +64,13 @@ def graph(repo: Repository) -> Graph:
             parent=node.parent.step if node.parent else None,
             parent_id=node.parent.id if node.parent else None,
             lane=lanes[node.link.id],
-            collected=node.parent is not None and node.parent.id not in survey.nodes,
+            collected=node.parent is not None and node.parent.id not in inventory.nodes,
             left_behind=node.link.id not in on_branch and node.link.step >= begin,
             anchor=node.anchor is not None,
             later_anchor=any(edge.start is None for edge in edges),
             folds_from=tuple(sorted(edge.start.step for edge in edges if edge.start)),
-            refs=tuple(ref.name for ref in survey.refs if ref.link == node.link),
-            tags=tuple(tag.name for tag in survey.tags if tag.link == node.link),
+            refs=tuple(ref.name for ref in inventory.refs if ref.link == node.link),
+            tags=tuple(tag.name for tag in inventory.tags if tag.link == node.link),
         )
 
     return Graph(repo.store.url, max(lanes.values(), default=0) + 1, tuple(map(one, nodes)))

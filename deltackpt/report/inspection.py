@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from deltackpt.codecs import Entry
 from deltackpt.errors import NotFoundError
 from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.patch.index import PartIndex
 from deltackpt.patch.part import PartReader
-from deltackpt.patch.remote_part import RangedPart
+from deltackpt.patch.remote_part import RemotePart
+from deltackpt.patch.tensor import PartsPatch
 from deltackpt.report.entries import TensorEntry, describe, one_ulp_of, sizes
 from deltackpt.report.ulp import mean
 from deltackpt.repository import Repository
@@ -50,6 +52,7 @@ class Inspection:
     one_ulp: float | None
 
     def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
         return asdict(self)
 
 
@@ -86,24 +89,26 @@ def inspect_step(
 
 def _tables(repo: Repository, manifest: Manifest, files: Sequence[File]) -> Inspection:
     hop = Hop.of(manifest)
-    parts = [RangedPart.open(repo.store, file.name, file.size) for file in files]
+    parts = [RemotePart.open(repo.store, file.name, file.size) for file in files]
     for part in parts:
         check_origin(part, hop)
-    PatchReader(hop, parts)  # the entries of one tensor fit together
+    PartsPatch(parts)  # the entries of one tensor fit together
     return _patch(repo, manifest, [row for part in parts for row in _rows(part)])
 
 
 def _decoded(repo: Repository, manifest: Manifest, parent: Link, threads: int, progress: Progress) -> Inspection:
     plan = repo.resolve(parent)
     with PatchReader.open(repo, manifest) as patch, Replay.open(repo, plan) as old:
-        size_of = {id(part): sizes(part) for part in patch.parts}
+        size_of = {(id(part), e.name, e.offset): n for part in patch.parts for e, n in _sizes(part)}
 
         def rows_of(name: str) -> tuple[list[TensorEntry], int]:
-            found = patch.entries_of(name)
-            entries = [(part.entries[i], size_of[id(part)][i]) for part, i in found]
-            shares = one_ulp_of(name, found, old)
-            rows = [describe(entry, size, share) for (entry, size), share in zip(entries, shares, strict=True)]
-            return rows, sum(nbytes(entry.dtype, entry.shape) for entry, _ in entries)
+            found = patch.tensor(name)
+            assert found is not None
+            rows = [
+                describe(entry, size_of[id(part), name, entry.offset], share)
+                for (part, entry), share in zip(found.held, one_ulp_of(name, found, old), strict=True)
+            ]
+            return rows, sum(nbytes(entry.dtype, entry.shape) for _, entry in found.held)
 
         progress.start("inspect", sum(nbytes(e.dtype, e.shape) for part in patch.parts for e in part.entries))
         rows: list[TensorEntry] = []
@@ -136,7 +141,7 @@ def inspect_part(target: str | os.PathLike[str]) -> Inspection:
         folder, _, name = url.rpartition("/")
         store = open_store(folder)
         size = store.stat(name).size
-        return _part(url, RangedPart.open(store, name, size), size)
+        return _part(url, RemotePart.open(store, name, size), size)
     path = Path(target)
     try:
         fd = open_regular(path)
@@ -155,7 +160,11 @@ def _part(target: str, part: PartIndex, size: int) -> Inspection:
 
 
 def _rows(part: PartIndex) -> list[TensorEntry]:
-    return [describe(entry, size) for entry, size in zip(part.entries, sizes(part), strict=True)]
+    return [describe(entry, size) for entry, size in _sizes(part)]
+
+
+def _sizes(part: PartIndex) -> list[tuple[Entry, int]]:
+    return list(zip(part.entries, sizes(part), strict=True))
 
 
 def _anchor(repo: Repository, m: Manifest) -> Inspection:

@@ -43,6 +43,7 @@ class Log:
     collected: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return {**vars(self), "steps": [dict(vars(step)) for step in self.steps]}
 
 

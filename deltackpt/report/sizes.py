@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import Difference
-from deltackpt.codecs import CHOICES, Change, Encoded, Entry, encode
-from deltackpt.codecs.table import REMOVED, write_table
+from deltackpt.codecs import CHOICES, Change, Encoded, Entry
+from deltackpt.codecs.table import write_table
+from deltackpt.patch.encode import encode_entry
 from deltackpt.report.ulp import share_by_one
 
 ENCODINGS = CHOICES[1:]  # `auto` is the choice among them
@@ -32,12 +33,13 @@ class TensorDifference:
 
 
 def describe(found: Difference, old: Checkpoint, new: Checkpoint) -> TensorDifference:
+    """One tensor of two checkpoints, which were compared."""
     change = found.change
     if change is None:
         gone = old.tensors[found.name]
-        size = _size(Entry(found.name, "removed", REMOVED), None)
+        entry, none = Entry.removal(found.name), dict.fromkeys(ENCODINGS)
         return TensorDifference(
-            found.name, "removed", gone.dtype, gone.shape, 0, 0, 0.0, None, "removed", size, dict.fromkeys(ENCODINGS)
+            found.name, "removed", gone.dtype, gone.shape, 0, 0, 0.0, None, entry.encoding, _size(entry, None), none
         )
     shape = new.tensors[found.name].shape
     if found.empty:
@@ -68,12 +70,12 @@ def _sizes(name: str, change: Change, shape: tuple[int, ...]) -> tuple[str, dict
     sizes: dict[str, int | None] = dict.fromkeys(ENCODINGS)
 
     def measure(wanted: str) -> str:
-        got, encoded = encode(change, shape, wanted)
-        sizes[got] = _size(Entry(name, got, change.dtype, shape, shape, (0,) * len(shape), encoded.detail), encoded)
-        return got
+        entry, encoded = encode_entry(name, change, shape, set(), wanted)
+        sizes[entry.encoding] = _size(entry, encoded)
+        return entry.encoding
 
     chosen = measure("auto")
-    for encoding in ("full",) if change.base is None else ENCODINGS:
+    for encoding in () if change.base is None else ENCODINGS:  # what is new has one encoding
         if sizes[encoding] is None:
             measure(encoding)
     return chosen, sizes

@@ -1,4 +1,4 @@
-"""How a repository, and a cache that follows it, are: nothing but records is read."""
+"""The state of a repository, and of a cache that follows it: nothing but records is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from deltackpt.cache.cache import find_current
 from deltackpt.errors import ChainError, NotFoundError
-from deltackpt.gc.inventory import Survey
+from deltackpt.gc.inventory import Inventory
 from deltackpt.gc.retention import Policy
 from deltackpt.gc.sweep import plan_of
 from deltackpt.repository import Repository
@@ -55,6 +55,7 @@ class Status:
     cache: CacheStatus | None
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -67,12 +68,12 @@ def status(repo: Repository, cache: str | os.PathLike[str] | None = None, *, ref
             plan = repo.resolve(head.link)
         except ChainError:  # verify says why
             plan = None
-    survey = Survey.take(repo)
+    inventory = Inventory.read(repo)
     garbage = None
     with suppress(ChainError):  # the same: a gc refuses to go on
-        garbage = plan_of(repo, survey, Policy())
+        garbage = plan_of(repo, inventory, Policy())
     storage: dict[str, int] = {}
-    for info in (*survey.objects.values(), *(i for folder in _RECORDS for i in repo.store.list(folder))):
+    for info in (*inventory.objects.values(), *(i for folder in _RECORDS for i in repo.store.list(folder))):
         folder = info.name.partition("/")[0]
         storage[folder] = storage.get(folder, 0) + info.size
     return Status(
@@ -81,12 +82,12 @@ def status(repo: Repository, cache: str | os.PathLike[str] | None = None, *, ref
         ref=ref,
         step=head.link.step if head else None,
         head=head.link.id if head else None,
-        steps=len(survey.nodes),
-        tags={tag.name: tag.link.step for tag in survey.tags},
+        steps=len(inventory.nodes),
+        tags={tag.name: tag.link.step for tag in inventory.tags},
         restore_bytes=plan.bytes if plan else None,
         restore_patches=len(plan.patches) if plan else None,
         storage=storage,
-        leases=tuple(survey.live),
+        leases=tuple(inventory.live),
         gc_frees=garbage.frees if garbage else None,
         gc_steps=garbage.steps if garbage else None,
         cache=_cache(repo, cache, ref) if cache is not None and head is not None else None,

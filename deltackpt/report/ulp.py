@@ -12,7 +12,10 @@ from deltackpt.format.dtypes import DType
 
 
 def share_by_one(old: Elements, new: Elements, dtype: DType) -> float | None:
-    """The share of pairs, all of different bits, that are one ULP apart; None where there is none, or no float."""
+    """The share of pairs, all of different bits, that are one ULP apart; None where there is none, or no float.
+
+    ``old`` and ``new``: shape (pairs,), unsigned words of the dtype's width.
+    """
     if len(old) == 0 or not dtype.sign_magnitude:
         return None
     _, size = to_steps(old, new, dtype)

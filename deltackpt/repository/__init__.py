@@ -1,5 +1,6 @@
 """A repository in a store: steps, refs, leases, and which way leads to a step."""
 
-from deltackpt.repository.repository import Ref, Repository
+from deltackpt.repository.refs import Ref
+from deltackpt.repository.repository import Repository
 
 __all__ = ["Ref", "Repository"]

@@ -34,6 +34,7 @@ class Hop:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the parts."""
         return sum(f.size for f in self.files)
 
     @classmethod
@@ -92,7 +93,7 @@ def check_parent(child: Manifest, parent: Manifest) -> None:
 
 
 def _check(step: int, need: tuple[str, int | None, str | None], parent: Manifest) -> None:
-    if (parent.repository, parent.step, parent.state) != need:
+    if (parent.repository, parent.step, parent.state) != need:  # [F-MAN-7]
         raise ChainError(
             "chain-differs",
             where=f"step {step}",

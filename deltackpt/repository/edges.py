@@ -29,10 +29,10 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
         """One edge, checked against its name. Raises FormatError, ChainError, NotFoundError ``object-missing``."""
         where = f"{self._store.url}/{name}"
         raw = self._store.get(name, MAX_EDGE)
-        if hashlib.sha256(raw).hexdigest() != name[-69:-5]:
+        if hashlib.sha256(raw).hexdigest() != name[-69:-5]:  # [F-EDGE-5] [S-EDGE-1]
             raise FormatError("manifest-hash", where=where, have="other bytes", need=f"sha256 {name[-69:-5]}")
         found = edge.decode(raw, where)
-        if (found.end.step, found.repository) != (step_of(name), self._repository):
+        if (found.end.step, found.repository) != (step_of(name), self._repository):  # [F-EDGE-5]
             have = f"step {found.end.step} of repository {found.repository}"
             raise ChainError("manifest-elsewhere", where=where, have=have, need=f"a step of {self._repository}")
         return found
@@ -48,7 +48,7 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
             for name in self._by_step[step]:
                 try:
                     one = self.load(name)
-                except (FormatError, ChainError, NotFoundError):
+                except (FormatError, ChainError, NotFoundError):  # [F-EDGE-6] [S-EDGE-3]
                     continue
                 found[one.end] = (*found.get(one.end, ()), one)
             self._read[step] = found

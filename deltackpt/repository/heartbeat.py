@@ -1,4 +1,4 @@
-"""A small object that says "I am at work until": kept alive by a thread, and lapsing by the store's clock if that
+"""A small object that says "I am at work until": renewed by a thread, and lapsing by the store's clock if that
 dies.
 """
 
@@ -18,7 +18,7 @@ MAX_RECORD = 64 << 10
 
 
 def holder() -> str:
-    """Who this process is, for people who wonder."""
+    """Host and process id, for people who look at the object."""
     return f"{socket.gethostname()} pid {os.getpid()}"[:200]
 
 
@@ -27,7 +27,7 @@ class Heartbeat:
 
     Takes over an object whose bytes are ``old``, or creates it. ``now`` is the store's time if it was just asked for.
     The thread is a daemon: a process that ends without `close` leaves the object to lapse. A fork has no such thread,
-    and the object is not its own. Raises what `Store.put` and `Store.swap` raise.
+    and does not own the object. Raises what `Store.put` and `Store.swap` raise.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._raw = self._sent = old
         self._renewed, self._expires = time.monotonic(), float("inf")
-        self._lapsed = self._taken = False
+        self._lapsed = self._lost = False
         self._renew(now)
-        self._thread = threading.Thread(target=self._run, name="deltackpt-renewal", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="deltackpt-heartbeat", daemon=True)
         self._thread.start()
 
     @property
     def fresh(self) -> bool:
         """Is more than a third of the lifetime left, by this process's own clock?
 
-        False for ever once the object has lapsed, by the store's clock, or was not what was written to it: somebody may
-        have relied on that. So in a fork, where nobody renews it.
+        False for ever once the object has lapsed, by the store's clock, or was changed by another process: a gc may
+        have relied on that. False too in a fork, which does not renew it.
         """
         ours = self._process == os.getpid()
         return ours and not self._lapsed and time.monotonic() - self._renewed < self._ttl * 2 / 3
@@ -67,7 +67,7 @@ class Heartbeat:
         if self._process == os.getpid() and not self._stop.is_set():
             self._stop.set()
             with self._lock, suppress(DeltackptError):
-                if not self._taken:
+                if not self._lost:
                     self._store.delete(self.name)
 
     def _renew(self, now: float | None = None) -> None:
@@ -86,7 +86,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stop.wait(self._ttl / 3):
-            with self._lock, suppress(DeltackptError):  # not now, perhaps the next time
+            with self._lock, suppress(DeltackptError):  # tried again at the next renewal
                 if self._stop.is_set():
                     return
                 sent = self._sent
@@ -96,8 +96,8 @@ class Heartbeat:
                     self._raw = self._current()
                     if self._raw == sent:  # ours: the answer to the time before was lost
                         continue
-                    self._lapsed, self._taken = True, self._raw is not None
-                    if self._taken:  # somebody took it for dead, and the object is theirs
+                    self._lapsed, self._lost = True, self._raw is not None
+                    if self._lost:  # another process found it lapsed, and took the object over
                         return
 
     def _current(self) -> bytes | None:

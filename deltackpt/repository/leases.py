@@ -1,8 +1,8 @@
 """Leases: a reader pins what it reads, by an object that lapses when the reader dies (STORE section "Leases").
 
 A lease protects its step, the cheapest way to it from an anchor, and the cheapest way from the state that the reader
-has. It is put first and looked after: once it is there, and no gc is at the point of removing steps, the step is either
-gone or stays. Of these two facts the reader learns which.
+has. It is put before the step is asked for: once it is there, and no gc is removing steps, the step is either gone or
+stays, and the reader finds out which.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deltackpt.repository.heartbeat import MAX_RECORD, Heartbeat, holder
 from deltackpt.repository.repository import Repository
 
 TTL = 600  # seconds
-ATTEMPTS = 5  # at a branch whose steps go as fast as they are found
+ATTEMPTS = 5  # at a branch whose steps are collected as fast as they are found
 COLLECTING = "gc.json"
 LONGEST = 3600  # seconds that a gc may ask readers to wait before it renews
 
@@ -34,7 +34,8 @@ _LIMIT = 1 << 53
 class Lease:
     """``link`` is the pinned step, None for all of them; ``have`` the step that the reader starts from. ``since`` and
     ``expires`` are seconds of the store's clock: what the holder has put and no manifest names is not older than
-    ``since``."""
+    ``since``.
+    """
 
     name: str
     link: Link | None
@@ -44,6 +45,7 @@ class Lease:
     expires: int
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields of the object."""
         return {
             "step": self.link.step if self.link else None,
             "id": self.link.id if self.link else None,
@@ -54,12 +56,14 @@ class Lease:
         }
 
     def encode(self) -> bytes:
+        """The object's bytes: canonical JSON."""
         return dumps(self.to_dict())
 
 
 def read_leases(repo: Repository) -> list[Lease]:
-    """Every lease, lapsed ones too. One that cannot be read is taken as one of all steps, alive as long as its object
-    is new: better too much is kept."""
+    """Every lease, lapsed ones too. One that cannot be read counts as one of all steps, alive for TTL seconds from the
+    time of its object: better too much is kept.
+    """
     found = []
     for info in repo.store.list("leases/"):
         if not _NAME.fullmatch(info.name):
@@ -76,7 +80,7 @@ def read_leases(repo: Repository) -> list[Lease]:
 
 def _decode(raw: bytes, name: str) -> Lease:
     value = loads_strict(raw, limit=MAX_RECORD, where=name)
-    if not isinstance(value, dict):
+    if not isinstance(value, dict):  # [S-LEASE-1]
         raise FormatError("manifest-field", where=name, have="another kind of JSON", need="a lease")
     f = Fields({**value, "link": {"step": value.get("step"), "id": value.get("id")}}, name)
     link = None if f.get("step") is None else f.link("link")
@@ -89,8 +93,8 @@ def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl:
     """Pin a step, or with None all of them, while the block runs; released on exit and on any exception.
 
     Yields None where the store cannot be written to: reading goes on, unprotected. Raises NotFoundError
-    ``step-missing`` with the nearest step, if gc was faster. A repository that does not pin yields None, and asks
-    nothing.
+    ``step-missing`` with the nearest step, if gc was faster. Where `Repository.pins` is False it yields None, and asks
+    the store nothing.
     """
     if not repo.pins:
         yield None
@@ -118,7 +122,7 @@ def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl:
 def pinned(
     repo: Repository, step: str | int | Link, ref: str = "main", *, have: Link | None = None
 ) -> Iterator[tuple[Link, Lease | None]]:
-    """Find a step and pin it. Raises what `Repository.find` raises; a step that goes in between is looked for again."""
+    """Find a step and pin it. Raises what `Repository.find` raises; a step collected meanwhile is found anew."""
     with ExitStack() as stack:
         for left in reversed(range(ATTEMPTS)):
             link = repo.find(step, ref)
@@ -135,8 +139,8 @@ def must_exist(repo: Repository, link: Link) -> None:
     """Raises NotFoundError ``step-missing``, with the nearest steps, if a step is not there."""
     try:
         repo.confirm(link)
-    except NotFoundError:
-        repo.load.cache_clear()
+    except NotFoundError:  # [S-LEASE-3]
+        repo.manifests.cache.clear()
         raise repo.gone(link.step) from None
 
 
@@ -156,11 +160,11 @@ def collecting(repo: Repository) -> tuple[bytes, str, int] | None:
 
 def wait_for_gc(repo: Repository, sleep: Callable[[float], None] = time.sleep) -> None:
     """Wait until no gc is removing steps; a dead one is waited for until it lapses. Raises ConflictError ``gc-running``
-    for a record that holds longer than any gc asks for: nobody renews it, and a reader would wait for ever.
+    for a record that lapses later than any gc asks for: it is not renewed, and a reader would wait for ever.
     """
     pause = 0.01
     while (found := collecting(repo)) is not None and (left := found[2] - repo.store.now()) > 0:
-        if left > LONGEST:
+        if left > LONGEST:  # [S-LEASE-3]
             raise ConflictError(
                 "gc-running",
                 where=f"{repo.store.url}/{COLLECTING}",

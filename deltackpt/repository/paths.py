@@ -1,7 +1,7 @@
 """What a step needs: the cheapest way to every step at once, over all manifests and edges. Pure: no I/O.
 
-`chain.resolve` answers for one step and loads as little as it can; a gc asks for all of them and has everything in
-hand.
+`chain.resolve` answers for one step and loads as little as it can; a gc asks for all steps, and has all manifests in
+memory.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Node:
 
     @property
     def files(self) -> Iterator[File]:
+        """Every object that the step names."""
         yield from self.anchor or ()
         yield from self.patch or ()
         yield self.layout
@@ -38,6 +39,7 @@ class Node:
 
     @classmethod
     def of(cls, m: Manifest, link: Link) -> Node:
+        """From a manifest that was loaded by ``link``."""
         return cls(link, m.parent, m.anchor, m.patch, m.layout, m.digests)
 
     @classmethod

@@ -1,8 +1,9 @@
-"""A writer's lease, kept from one step to the next (STORE section "Leases").
+"""A writer's lease, held from one step to the next (STORE section "Leases").
 
-It is put for the first step, and from then on only renewed. Whatever a gc reads in it, the step that the writer follows
-is named by it or was put after its ``since``, and so were the payloads of the step in progress: what the ref reaches is
-kept anyway, and this keeps the rest. So nothing has to be asked for again as long as it did not lapse.
+It is put for the first step, and from then on only renewed. At any renewal that a gc reads, the lease names the step
+that the writer follows, or that step was put after its ``since``, and so were the payloads of the step in progress:
+what the ref reaches stays anyway, and the lease protects the rest. So nothing has to be asked of the store again as
+long as it did not lapse.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from threading import Lock
 
 from deltackpt.errors import ConflictError
 from deltackpt.format.manifest import Link
+from deltackpt.repository.commit import PublishLease
 from deltackpt.repository.heartbeat import Heartbeat, holder
 from deltackpt.repository.leases import TTL, Lease, must_exist, wait_for_gc
 from deltackpt.repository.repository import Repository
@@ -22,12 +24,12 @@ from deltackpt.repository.repository import Repository
 class WriterLease:
     """Pins what a writer follows and puts, from its first step until `close`. One step at a time.
 
-    Is of the process that made it: in a fork of that it is not fresh, and closing it there removes nothing.
+    It belongs to the process that made it: in a fork it is not fresh, and closing it there removes nothing.
     """
 
     def __init__(self, repo: Repository, *, ttl: float = TTL) -> None:
         self._repo, self._ttl = repo, ttl
-        self._renewal: Heartbeat | None = None
+        self._heartbeat: Heartbeat | None = None
         self._name = ""
         # The step that is followed, and the ``since`` of a step in progress: one object, since a renewal may look at
         # any time.
@@ -50,13 +52,25 @@ class WriterLease:
         finally:
             self._state = self._state[0], None
 
+    @contextmanager
+    def step_if_free(self, parent: Link | None) -> Iterator[bool]:
+        """`step`, unless another one is in progress; yields whether it is this one's."""
+        if not self._busy.acquire(blocking=False):
+            yield False
+            return
+        try:
+            with self.step(parent):
+                yield True
+        finally:
+            self._busy.release()
+
     def check(self) -> None:
         """Raise ConflictError ``lease-lapsed`` if what was put for the step in progress may be gone."""
-        if self._repo.pins and not (self._renewal is not None and self._renewal.fresh):
+        if self._repo.pins and not (self._heartbeat is not None and self._heartbeat.fresh):  # [S-LEASE-4]
             raise ConflictError(
                 "lease-lapsed",
                 where=f"{self._repo.store.url}/{self._name}",
-                have="a lease that was not renewed in time, or that somebody else changed or removed",
+                have="a lease that was not renewed in time, or that another process changed or removed",
                 need="one that is held until the step is published",
                 hint="The process or the store stood still for too long. Nothing was published; write again.",
             )
@@ -67,20 +81,20 @@ class WriterLease:
 
     def close(self) -> None:
         """Remove the lease; a store that does not answer leaves it to lapse. Can be called again."""
-        if self._renewal is not None:
-            self._renewal.close()
-            self._renewal = None
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+            self._heartbeat = None
 
     def _covers(self, parent: Link | None) -> bool:
         if not self._repo.pins:
             return True
-        return self._renewal is not None and self._renewal.fresh and self._state[0] == parent
+        return self._heartbeat is not None and self._heartbeat.fresh and self._state[0] == parent
 
     def _begin(self, parent: Link | None) -> None:
         self.close()
         self._state = parent, None
         self._name = f"leases/{secrets.token_hex(12)}.json"
-        self._renewal = Heartbeat(self._repo.store, self._name, self._record, self._ttl)
+        self._heartbeat = Heartbeat(self._repo.store, self._name, self._record, self._ttl)
         try:
             wait_for_gc(self._repo)
             if parent is not None:
@@ -110,16 +124,13 @@ def writer_lease(repo: Repository, *, ttl: float = TTL) -> Iterator[WriterLease]
 
 
 @contextmanager
-def publishing(repo: Repository, parent: Link | None) -> Iterator[WriterLease]:
-    """The lease under which a step that follows ``parent`` is published: the one that `writer_lease` keeps, or one for
+def publishing(repo: Repository, parent: Link | None) -> Iterator[PublishLease]:
+    """The lease under which a step that follows ``parent`` is published: the one that `writer_lease` holds, or one for
     this step alone. Raises what `WriterLease.step` raises."""
-    held: WriterLease | None = repo.writer
-    if held is not None and held._busy.acquire(blocking=False):
-        try:
-            with held.step(parent):
+    if (held := repo.writer) is not None:
+        with held.step_if_free(parent) as free:
+            if free:
                 yield held
-        finally:
-            held._busy.release()
-    else:
-        with closing(WriterLease(repo)) as own, own.step(parent):
-            yield own
+                return
+    with closing(WriterLease(repo)) as own, own.step(parent):
+        yield own

@@ -1,7 +1,7 @@
 """Tensors that go through a chain of patches in memory, while later patches are still on their way.
 
-Nothing is written anywhere. What comes out is not proven: who uses it compares it with what is there, and proves the
-result.
+Nothing is written anywhere, and nothing that comes out is proven: the caller compares it with what is there, and proves
+the result.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from threading import Condition, Thread
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.format.dtypes import DTYPES, nbytes
-from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import Bytes, write_step
+from deltackpt.patch.apply import write_step
+from deltackpt.patch.base import Bytes, Patch
 
 HELD = 512 << 20  # bytes of tensors in memory; those beyond go through the patches when they are asked for
 
@@ -23,7 +23,7 @@ class DecodeAhead:
 
     def __init__(self, base: State, threads: int) -> None:
         self._base = base
-        self._patches: list[PatchReader] = []
+        self._patches: list[Patch] = []
         self._all = self._stopped = False
         self._changed = Condition()
         self._new: dict[str, Bytes] = {}
@@ -32,24 +32,22 @@ class DecodeAhead:
 
     @classmethod
     @contextmanager
-    def of(
-        cls, base: State, patches: Iterable[PatchReader], threads: int
-    ) -> Iterator[tuple[DecodeAhead, list[PatchReader]]]:
-        """All patches, in this order, and what they make of the tensors that there was room for."""
-        early = cls(base, threads)
+    def of(cls, base: State, patches: Iterable[Patch], threads: int) -> Iterator[tuple[DecodeAhead, list[Patch]]]:
+        """All patches, in this order, and what they make of the tensors that fit into HELD."""
+        ahead = cls(base, threads)
         try:
-            for thread in early._threads:
+            for thread in ahead._threads:
                 thread.start()
             for patch in patches:
-                with early._changed:
-                    early._patches.append(patch)
-                    early._changed.notify_all()
-            early._end()
-            yield early, early._patches
+                with ahead._changed:
+                    ahead._patches.append(patch)
+                    ahead._changed.notify_all()
+            ahead._end()
+            yield ahead, ahead._patches
         finally:
-            early._stopped = True
-            early._end()
-            early._new.clear()
+            ahead._stopped = True
+            ahead._end()
+            ahead._new.clear()
 
     def take(self, name: str) -> Bytes | None:
         """The tensor after the last patch, once; None if it has to be decoded. The caller's to write to."""
@@ -60,10 +58,10 @@ class DecodeAhead:
             self._all = True
             self._changed.notify_all()
         for thread in self._threads:
-            if thread.ident is not None:  # the system may have had no room for all of them
+            if thread.ident is not None:  # the system may have refused to start all of them
                 thread.join()
 
-    def _arriving(self) -> Iterator[PatchReader]:
+    def _arriving(self) -> Iterator[Patch]:
         k = 0
         while True:
             with self._changed:
@@ -78,10 +76,10 @@ class DecodeAhead:
         left = set(names)
         new: dict[str, Bytes] = {}
         for patch in self._arriving():
-            for name in [name for name in left if patch.entries_of(name)]:
+            for name in [name for name in left if patch.tensor(name) is not None]:
                 try:
                     fits = self._advance(name, patch, new)
-                except Exception:  # whoever needs the tensor is told, as it is then decoded again
+                except Exception:  # raised again when the tensor is asked for, as it is then decoded anew
                     fits = False
                 if not fits:
                     left.discard(name)
@@ -89,23 +87,23 @@ class DecodeAhead:
         if not self._stopped:
             self._new.update(new)
 
-    def _advance(self, name: str, patch: PatchReader, new: dict[str, Bytes]) -> bool:
-        """False for a tensor that becomes another one, which is for others to find out."""
+    def _advance(self, name: str, patch: Patch, new: dict[str, Bytes]) -> bool:
+        """False for a tensor that becomes another one: the caller of the patches finds that out by itself."""
         if name not in new:
             new[name] = self._base.bytes_of(name).copy()
             self._base.release(name)
-        meta = self._base.tensors[name]
-        return write_step(new[name], (meta.dtype, tuple(meta.shape)), patch.entries_of(name))
+        meta, found = self._base.tensors[name], patch.tensor(name)
+        return found is None or write_step(new[name], (meta.dtype, tuple(meta.shape)), found)
 
 
 def _shares(base: State, threads: int) -> list[list[str]]:
     """Names of tensors for each thread, about as many bytes of them each."""
     sizes = {name: nbytes(DTYPES[t.dtype], t.shape) for name, t in base.tensors.items()}
     shares: list[tuple[int, list[str]]] = [(0, []) for _ in range(threads)]
-    room = HELD
+    left = HELD
     for name in sorted(sizes, key=lambda name: -sizes[name]):
-        if sizes[name] <= room:
-            room -= sizes[name]
+        if sizes[name] <= left:
+            left -= sizes[name]
             lightest = min(range(threads), key=lambda i: shares[i][0])
             shares[lightest] = (shares[lightest][0] + sizes[name], [*shares[lightest][1], name])
     return [names for _, names in shares if names]

@@ -1,8 +1,8 @@
 """The redo journal of a managed cache: the absolute new values of one move from a step to a later one.
 
 A record holds the changed elements of one tensor by one patch, and is in the file before the first of them is written
-into a slot. Replaying records is idempotent, so a killed move is finished by replaying; and the other slot is brought
-along by replaying, without decoding anything twice. Local to one host, rebuilt at will, no format for exchange.
+into a slot. Replaying records is idempotent, so a killed move is finished by replaying; and the other slot is moved on
+by replaying, without decoding anything twice. Local to one host, rebuilt at will, no format for exchange.
 """
 
 from __future__ import annotations
@@ -15,34 +15,26 @@ import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from deltackpt.codecs import Decoded
 from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
-from deltackpt.kernels import scatter
 
 _HEAD = struct.Struct("<IIBBxxQQ")  # tensor, patch, width, bytes of a position (0: dense), changes, xxh3-64 of the rest
 
 
 @dataclass(frozen=True)
-class JournalRecord:
-    """``patch`` counts the patches of the move from 0. ``positions`` is None for a tensor replaced whole."""
+class JournalRecord(Decoded):
+    """The new elements that one patch of the move, counted from 0, gave the tensor of this number.
+
+    ``positions`` None: all elements. Both arrays may be views of the file.
+    """
 
     tensor: int
     patch: int
-    positions: npt.NDArray[Any] | None
-    values: npt.NDArray[Any]
-
-    def write_to(self, elements: npt.NDArray[Any]) -> None:
-        if self.positions is None:
-            elements[:] = self.values
-        else:
-            scatter(elements, self.positions, self.values)
 
 
 class Journal:
@@ -110,7 +102,7 @@ class Journal:
         return self._records.get(tensor, [])
 
     def append(self, tensor: int, patch: int, decoded: Decoded) -> JournalRecord:
-        """Put a record into the file; only then may the caller act on it."""
+        """Put a record into the file; only then may the caller act on it. Any thread may call it. Raises OSError."""
         values, positions = decoded.values, decoded.positions
         wide = 0
         if positions is not None:
@@ -124,17 +116,17 @@ class Journal:
         head = _HEAD.pack(tensor, patch, values.dtype.itemsize, wide, len(values), digest.intdigest())
         assert self._fd is not None
         with self._lock:
-            if self._torn:  # what follows a torn record is never read again, so nobody may act on it
+            if self._torn:  # what follows a torn record is never read again, and so must not be acted on
                 raise OSError(errno.EIO, "an earlier record of the journal was not written whole")
             self._torn = True
             left = os.writev(self._fd, [head, *pieces])
-            for piece in (memoryview(head), *pieces):  # of what a signal, or a full disk, kept out
+            for piece in (memoryview(head), *pieces):  # what a signal, or a full disk, left unwritten
                 skip = min(left, len(piece))
                 piece, left = piece[skip:], left - skip
                 while piece:
                     piece = piece[os.write(self._fd, piece) :]
             self._torn = False
-        return JournalRecord(tensor, patch, decoded.positions, values)
+        return JournalRecord(decoded.positions, values, tensor, patch)
 
     def __enter__(self) -> Journal:
         return self
@@ -143,6 +135,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
+        """No more records: the descriptor goes, the file stays."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -160,4 +153,4 @@ def _read_record(data: memoryview, at: int) -> tuple[JournalRecord, int] | None:
         return None
     positions = np.frombuffer(data, f"<u{wide}", count, at) if wide else None
     values = np.frombuffer(data, uint(width), count, at + wide * count)
-    return JournalRecord(tensor, patch, positions, values), end
+    return JournalRecord(positions, values, tensor, patch), end

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.checkpoint.diff import State
-from deltackpt.errors import ChainError, ConflictError, NotFoundError
-from deltackpt.format import state_digest
-from deltackpt.format.digests import proves
+from deltackpt.errors import ConflictError, NotFoundError
+from deltackpt.format.digests import check_digest
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
@@ -37,10 +36,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """What `apply` did. ``anchor`` is the step read whole, None where the start was at hand; ``read`` counts bytes.
+    """What `apply` did. ``anchor`` is the step read whole, None where a state before it was there; ``read`` and
+    ``written`` count bytes.
 
-    ``rebuilt`` says why the state that was there could not be brought along, if there was one. ``leased`` is False
-    where the store is read-only, so that gc could not be told to wait.
+    ``rebuilt`` says why the state that was there could not be updated, if there was one. ``leased`` is False where the
+    store is read-only, so that gc could not be told to wait.
     """
 
     path: str
@@ -56,6 +56,7 @@ class ApplyResult:
     leased: bool = True
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
         return asdict(self)
 
 
@@ -101,13 +102,13 @@ def _check_free(out: Path) -> None:
     """Raise ConflictError ``output-exists`` unless a directory can be renamed to ``out``."""
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         hint = "Choose another path; `--cache` keeps a directory that follows a repository."
-        raise _in_the_way(out, "something there", hint)
+        raise _output_exists(out, "something there", hint)
     if out.exists() and (out.samefile(os.curdir) or out.is_mount()):
         hint = "The step is built beside it and takes its place at once. Name a directory inside it."
-        raise _in_the_way(out, "the directory that is worked in, or a mount point", hint)
+        raise _output_exists(out, "the directory that is worked in, or a mount point", hint)
 
 
-def _in_the_way(out: Path, have: str, hint: str) -> ConflictError:
+def _output_exists(out: Path, have: str, hint: str) -> ConflictError:
     return ConflictError("output-exists", where=out, have=have, need="no such path, or an empty directory", hint=hint)
 
 
@@ -115,23 +116,27 @@ def _move(folder: Path, out: Path) -> None:
     try:
         os.rename(folder, out)
     except OSError:
-        _check_free(out)  # somebody else may have filled it meanwhile
+        _check_free(out)  # another process may have filled it meanwhile
         with space_errors(out):
             raise
 
 
 def again_if_gone(repo: Repository, work: Callable[[], T]) -> T:
-    """Once more where an object is gone: a gc removed steps that this process remembered, and others lead there."""
+    """Do ``work``, a second time where an object is gone: gc removed steps that are cached here, and others lead there.
+
+    Raises what it raises.
+    """
     try:
         return work()
     except NotFoundError as error:
         if error.code != "object-missing":
             raise
-        repo.load.cache_clear()
+        repo.manifests.cache.clear()
         return work()
 
 
 def result(path: Path, plan: Plan, written: int, began: float) -> ApplyResult:
+    """The result of a plan that was carried out since ``began`` (seconds of the monotonic clock)."""
     target = plan.target
     return ApplyResult(
         path=str(path),
@@ -161,12 +166,12 @@ def beside(out: Path) -> Iterator[Path]:
 
 def build_order(layout: Layout) -> Iterator[str]:
     """The names of the tensors in the order in which `build` asks for them."""
-    return (tensor.name for _, tensor in _in_place(layout))
+    return (tensor.name for shard in layout.shards for tensor in file_order(shard))
 
 
-def _in_place(layout: Layout) -> Iterator[tuple[Shard, Tensor]]:
-    """As they are in the files, which their headers may list otherwise."""
-    return ((shard, t) for shard in layout.shards for t in sorted(shard.header.tensors, key=lambda t: (t.start, t.end)))
+def file_order(shard: Shard) -> list[Tensor]:
+    """The tensors of a file in the order of their bytes; its header may list them in another."""
+    return sorted(shard.header.tensors, key=lambda t: (t.start, t.end))
 
 
 def build(
@@ -178,10 +183,14 @@ def build(
     threads: int,
     progress: Progress,
 ) -> None:
-    """Write every file of the layout into an empty folder, and prove every tensor by its digest."""
+    """Write every file of the layout into an empty folder, and prove every tensor by its digest.
+
+    Raises ChainError ``tensor-differs``, NoSpaceError, and what the state raises.
+    """
     ensure_space(folder, layout.size)
     progress.start("apply", layout.size)
     files = {shard.path: _new_shard(folder, shard) for shard in layout.shards}
+    items = ((shard, tensor) for shard in layout.shards for tensor in file_order(shard))
 
     def place(item: tuple[Shard, Tensor]) -> int:
         shard, tensor = item
@@ -193,7 +202,7 @@ def build(
         return len(data)
 
     try:
-        for count in ordered_map(place, _in_place(layout), threads):
+        for count in ordered_map(place, items, threads):
             progress.advance(count)
     finally:
         for fd in files.values():
@@ -214,14 +223,8 @@ def save(repo: Repository, file: File, path: Path) -> None:
 
 def check_tensor(name: str, data: npt.NDArray[np.uint8], digests: Mapping[str, TensorDigest], layout: Layout) -> None:
     """Raise ChainError ``tensor-differs`` unless ``data`` has the digest that the step gives."""
-    if not proves(data, layout.tensors[name].dtype, digests[name]):
-        raise ChainError(
-            "tensor-differs",
-            where=name[:200],
-            have=f"xxh3 {state_digest.xxh3(data).hex()}",
-            need=f"the step's {digests[name]}",
-            hint="A base or an anchor was changed after it was published. `deltackpt verify` finds out which.",
-        )
+    hint = "A base or an anchor was changed after it was published. `deltackpt verify` finds out which."
+    check_digest(data, layout.tensors[name].dtype, digests[name], where=name[:200], hint=hint)
 
 
 def _new_shard(folder: Path, shard: Shard) -> int:

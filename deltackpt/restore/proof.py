@@ -1,4 +1,4 @@
-"""Every byte of a checkpoint directory held against a step: what a slot needs after the machine has stopped."""
+"""Every byte of a checkpoint directory compared with a step: what a slot needs after the machine has stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def prove(repo: Repository, link: Link, folder: Path, threads: int, progress: Pr
     """Read all of ``folder``, and return if it is the step ``link``.
 
     Raises ChainError ``slot-unusable``, ``tensor-differs``, or what opening a checkpoint raises, at the first
-    difference; NotFoundError for a step that is gone, which nothing can prove.
+    difference; NotFoundError for a step that is gone, which cannot be compared.
     """
     target = repo.load(link)
     layout, digests = repo.layout(target), repo.digests(target)
@@ -40,7 +40,7 @@ def prove(repo: Repository, link: Link, folder: Path, threads: int, progress: Pr
 
 def _check_files(found: Checkpoint, layout: Layout) -> None:
     """The headers of the shards, and the side files."""
-    have = {shard.name: shard.header.text for shard in found.shards}
+    have = {shard.path: shard.header.text for shard in found.shards}
     if have != {shard.path: shard.header.text for shard in layout.shards}:
         raise _differs(found.root, "other shards, or another header")
     for side in layout.side:

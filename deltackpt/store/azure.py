@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import PART, Fetched, Head, Plain, Upload
-from deltackpt.store.retry import DEFAULT, Patience
+from deltackpt.store.driver import PART, BasicDriver, Fetched, Head, Upload
+from deltackpt.store.retry import DEFAULT, RetryPolicy
 
 MARK = "deltackptput"  # an identifier: the service takes no other
 
 
-def options(patience: Patience) -> dict[str, Any]:
+def options(retry: RetryPolicy) -> dict[str, Any]:
     """How an AzureBlobFileSystem is to be made; the account is that of the environment."""
-    return {"read_timeout": patience.silence, "use_listings_cache": False}
+    return {"read_timeout": retry.silence, "use_listings_cache": False}
 
 
-class AzureDriver(Plain):
+class AzureDriver(BasicDriver):
     """``fs`` is an AzureBlobFileSystem made with options()."""
 
     capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
     makes_buckets: bool = False
     downloads: int | None = None
 
-    def __init__(self, fs: Any, container: str, patience: Patience = DEFAULT) -> None:
+    def __init__(self, fs: Any, container: str, retry: RetryPolicy = DEFAULT) -> None:
         from azure.core import MatchConditions
 
         self._fs = fs
         self._container = container
-        self._patience = patience
+        self._retry = retry
         self._same = MatchConditions.IfNotModified
         self._free = MatchConditions.IfMissing
         self._once = {"retry_total": 0, **fs._timeout_kwargs}  # further attempts are RemoteStore's
@@ -123,11 +123,11 @@ class AzureDriver(Plain):
             async with client() as it:
                 return await request(it)
 
-        return sync(self._fs.loop, lambda: asyncio.wait_for(call(), self._patience.limit(PART)))
+        return sync(self._fs.loop, lambda: asyncio.wait_for(call(), self._retry.time_limit(PART)))
 
 
 class _Blocks:
-    """Blocks become a blob when they are committed; before that nobody sees them."""
+    """Blocks become a blob when they are committed; before that no reader sees them."""
 
     def __init__(self, driver: AzureDriver, key: str, mark: str) -> None:
         self._driver = driver

@@ -139,14 +139,14 @@ class Store(Protocol):
 
 def check_name(name: str) -> None:
     """Refuse a name that is no safe path below a root, on any store: FormatError ``name-unsafe``."""
-    if reason := _unsafe(name):
+    if reason := _unsafe(name):  # [S-STORE-4] [S-NAME-1] [S-NAME-2]
         _refuse(name, reason)
 
 
 def check_prefix(prefix: str) -> str:
     """The folder part of a list prefix, which must be a safe name or empty: FormatError ``name-unsafe``."""
     folder, slash, _ = prefix.rpartition("/")
-    if slash and (reason := _unsafe(folder)):
+    if slash and (reason := _unsafe(folder)):  # [S-STORE-4]
         _refuse(prefix, reason)
     return folder
 
@@ -177,7 +177,7 @@ def unless_same(data: bytes, tag: str) -> tuple[bytes | None, str]:
 def _unsafe(name: str) -> str:
     if ORDINARY.fullmatch(name):
         return ""
-    if not name:
+    if not name:  # [S-NAME-1]
         return "an empty name"
     if not name.isprintable():  # also guards the encode below: a lone surrogate is not printable
         return "a control or unprintable character"
@@ -186,7 +186,7 @@ def _unsafe(name: str) -> str:
     if "\\" in name or ":" in name:
         return "a backslash or colon"
     for segment in name.split("/"):
-        if segment in ("", ".", ".."):
+        if segment in ("", ".", ".."):  # [S-NAME-2]
             return f"the segment {segment!r}"
         if len(segment.encode()) > MAX_SEGMENT:
             return f"a segment of {len(segment.encode())} bytes"
@@ -212,10 +212,12 @@ DAMAGED = "It was changed or damaged in the store. `deltackpt mirror MIRROR REPO
 
 
 def missing(where: str) -> NotFoundError:
+    """NotFoundError ``object-missing``."""
     return NotFoundError("object-missing", where=where, have="no such object", need="a published object", hint=GONE)
 
 
 def taken(where: str) -> ConflictError:
+    """ConflictError ``object-exists``."""
     return ConflictError(
         "object-exists",
         where=where,
@@ -226,6 +228,7 @@ def taken(where: str) -> ConflictError:
 
 
 def moved(where: str, have: bytes | None, old: bytes | None) -> ConflictError:
+    """ConflictError ``ref-moved``: the object holds ``have``, and not ``old``."""
     return ConflictError(
         "ref-moved",
         where=where,
@@ -236,6 +239,7 @@ def moved(where: str, have: bytes | None, old: bytes | None) -> ConflictError:
 
 
 def changed(where: str) -> StoreError:
+    """StoreError ``object-changed``."""
     return StoreError(
         "object-changed",
         where=where,
@@ -246,8 +250,10 @@ def changed(where: str) -> StoreError:
 
 
 def too_large(where: str, size: int, limit: int) -> FormatError:
+    """FormatError ``object-too-large``; sizes in bytes."""
     return FormatError("object-too-large", where=where, have=f"{size} bytes", need=f"at most {limit} bytes")
 
 
 def too_short(where: str, size: int, start: int, length: int) -> FormatError:
+    """FormatError ``object-short``; sizes in bytes."""
     return FormatError("object-short", where=where, have=f"{size} bytes", need=f"{length} bytes from byte {start}")

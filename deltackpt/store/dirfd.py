@@ -1,4 +1,4 @@
-"""Folders and files by descriptor, one segment at a time: what LocalStore is made of.
+"""Folders and files by descriptor, one segment at a time, as LocalStore opens them.
 
 Nothing here follows a symlink below the root, and no file is opened that may hang the reader.
 """
@@ -26,16 +26,16 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @contextmanager
-def entered(root: Path, folder: str, *, make: bool = False) -> Iterator[int]:
+def opened(root: Path, folder: str, *, make: bool = False) -> Iterator[int]:
     """A descriptor of a folder, reached without following a symlink; ``make`` creates what is missing."""
-    at = enter(root, folder, make=make)
+    at = open_folder(root, folder, make=make)
     try:
         yield at
     finally:
         os.close(at)
 
 
-def enter(root: Path, folder: str, *, make: bool = False) -> int:
+def open_folder(root: Path, folder: str, *, make: bool = False) -> int:
     """The same for the caller to close."""
     try:
         at = os.open(root, FOLDER)
@@ -43,14 +43,14 @@ def enter(root: Path, folder: str, *, make: bool = False) -> int:
         raise StoreError("store-io", where=root, have="something else", need="a folder") from None
     for segment in folder.split("/") if folder else ():
         try:
-            inner = _enter(root, at, segment, make)
+            inner = _open_segment(root, at, segment, make)
         finally:
             os.close(at)
         at = inner
     return at
 
 
-def _enter(root: Path, at: int, segment: str, make: bool) -> int:
+def _open_segment(root: Path, at: int, segment: str, make: bool) -> int:
     try:
         if make:
             with suppress(FileExistsError):
@@ -59,7 +59,7 @@ def _enter(root: Path, at: int, segment: str, make: bool) -> int:
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             info = os.stat(segment, dir_fd=at, follow_symlinks=False)
-            if stat.S_ISLNK(info.st_mode):
+            if stat.S_ISLNK(info.st_mode):  # [S-STORE-4]
                 raise not_a_file(f"{root}: folder {segment}", info) from None
         raise
 
@@ -84,6 +84,7 @@ class StagedFile:
     file: int
 
     def exists(self) -> bool:
+        """Whether there is something under the final name."""
         try:
             os.stat(self.leaf, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -91,10 +92,12 @@ class StagedFile:
         return True
 
     def rename(self) -> None:
+        """Give the temporary its final name, over whatever is there."""
         os.replace(self.temporary, self.leaf, src_dir_fd=self.folder, dst_dir_fd=self.folder)
 
 
 def write(file: int, view: memoryview) -> None:
+    """Write all bytes."""
     while view:
         view = view[os.write(file, view) :]
 
@@ -106,6 +109,7 @@ def seal(file: int) -> None:
 
 
 def sync(file: int) -> None:
+    """Make a file, or the names in a folder, durable."""
     if sys.platform == "darwin":  # where fsync leaves the bytes in the drive's cache
         with suppress(OSError):
             fcntl.fcntl(file, fcntl.F_FULLFSYNC)
@@ -118,6 +122,7 @@ def sync(file: int) -> None:
 
 
 def not_a_file(where: str, info: os.stat_result) -> FormatError:
+    """FormatError ``object-not-a-file``."""
     return FormatError(
         "object-not-a-file",
         where=where,
@@ -128,6 +133,7 @@ def not_a_file(where: str, info: os.stat_result) -> FormatError:
 
 
 def translated(error: OSError, where: str) -> StoreError | NoSpaceError:
+    """The error of ours for what the system said."""
     reason = error.strerror or str(error)
     if error.errno in NO_SPACE:
         return NoSpaceError("no-space", where=where, have=reason, need="room for the object", hint="free some space")

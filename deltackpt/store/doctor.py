@@ -35,6 +35,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
+        """Whether the store does all that it claims of this."""
         return self.holds or not self.claimed
 
 
@@ -52,9 +53,11 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
+        """Whether the store does all that it claims."""
         return all(check.ok for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return {**asdict(self), "ok": self.ok}
 
 

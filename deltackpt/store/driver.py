@@ -1,6 +1,6 @@
 """What an object store must be able to do for RemoteStore to make a Store of it: single requests, nothing more.
 
-A driver raises whatever its client library raises; store/foreign.py knows what that means.  It neither retries nor
+A driver raises whatever its client library raises; store/translate.py knows what that means.  It neither retries nor
 caches, and its keys are whole: bucket-relative, prefix included.
 """
 
@@ -43,7 +43,7 @@ class Fetched:
 
 
 class Body(Protocol):
-    """Bytes of an object on their way; ``size`` and ``tag`` are those of the whole object, as `Fetched` has them."""
+    """Bytes of an object in transit; ``size`` and ``tag`` are those of the whole object, as `Fetched` has them."""
 
     size: int
     tag: str
@@ -72,13 +72,13 @@ class Upload(Protocol):
         ...
 
     def abort(self) -> None:
-        """Leave nothing behind.  Also called after finish() failed."""
+        """Remove what was sent.  Also called after finish() failed."""
         ...
 
 
 class Driver(Protocol):
-    """``mark`` is a word that names one put or swap: it is kept beside the object where the store has a place for it,
-    so that a writer whose request was answered by a reset can tell its own object from another's."""
+    """``mark`` is a token that names one put or swap: it is stored beside the object where the store has a place for
+    it, so that a writer whose request was answered by a reset can tell its own object from another's."""
 
     capabilities: Capabilities
     makes_buckets: bool  # a missing bucket is an empty store, made at the first put
@@ -137,11 +137,11 @@ class Driver(Protocol):
         ...
 
     def clock(self, prefix: str) -> float:
-        """The store's own time, asked for with no more than leave to use what is below the prefix."""
+        """The store's own time in seconds; needs no permission beyond the prefix."""
         ...
 
 
-class Plain:
+class BasicDriver:
     """A driver of a service with neither batches nor tags that save a request."""
 
     def create_all(self, objects: Sequence[tuple[str, bytes]]) -> None:
@@ -162,7 +162,7 @@ class Plain:
 
 
 class Windows:
-    """The body of a driver that can only fetch: one window after the other."""
+    """The body of a driver that can only fetch: one window of at most WINDOW bytes after the other."""
 
     def __init__(
         self, fetch: Callable[[str, int, int, str | None], Fetched], key: str, start: int, length: int, tag: str | None
@@ -170,23 +170,23 @@ class Windows:
         first = fetch(key, start, min(length, WINDOW), tag)
         self.size, self.tag = first.size, first.tag
         self._fetch, self._key = fetch, key
-        self._held, self._at = memoryview(first.data), start + len(first.data)
+        self._buffered, self._at = memoryview(first.data), start + len(first.data)
         self._end = min(start + length, first.size)
 
     def read(self, count: int) -> bytes:
-        found, count = [self._held[:count]], count - len(self._held)
-        self._held = self._held[len(found[0]) :]
+        found, count = [self._buffered[:count]], count - len(self._buffered)
+        self._buffered = self._buffered[len(found[0]) :]
         while count > 0 and self._at < self._end:
             window = self._fetch(self._key, self._at, min(WINDOW, self._end - self._at), self.tag or None)
             if not window.data:
                 break
             self._at += len(window.data)
             found.append(memoryview(window.data)[:count])
-            self._held, count = memoryview(window.data)[count:], count - len(found[-1])
+            self._buffered, count = memoryview(window.data)[count:], count - len(found[-1])
         return b"".join(found)
 
     def close(self) -> None:
-        self._held = memoryview(b"")
+        self._buffered = memoryview(b"")
 
 
 class SpooledUpload:

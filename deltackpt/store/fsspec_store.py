@@ -18,9 +18,9 @@ from typing import Any
 from deltackpt.errors import UsageError
 from deltackpt.store import translate
 from deltackpt.store.base import Capabilities, check_name
-from deltackpt.store.driver import Driver, Fetched, Head, Plain, SpooledUpload, Upload
+from deltackpt.store.driver import BasicDriver, Driver, Fetched, Head, SpooledUpload, Upload
 from deltackpt.store.remote import RemoteStore
-from deltackpt.store.retry import DEFAULT, Patience
+from deltackpt.store.retry import DEFAULT, RetryPolicy
 
 NAMED = frozenset({"az", "abfs", "abfss", "sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs"})
 EXTRAS = {
@@ -31,7 +31,7 @@ EXTRAS = {
 }
 
 
-def open_fsspec(url: str, patience: Patience = DEFAULT, **options: Any) -> RemoteStore:
+def open_fsspec(url: str, retry: RetryPolicy = DEFAULT, **options: Any) -> RemoteStore:
     """The store at ``url``; ``options`` are the file system's own, and win over what is set here.
 
     Raises UsageError ``extra-missing`` (its library is not installed), ``store-url-secret``, ``store-url``.
@@ -41,26 +41,26 @@ def open_fsspec(url: str, patience: Patience = DEFAULT, **options: Any) -> Remot
     try:
         from fsspec.core import url_to_fs
 
-        make, defaults = _maker(scheme, patience)
+        make, defaults = _maker(scheme, retry)
         fs, path = url_to_fs(url, skip_instance_cache=True, **{**defaults, **options})
     except ImportError:
         raise extra_missing(scheme) from None
     except Exception as error:
-        fault = translate.read(error, time.time())
-        refused = fault.said if fault else type(error).__name__
+        fault = translate.fault_of(error, time.time())
+        refused = fault.text if fault else type(error).__name__
     else:
         refused = ""
     if refused:  # out here, so that the foreign error does not hang on ours
         raise _unusable(scheme, refused)
     if make is None:
         shown = path if "://" in path else f"{scheme}://{path}"
-        return RemoteStore(FsspecDriver(fs), shown, path.rstrip("/"), patience=patience)
+        return RemoteStore(FsspecDriver(fs), shown, path.rstrip("/"), retry=retry)
     bucket, _, root = path.strip("/").partition("/")
     if not bucket:
         raise _unusable(scheme, "no bucket in the URL")
     if root:
         check_name(root)
-    return RemoteStore(make(fs, bucket), f"{scheme}://{bucket}/{root}".rstrip("/"), root, patience=patience)
+    return RemoteStore(make(fs, bucket), f"{scheme}://{bucket}/{root}".rstrip("/"), root, retry=retry)
 
 
 def check_url(scheme: str, rest: str) -> None:
@@ -80,6 +80,7 @@ def check_url(scheme: str, rest: str) -> None:
 
 
 def extra_missing(scheme: str) -> UsageError:
+    """UsageError ``extra-missing``, with the command that installs what the scheme needs."""
     extra = EXTRAS.get(scheme)
     return UsageError(
         "extra-missing",
@@ -100,7 +101,7 @@ def _unusable(scheme: str, reason: str) -> UsageError:
     )
 
 
-class FsspecDriver(Plain):
+class FsspecDriver(BasicDriver):
     """Any file system: looks before it writes, which two writers can do at the same time."""
 
     capabilities = Capabilities(create_only=False, swap=False, clock=True, ranged=True, local=False)
@@ -154,7 +155,7 @@ class FsspecDriver(Plain):
             if info.get("type") == "file":  # an empty folder of a web server is told of as {}
                 key = slash + name.lstrip("/")
                 # Listings of web servers tell no sizes.
-                yield Head(key, info["size"], _modified(info)) if info["size"] is not None else self.head(key)
+                yield Head(key, info["size"], _modified(info)) if info.get("size") is not None else self.head(key)
 
     def remove(self, key: str) -> None:
         self.head(key)  # some file systems remove a folder with all that is in it
@@ -191,18 +192,18 @@ def _modified(info: dict[str, Any]) -> float:
     return 0.0
 
 
-def _maker(scheme: str, patience: Patience) -> tuple[Callable[[Any, str], Driver] | None, dict[str, Any]]:
+def _maker(scheme: str, retry: RetryPolicy) -> tuple[Callable[[Any, str], Driver] | None, dict[str, Any]]:
     """What makes the driver of a scheme, and how its file system is to be made; None for any other."""
     if scheme in ("s3", "s3a"):
         from deltackpt.store import s3
 
-        return partial(s3.S3Driver, patience=patience), s3.options(patience)
+        return partial(s3.S3Driver, retry=retry), s3.options(retry)
     if scheme in ("gs", "gcs"):
         from deltackpt.store import gcs
 
-        return partial(gcs.GcsDriver, patience=patience), gcs.options(patience)
+        return partial(gcs.GcsDriver, retry=retry), gcs.options(retry)
     if scheme in ("az", "abfs", "abfss"):
         from deltackpt.store import azure
 
-        return partial(azure.AzureDriver, patience=patience), azure.options(patience)
+        return partial(azure.AzureDriver, retry=retry), azure.options(retry)
     return None, {}

@@ -14,30 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import PART, Fetched, Head, Plain, SpooledUpload, Upload
-from deltackpt.store.retry import DEFAULT, Patience
+from deltackpt.store.driver import PART, BasicDriver, Fetched, Head, SpooledUpload, Upload
+from deltackpt.store.retry import DEFAULT, RetryPolicy
 
 MARK = "deltackpt-put"
 
 
-def options(patience: Patience) -> dict[str, Any]:
+def options(retry: RetryPolicy) -> dict[str, Any]:
     """How a GCSFileSystem is to be made."""
     from aiohttp import ClientTimeout
 
-    timeout = ClientTimeout(total=patience.limit(PART), sock_connect=patience.silence, sock_read=patience.silence)
+    timeout = ClientTimeout(total=retry.time_limit(PART), sock_connect=retry.silence, sock_read=retry.silence)
     return {"requests_timeout": timeout, "use_listings_cache": False}
 
 
-class GcsDriver(Plain):
+class GcsDriver(BasicDriver):
     """``fs`` is a GCSFileSystem made with options()."""
 
     capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
     makes_buckets: bool = False
     downloads: int | None = None
 
-    def __init__(self, fs: Any, bucket: str, patience: Patience = DEFAULT) -> None:
+    def __init__(self, fs: Any, bucket: str, retry: RetryPolicy = DEFAULT) -> None:
         self._fs = fs
-        self._patience = patience
+        self._retry = retry
         self._bucket = bucket
         self._host = fs.base.removesuffix("/storage/v1/")
 
@@ -100,7 +100,7 @@ class GcsDriver(Plain):
         data = request.get("data")
         size = len(data.getbuffer()) if isinstance(data, io.BytesIO) else 0
         asked = self._fs._call(method, path, *args, **request)
-        return sync(self._fs.loop, asyncio.wait_for, asked, self._patience.limit(size))
+        return sync(self._fs.loop, asyncio.wait_for, asked, self._retry.time_limit(size))
 
     def _object(self, key: str) -> dict[str, Any]:
         found: dict[str, Any] = self._call("GET", "b/{}/o/{}", self._bucket, key, json_out=True)
@@ -117,7 +117,7 @@ class GcsDriver(Plain):
                 data = file.read(part_size)
                 end = start + len(data) - 1
                 headers, answer = self._call(
-                    "PUT", session, data=_Body(data), headers={"Content-Range": f"bytes {start}-{end}/{size}"}
+                    "PUT", session, data=RequestBody(data), headers={"Content-Range": f"bytes {start}-{end}/{size}"}
                 )
                 if headers.get("Range", f"bytes=0-{end}") != f"bytes=0-{end}":
                     raise ConnectionError("a part that did not arrive whole")
@@ -138,15 +138,16 @@ class GcsDriver(Plain):
             uploadType="multipart",
             ifGenerationMatch=generation,
             headers={"Content-Type": f"multipart/related; boundary={mark}"},
-            data=_Body(body + rule + b"--"),
+            data=RequestBody(body + rule + b"--"),
         )
         _check_made(answer, len(data))
 
 
-class _Body(io.BytesIO):
+class RequestBody(io.BytesIO):
     """A request's body: the client closes it, and wants it again, from its beginning, for another attempt."""
 
     def close(self) -> None:
+        """Back to the beginning, for another attempt."""
         self.seek(0)
 
 

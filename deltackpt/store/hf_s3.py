@@ -15,7 +15,7 @@ from deltackpt.store.driver import Driver
 from deltackpt.store.fsspec_store import extra_missing
 from deltackpt.store.hub import PAUSE, bucket_of
 from deltackpt.store.remote import RemoteStore
-from deltackpt.store.retry import DEFAULT, Patience
+from deltackpt.store.retry import DEFAULT, RetryPolicy
 
 SCHEME = "hf+s3"
 ENDPOINT = "https://s3.hf.co"
@@ -23,25 +23,25 @@ REGION = "us-east-1"
 VARIABLE = "DELTACKPT_HF_S3_ENDPOINT"  # another gateway, such as one of an own network
 
 
-def open_gateway(rest: str, patience: Patience = DEFAULT) -> RemoteStore:
+def open_gateway(rest: str, retry: RetryPolicy = DEFAULT) -> RemoteStore:
     """The store at ``hf+s3://`` + ``rest``, with the keys that S3's libraries find.
 
     Raises UsageError ``store-url``, ``store-url-secret``, ``extra-missing``.
     """
     bucket = bucket_of(SCHEME, rest)
     try:
-        driver = _driver(bucket.namespace, bucket.name, patience)
+        driver = _driver(bucket.namespace, bucket.name, retry)
     except ImportError:
         raise extra_missing("s3") from None
-    return RemoteStore(driver, bucket.url, bucket.root, patience=patience)
+    return RemoteStore(driver, bucket.url, bucket.root, retry=retry)
 
 
-def _driver(namespace: str, name: str, patience: Patience) -> Driver:
+def _driver(namespace: str, name: str, retry: RetryPolicy) -> Driver:
     import s3fs
 
     from deltackpt.store.s3 import S3Driver, options
 
-    made = options(patience)
+    made = options(retry)
     made["config_kwargs"] |= {
         "region_name": REGION,
         "s3": {"addressing_style": "path"},
@@ -50,7 +50,7 @@ def _driver(namespace: str, name: str, patience: Patience) -> Driver:
     }
     endpoint = os.environ.get(VARIABLE, ENDPOINT).rstrip("/")
     fs = s3fs.S3FileSystem(endpoint_url=f"{endpoint}/{quote(namespace)}", skip_instance_cache=True, **made)
-    driver = S3Driver(fs, name, patience)
+    driver = S3Driver(fs, name, retry)
     # What the Hub allows its own API is all that is known of how often it may be asked.
     driver.capabilities = replace(driver.capabilities, pause=PAUSE)
     return driver

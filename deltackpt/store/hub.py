@@ -6,7 +6,7 @@ was overwritten in the same moment is noticed where it can be and reported, neve
 Reading takes one request a small object (`/resolve/`, which has the most generous rate limit) and Xet for large ones.
 Writing is a batch of one, or of many small objects; an answer of success that lists failures is a failure.  A Bucket
 that is missing is made, private, at the first put.  huggingface_hub makes its own second attempts at API calls: all of
-them are one attempt of Patience, and end in its time.
+them are one attempt of a RetryPolicy, and end in its time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deltackpt.store.base import Capabilities, check_name
 from deltackpt.store.driver import Body, Fetched, Head, SpooledUpload, Upload, Windows
 from deltackpt.store.fsspec_store import check_url, extra_missing
 from deltackpt.store.remote import RemoteStore
-from deltackpt.store.retry import DEFAULT, Patience
+from deltackpt.store.retry import DEFAULT, RetryPolicy
 
 T = TypeVar("T")
 
@@ -47,6 +47,7 @@ class Bucket:
 
     @property
     def url(self) -> str:
+        """The store's URL, without a secret."""
         return f"{self.scheme}://{'/'.join(filter(None, ('buckets', self.namespace, self.name, self.root)))}"
 
 
@@ -65,34 +66,36 @@ def bucket_of(scheme: str, rest: str) -> Bucket:
     return Bucket(scheme, namespace, name, root)
 
 
-def open_bucket(rest: str, patience: Patience = DEFAULT) -> RemoteStore:
+def open_bucket(rest: str, retry: RetryPolicy = DEFAULT) -> RemoteStore:
     """The store at ``hf://`` + ``rest``; the token is the environment's, or the one that `hf auth login` left."""
     bucket = bucket_of("hf", rest)
     try:
-        driver = BucketDriver(f"{bucket.namespace}/{bucket.name}", patience)
+        driver = BucketDriver(f"{bucket.namespace}/{bucket.name}", retry)
     except ImportError:
         raise extra_missing("hf") from None
-    return RemoteStore(driver, bucket.url, bucket.root, patience=patience)
+    return RemoteStore(driver, bucket.url, bucket.root, retry=retry)
 
 
 class BucketDriver:
+    """``bucket`` is NAMESPACE/NAME."""
+
     capabilities = Capabilities(
         create_only=False, swap=False, clock=True, ranged=True, local=False, batch=True, pause=PAUSE
     )
     makes_buckets: bool = True
     downloads: int | None = DOWNLOAD
 
-    def __init__(self, bucket: str, patience: Patience) -> None:
+    def __init__(self, bucket: str, retry: RetryPolicy) -> None:
         from huggingface_hub import HfApi
         from huggingface_hub.utils import disable_progress_bars
 
         logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # second attempts are ours to tell of
         disable_progress_bars()  # they would be drawn over what a caller prints
-        for name, seconds in (("RETRY_MAX_DURATION", patience.total), ("READ_TIMEOUT", patience.silence)):
+        for name, seconds in (("RETRY_MAX_DURATION", retry.total), ("READ_TIMEOUT", retry.silence)):
             os.environ.setdefault(f"HF_XET_CLIENT_{name}", f"{max(1, round(seconds))}s")  # else six minutes, and five
         self._api = HfApi()
         self._bucket = bucket
-        self._patience = patience
+        self._retry = retry
 
     def create(self, key: str, data: bytes, mark: str) -> None:
         self._batch(add=[(data, key)])
@@ -141,7 +144,7 @@ class BucketDriver:
         return False
 
     def scan(self, prefix: str) -> Iterator[Head]:
-        for found in self._bounded(self._patience.total, self._tree, prefix):
+        for found in self._bounded(self._retry.total, self._tree, prefix):
             if found.type == "file":
                 yield _head(found)
 
@@ -168,7 +171,7 @@ class BucketDriver:
 
     def _infos(self, keys: Sequence[str]) -> list[Any]:
         ask = self._api.get_bucket_paths_info
-        return self._bounded(self._patience.silence, lambda: list(ask(self._bucket, [*keys])))
+        return self._bounded(self._retry.silence, lambda: list(ask(self._bucket, [*keys])))
 
     def _tree(self, prefix: str) -> list[Any]:
         return list(self._api.list_bucket_tree(self._bucket, prefix or None, recursive=True))
@@ -229,7 +232,7 @@ class BucketDriver:
             method,
             f"{self._api.endpoint}/{path}",
             headers={**build_hf_headers(), **headers},
-            timeout=self._patience.silence,
+            timeout=self._retry.silence,
             follow_redirects=method == "GET",
         )
         if not (method == "HEAD" and answer.is_redirect):  # what is asked of it is in the headers

@@ -10,7 +10,6 @@ A folder directly below the root is never removed, so this store syncs its entry
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -23,6 +22,7 @@ from pathlib import Path
 from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
 from deltackpt.store import base, dirfd
 from deltackpt.store.base import MAX_SWAP, Buffer, Capabilities, ObjectInfo, Written, check_name, check_prefix
+from deltackpt.util.lock import locked
 
 _ATTEMPTS = 100  # at making a folder that others prune
 
@@ -52,7 +52,7 @@ class LocalStore:
             with self._translated(name):
                 dirfd.seal(staged.file)
                 self._link(name, staged)
-                self._settle(name, staged)
+                self._sync_folders(name, staged)
         return Written(name, size, digest.hexdigest())
 
     def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
@@ -72,7 +72,7 @@ class LocalStore:
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         with self._opened(name) as (file, size):
-            if not 0 <= start <= start + length <= size:
+            if not 0 <= start <= start + length <= size:  # [S-STORE-3]
                 raise base.too_short(self._where(name), size, start, length)
             return self._exactly(name, file, start, length)
 
@@ -84,7 +84,7 @@ class LocalStore:
     def stat(self, name: str) -> ObjectInfo:
         check_name(name)
         folder, _, leaf = name.rpartition("/")
-        with self._reading(name), dirfd.entered(self.root, folder) as at:
+        with self._reading(name), dirfd.opened(self.root, folder) as at:
             info = self._regular(name, os.stat(leaf, dir_fd=at, follow_symlinks=False))
         return ObjectInfo(name, info.st_size, info.st_mtime)
 
@@ -96,7 +96,7 @@ class LocalStore:
             check_name(name)
         folder, _, leaf = name.rpartition("/")
         with self._translated(name), suppress(FileNotFoundError, NotADirectoryError):
-            with self._locked(), dirfd.entered(self.root, folder) as at:
+            with self._locked(), dirfd.opened(self.root, folder) as at:
                 if stat.S_ISDIR(os.stat(leaf, dir_fd=at, follow_symlinks=False).st_mode):
                     return
                 os.unlink(leaf, dir_fd=at)
@@ -158,7 +158,7 @@ class LocalStore:
             with suppress(FileNotFoundError), ExitStack() as inner:
                 self._make_root()
                 try:
-                    at = inner.enter_context(dirfd.entered(self.root, folder, make=True))
+                    at = inner.enter_context(dirfd.opened(self.root, folder, make=True))
                 except NotADirectoryError:
                     raise base.taken(self._where(folder)) from None
                 file = os.open(temporary, dirfd.CREATE, 0o666, dir_fd=at)
@@ -169,7 +169,7 @@ class LocalStore:
         raise StoreError("store-io", where=self._where(name), have="a folder that keeps vanishing", need="a folder")
 
     def _link(self, name: str, staged: dirfd.StagedFile) -> None:
-        """Give the temporary its name, in one step and only if the name is free."""
+        """[S-STORE-1]: give the temporary its name, in one step and only if the name is free."""
         try:
             os.link(staged.temporary, staged.leaf, src_dir_fd=staged.folder, dst_dir_fd=staged.folder)
         except FileExistsError:
@@ -193,15 +193,15 @@ class LocalStore:
             dirfd.write(staged.file, memoryview(new))
             dirfd.seal(staged.file)
             staged.rename()
-            self._settle(name, staged)
+            self._sync_folders(name, staged)
 
-    def _settle(self, name: str, staged: dirfd.StagedFile) -> None:
-        """Make the new entry durable, and those of the folders it is in."""
+    def _sync_folders(self, name: str, staged: dirfd.StagedFile) -> None:
+        """[S-STORE-2]: make the new entry durable, and those of the folders it is in."""
         dirfd.sync(staged.folder)
         folder = name.rpartition("/")[0]
         while folder and folder not in self._durable:
             parent = folder.rpartition("/")[0]
-            with suppress(FileNotFoundError), dirfd.entered(self.root, parent) as at:  # gone: deleted meanwhile
+            with suppress(FileNotFoundError), dirfd.opened(self.root, parent) as at:  # gone: deleted meanwhile
                 dirfd.sync(at)
                 if not parent:
                     self._durable.add(folder)
@@ -226,18 +226,14 @@ class LocalStore:
         with suppress(OSError, FormatError):
             while "/" in folder:
                 folder, _, leaf = folder.rpartition("/")
-                with dirfd.entered(self.root, folder) as at:
+                with dirfd.opened(self.root, folder) as at:
                     os.rmdir(leaf, dir_fd=at)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Alone among all swaps and deletes of this store; raises FileNotFoundError if there is no root."""
-        with dirfd.lock_file(self.root) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile shares the descriptor, and keeps it
+        with dirfd.lock_file(self.root) as file, locked(file):
+            yield
 
     # Reading
 
@@ -255,7 +251,7 @@ class LocalStore:
         check_name(name)
         folder, _, leaf = name.rpartition("/")
         try:
-            at = dirfd.enter(self.root, folder)
+            at = dirfd.open_folder(self.root, folder)
             try:
                 self._regular(name, os.stat(leaf, dir_fd=at, follow_symlinks=False))  # never open a device
                 file = os.open(leaf, dirfd.READ, dir_fd=at)
@@ -274,7 +270,7 @@ class LocalStore:
     def _regular(self, name: str, info: os.stat_result) -> os.stat_result:
         if stat.S_ISDIR(info.st_mode):
             raise base.missing(self._where(name))
-        if not stat.S_ISREG(info.st_mode):
+        if not stat.S_ISREG(info.st_mode):  # [S-STORE-4]
             raise dirfd.not_a_file(self._where(name), info)
         return info
 
@@ -283,7 +279,7 @@ class LocalStore:
         try:
             while have < length:
                 piece = os.pread(file, length - have, start + have)
-                if not piece:
+                if not piece:  # [S-STORE-3]
                     raise base.too_short(self._where(name), start + have, start, length)
                 pieces.append(piece)
                 have += len(piece)
@@ -301,7 +297,7 @@ class LocalStore:
         """What is below a folder, but folders, whose full name starts with ``prefix`` and is ``wanted``, sorted: links,
         pipes and devices too, so that who reads them says what they are."""
         with self._translated(folder), suppress(FileNotFoundError, NotADirectoryError):
-            at = dirfd.enter(self.root, folder)
+            at = dirfd.open_folder(self.root, folder)
             yield from self._below(at, f"{folder}/" if folder else "", prefix, wanted)
 
     def _below(self, at: int, above: str, prefix: str, wanted: Callable[[str], bool]) -> Iterator[ObjectInfo]:

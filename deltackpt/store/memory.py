@@ -46,7 +46,7 @@ class MemoryStore:
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         body, _ = self._object(name)
-        if not 0 <= start <= start + length <= len(body):
+        if not 0 <= start <= start + length <= len(body):  # [S-STORE-3]
             raise base.too_short(self._where(name), len(body), start, length)
         return body[start : start + length]
 

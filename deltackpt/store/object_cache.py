@@ -1,22 +1,23 @@
 """Immutable objects on a host's own disk, by the sha256 of their bytes, shared by all processes there.
 
     DIR/objects/<sha256>   whole objects; the time of last access says which go first
-    DIR/coming/<sha256>    an object on its way, by whoever holds its lock
-    DIR/locks/<2 digits>   held while an object whose sha256 begins so is fetched, or (`evict`) while room is made
+    DIR/coming/<sha256>    an object that is being fetched, by the process that holds its lock
+    DIR/locks/<2 digits>   held while an object whose sha256 begins so is fetched, or (`evict`) while others are removed
 
 Locks are those of the kernel on open files: they end with the process that holds them, however it ends.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from deltackpt.util.lock import lock, lock_file
 
 LIMIT = 20 * 10**9  # bytes
 
@@ -48,14 +49,14 @@ class ObjectCache:
         except OSError:
             return None
         info = os.fstat(file.fileno())
-        print_ = (sha256, info.st_ino, info.st_mtime_ns)
-        if print_ not in self._proven:
-            if _hash(file) != sha256:  # a disk that lies or fails, or somebody who writes here
+        identity = (sha256, info.st_ino, info.st_mtime_ns)
+        if identity not in self._proven:
+            if _hash(file) != sha256:  # a disk that fails, or a file that something else wrote
                 file.close()
                 with suppress(OSError):
                     path.unlink()
                 return None
-            self._proven.add(print_)
+            self._proven.add(identity)
         with suppress(OSError):  # a cache that others own can be read all the same
             os.utime(path, ns=(time.time_ns(), info.st_mtime_ns))
         return file
@@ -72,34 +73,35 @@ class ObjectCache:
         with self._locked(sha256[:2]):
             if (file := self.open(sha256)) is not None:
                 return file
-            coming = self.folder / "coming" / sha256
+            partial = self.folder / "coming" / sha256
             try:
-                found, size = self._receive(coming, chunks)
+                found, size = self._receive(partial, chunks)
                 if found != sha256:
                     raise Differs(size)
-                self._make_room(size)
+                self._evict(size)
                 with _usable():
                     self._path(sha256).parent.mkdir(exist_ok=True)
-                    os.replace(coming, self._path(sha256))
+                    os.replace(partial, self._path(sha256))
             except BaseException:
                 with suppress(OSError):
-                    coming.unlink()
+                    partial.unlink()
                 raise
             if (file := self.open(sha256)) is None:
                 raise Unusable
             return file
 
     def size(self) -> int:
+        """Bytes of all objects that are here."""
         return sum(info.st_size for _, info in self._entries())
 
     def _path(self, sha256: str) -> Path:
         return self.folder / "objects" / sha256
 
-    def _receive(self, coming: Path, chunks: Callable[[], Iterable[bytes]]) -> tuple[str, int]:
+    def _receive(self, partial: Path, chunks: Callable[[], Iterable[bytes]]) -> tuple[str, int]:
         digest, size = hashlib.sha256(), 0
         with _usable():
-            coming.parent.mkdir(parents=True, exist_ok=True)
-            file = coming.open("wb")
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            file = partial.open("wb")
         with file:
             for chunk in chunks():  # its exceptions are the store's
                 digest.update(chunk)
@@ -110,8 +112,8 @@ class ObjectCache:
                 file.flush()
         return digest.hexdigest(), size
 
-    def _make_room(self, size: int) -> None:
-        """Remove what was not used for longest, until ``size`` bytes more fit."""
+    def _evict(self, size: int) -> None:
+        """Remove the objects that were not used for longest, until ``size`` bytes more fit."""
         with self._locked("evict"):
             entries = self._entries()
             total = sum(info.st_size for _, info in entries) + size
@@ -132,15 +134,11 @@ class ObjectCache:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        with _usable():
-            (self.folder / "locks").mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.folder / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with ExitStack() as stack:
             with _usable():
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                (self.folder / "locks").mkdir(parents=True, exist_ok=True)
+                lock(stack.enter_context(lock_file(self.folder / "locks" / name)))
             yield
-        finally:
-            os.close(fd)
 
 
 @contextmanager

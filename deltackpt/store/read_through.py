@@ -1,8 +1,8 @@
 """A store whose immutable objects are read through a cache on this host.
 
 What an object's bytes must be is known from the manifests, edges and layouts that a reader reads first, and of these
-from their names: nothing is kept that was not proven by its sha256, and what is not known is not kept. Refs, tags,
-leases and all else pass.
+from their names: nothing is cached that was not proven by its sha256. Refs, tags, leases and all else are
+read from the store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ReadThrough:
-    """``inner``, with ``objects`` before it."""
+    """The store ``inner``, read through the cache ``objects``."""
 
     def __init__(self, inner: Store, objects: ObjectCache) -> None:
         self.inner, self.objects = inner, objects
@@ -55,7 +55,7 @@ class ReadThrough:
             return self.inner.get_range(name, start, length)
         with file:
             size = os.fstat(file.fileno()).st_size
-            if not 0 <= start <= start + length <= size:
+            if not 0 <= start <= start + length <= size:  # [S-STORE-3]
                 raise base.too_short(f"{self.url}/{name}", size, start, length)
             file.seek(start)
             return file.read(length)
@@ -70,12 +70,12 @@ class ReadThrough:
                 yield piece
 
     def fetch(self, name: str) -> None:
-        """Bring an object here, if it is known what it must be."""
+        """Fetch an object into the cache, if its sha256 is known."""
         file = self._file(name)
         if file is not None:
             file.close()
 
-    # What passes
+    # Passed on to the store
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
         return self.inner.put(name, chunks)
@@ -107,7 +107,7 @@ class ReadThrough:
     def temporaries(self) -> Iterator[ObjectInfo]:
         return self.inner.temporaries()
 
-    # What is kept
+    # Cached
 
     def _file(self, name: str) -> BinaryIO | None:
         """The object's bytes on this host; None where it has to be read from the store."""
@@ -125,7 +125,7 @@ class ReadThrough:
         except Differs as error:
             raise self._differs(name, sha256, error.size, record is not None) from None
         except NotFoundError:
-            # A gc removed the step. The manifests that lead there may be here still: no longer to be believed.
+            # A gc removed the step. The manifests that lead there may still be cached: they are not used any more.
             self._stale = True
             raise
 
@@ -135,7 +135,7 @@ class ReadThrough:
         return FormatError(code, where=where, have=have, need=f"sha256 {sha256}", hint=base.DAMAGED)
 
     def _learn(self, name: str, raw: bytes) -> None:
-        """Note what a proven record says of other objects; whoever parses it checks it all."""
+        """Remember the sha256 of the objects that a proven record names; its reader checks the rest."""
         if not name.endswith(".json"):
             return
         try:

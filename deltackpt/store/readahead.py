@@ -1,4 +1,4 @@
-"""Tensors of shards in a store, read in runs: neighbors by one request, ahead of whoever asks for them."""
+"""Tensors of shards in a store, read ahead of their use: neighbors by one request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deltackpt.store import Store
 RUN = 64 << 20  # bytes of one request, unless one tensor is larger
 GAP = 64 << 10  # bytes between two tensors that are read rather than asked around
 STREAMS = 4  # requests at a time
-HELD = 256 << 20  # bytes on their way, or here and not taken yet; a run that is larger is held alone
+HELD = 256 << 20  # bytes requested, or here and not taken yet; a run that is larger is held alone
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -31,6 +31,7 @@ class ObjectRange:
 
     @property
     def end(self) -> int:
+        """The byte after the last one."""
         return self.start + self.length
 
 
@@ -39,9 +40,9 @@ class _Run:
     file: str
     start: int
     end: int
-    left: set[str] = field(default_factory=set)  # who was not taken yet
+    left: set[str] = field(default_factory=set)  # names that were not taken yet
     alone: bool = False
-    coming: Future[bytes] | None = None
+    result: Future[bytes] | None = None
 
     @property
     def size(self) -> int:
@@ -51,7 +52,7 @@ class _Run:
 class ReadAhead:
     """``places``, by name, in the order in which they will be asked for; none is empty.
 
-    What is asked for in another order, or again, has to be read by itself: nobody waits for what nobody fetches.
+    For a tensor that is taken in another order, or again, `take` returns None: it has to be read by itself.
     """
 
     def __init__(self, store: Store, places: Sequence[tuple[str, ObjectRange]]) -> None:
@@ -65,18 +66,18 @@ class ReadAhead:
             self._begin()
 
     def take(self, name: str) -> Bytes | None:
-        """A tensor's bytes, once; None if they are not on their way. Raises what the store raised."""
+        """A tensor's bytes as uint8 [length], once; None if they were not requested. Raises what the store raised."""
         with self._changed:
             if (run := self._run.pop(name, None)) is None:
                 return None
-            # Room is made by those who take what was begun before. Without any of them this is another order.
-            self._changed.wait_for(lambda: run.coming is not None or not self._taking)
-            if run.coming is None:
+            # Taking what was requested before frees memory. With no such call under way, this one is out of order.
+            self._changed.wait_for(lambda: run.result is not None or not self._taking)
+            if run.result is None:
                 run.left.discard(name)
                 return None
             self._taking += 1
         try:
-            data, place = np.frombuffer(run.coming.result(), np.uint8), self._places[name]
+            data, place = np.frombuffer(run.result.result(), np.uint8), self._places[name]
             at = place.start - run.start
             return data if run.alone else data[at : at + place.length].copy()  # a view would hold all of the run
         finally:
@@ -84,12 +85,13 @@ class ReadAhead:
                 self._taking -= 1
                 run.left.discard(name)
                 if not run.left:
-                    run.coming = Future()  # of nobody: the bytes go
+                    run.result = Future()  # drops the bytes of the run
                     self._held -= run.size
                 self._begin()
                 self._changed.notify_all()
 
     def close(self) -> None:
+        """Request no more, and wait for what was requested."""
         with self._changed:
             self._waiting.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -98,7 +100,7 @@ class ReadAhead:
         while self._waiting and (not self._held or self._held + self._waiting[0].size <= HELD):
             run = self._waiting.popleft()
             if run.left:
-                run.coming = self._pool.submit(self._store.get_range, run.file, run.start, run.size)
+                run.result = self._pool.submit(self._store.get_range, run.file, run.start, run.size)
                 self._held += run.size
 
 

@@ -1,15 +1,13 @@
-"""A store made of single requests to an object store: names, conditions, retries and streams are minded here.
+"""A store made of single requests to an object store: names, conditions, retries and streams are handled here.
 
-Nothing is believed from a cache: sizes come with the bytes.  Every request that fails for a moment is made again within
-``patience.total`` seconds, from its first byte, or, where that was handed on (stream.py), from the first that was not.
-A conditional write that was answered by a broken connection may have
-taken effect: the mark that it left tells.
+Nothing is taken from a cache: sizes come with the bytes.  Every request that fails transiently is made again within
+``retry.total`` seconds, from its first byte, or, where that was handed on (stream.py), from the first that was not.
+A conditional write that was answered by a broken connection may have taken effect: the object's mark tells.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import secrets
 import tempfile
 from collections import OrderedDict, deque
@@ -25,8 +23,9 @@ from typing import TypeVar
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.store import base, stream
 from deltackpt.store.base import MAX_SWAP, Buffer, ObjectInfo, Written, check_name, check_prefix
+from deltackpt.store.blocks import HashedBlocks
 from deltackpt.store.driver import PART, WINDOW, Driver, Fetched, Head
-from deltackpt.store.retry import DEFAULT, Answer, Patience
+from deltackpt.store.retry import DEFAULT, Answer, RetryPolicy
 from deltackpt.store.stream import AHEAD, Span, bounds, in_order, together
 from deltackpt.store.translate import Kind
 from deltackpt.util.disk import ensure_space, space_errors
@@ -34,7 +33,7 @@ from deltackpt.util.disk import ensure_space, space_errors
 IN_FLIGHT = 4  # requests of one transfer at a time: the memory of an upload is this many parts
 PROBE = 1 << 20  # bytes that are read first where the rest may have a faster way
 SWAPS = 4  # readings of a ref that changes and changes back while it is swapped
-SEEN = 64  # small objects whose last bytes and tag are remembered, for a swap that follows
+RECENT = 64  # small objects whose last bytes and tag are remembered, for a swap that follows
 SMALL = 16 << 10  # bytes of one of these
 
 T = TypeVar("T")
@@ -44,21 +43,21 @@ class RemoteStore:
     """``url`` names the store in messages, and holds no secret; ``root`` is the prefix that all keys get."""
 
     def __init__(
-        self, driver: Driver, url: str, root: str = "", *, patience: Patience = DEFAULT, part: int = PART
+        self, driver: Driver, url: str, root: str = "", *, retry: RetryPolicy = DEFAULT, part: int = PART
     ) -> None:
         self.url = url
         self.capabilities = driver.capabilities
         self._driver = driver
         self._prefix = f"{root}/" if root else ""
-        self._patience = patience
+        self._retry = retry
         self._part = part
-        self._seen: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
-        self._seeing = Lock()  # many threads read from one store
+        self._recent: OrderedDict[str, tuple[bytes, str]] = OrderedDict()
+        self._recent_lock = Lock()  # many threads read from one store
         self._ahead = Semaphore(AHEAD)
 
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
         check_name(name)
-        body = _Body(chunks, self._part)
+        body = HashedBlocks(chunks, self._part)
         blocks = body.blocks()  # its exceptions are the caller's: they pass through nothing that translates
         first, mark = next(blocks, b""), secrets.token_hex(16)
         if len(first) < self._part:
@@ -77,7 +76,7 @@ class RemoteStore:
             check_name(name)
         if found := self._heads(named):
             raise base.taken(self._where(found[0].key.removeprefix(self._prefix)))
-        self._ask("", lambda: self._driver.create_all([*named.items()]))
+        self._request("", lambda: self._driver.create_all([*named.items()]))
         sizes = {head.key: head.size for head in self._heads(named)}
         for key, body in named.items():
             if sizes.get(key) != len(body):  # another writer took the name in the same moment
@@ -94,7 +93,7 @@ class RemoteStore:
     def get_if_changed(self, name: str, limit: int, tag: str) -> tuple[bytes | None, str]:
         check_name(name)
         length = min(limit + 1, WINDOW)
-        found = self._ask(name, lambda: self._driver.fetch_if_changed(self._prefix + name, length, tag))
+        found = self._request(name, lambda: self._driver.fetch_if_changed(self._prefix + name, length, tag))
         if found is None:
             return None, tag
         if found.size > limit:
@@ -113,11 +112,11 @@ class RemoteStore:
             raise base.too_short(self._where(name), size, start, length)
         if length <= WINDOW:
             found = self._fetch(name, start, length)
-            if start + length > found.size:
+            if start + length > found.size:  # [S-STORE-3]
                 raise base.too_short(self._where(name), found.size, start, length)
             return found.data
         size, spans = self._arriving(name, start, start + length)
-        if start + length > size:
+        if start + length > size:  # [S-STORE-3]
             for head in islice(spans, 1):  # no other one was begun
                 head.close()
             raise base.too_short(self._where(name), size, start, length)
@@ -144,7 +143,7 @@ class RemoteStore:
         if not base.is_temporary(name):
             check_name(name)
         with suppress(NotFoundError):
-            self._ask(name, lambda: remove(self._prefix + name))
+            self._request(name, lambda: remove(self._prefix + name))
 
     def swap(self, name: str, old: bytes | None, new: bytes) -> None:
         check_name(name)
@@ -163,7 +162,7 @@ class RemoteStore:
         raise base.moved(self._where(name), self._current(name)[0], old)
 
     def now(self) -> float:
-        return self._ask("", lambda: self._driver.clock(self._prefix))
+        return self._request("", lambda: self._driver.clock(self._prefix))
 
     def local_path(self, name: str) -> Path | None:
         self.stat(name)
@@ -182,29 +181,29 @@ class RemoteStore:
         if not self.capabilities.create_only and self._exists(name):
             raise base.taken(self._where(name))
         try:
-            self._patience.ask(self._where(name), request)
+            self._retry.run(self._where(name), request)
         except Answer as answer:
-            if not self._is_ours(name, mark):  # it is: the first attempt succeeded, and nobody heard it say so
+            if not self._is_ours(name, mark):  # else the first attempt succeeded, and its answer was lost
                 raise (
                     base.taken(self._where(name)) if answer.kind is Kind.TAKEN else self._error(name, answer)
                 ) from None
 
     def _upload(self, name: str, blocks: Iterator[bytes], mark: str) -> None:
         key = self._prefix + name
-        upload = self._ask(name, lambda: self._driver.upload(key, self._part, mark))
+        upload = self._request(name, lambda: self._driver.upload(key, self._part, mark))
         try:
             with ThreadPoolExecutor(IN_FLIGHT) as pool:
                 sent: deque[Future[None]] = deque()
                 for number, block in enumerate(blocks):
                     if len(sent) == IN_FLIGHT:
                         sent.popleft().result()
-                    sent.append(pool.submit(self._ask, name, partial(upload.part, number, block)))
+                    sent.append(pool.submit(self._request, name, partial(upload.part, number, block)))
                 for part in sent:
                     part.result()
             self._publish(name, mark, upload.finish)
         except BaseException:
             with suppress(DeltackptError, Answer):
-                Patience(total=0).ask(self._where(name), upload.abort)
+                RetryPolicy(total=0).run(self._where(name), upload.abort)
             raise
 
     def _confirm(self, name: str, size: int, data: bytes) -> None:
@@ -214,13 +213,13 @@ class RemoteStore:
             raise base.taken(self._where(name))
 
     def _swapped(self, name: str, new: bytes, tag: str | None, mark: str) -> bool:
-        """Write a ref; False if somebody else was first.  Without compare-and-swap, that is seen only afterwards."""
+        """Write a ref; False if another writer was first.  Without compare-and-swap, that is seen only afterwards."""
         key = self._prefix + name
         try:
             if tag is None:
-                self._patience.ask(self._where(name), lambda: self._driver.create(key, new, mark))
+                self._retry.run(self._where(name), lambda: self._driver.create(key, new, mark))
             else:
-                self._patience.ask(self._where(name), lambda: self._driver.replace(key, new, tag, mark))
+                self._retry.run(self._where(name), lambda: self._driver.replace(key, new, tag, mark))
         except Answer as answer:
             if answer.kind not in (Kind.TAKEN, Kind.MISSING):
                 raise self._error(name, answer) from None
@@ -231,24 +230,25 @@ class RemoteStore:
 
     def _remember(self, name: str, data: bytes, tag: str) -> None:
         if tag and self.capabilities.swap and len(data) <= SMALL:
-            with self._seeing:
-                self._seen[name] = data, tag
-                self._seen.move_to_end(name)
-                if len(self._seen) > SEEN:
-                    self._seen.popitem(last=False)
+            with self._recent_lock:
+                self._recent[name] = data, tag
+                self._recent.move_to_end(name)
+                if len(self._recent) > RECENT:
+                    self._recent.popitem(last=False)
 
     def _known(self, name: str, old: bytes | None) -> tuple[bool, str | None]:
         """Whether ``old`` needs no reading before it is replaced, and its tag: the condition on the tag fails if the
         bytes are no longer those that were read with it. That there is nothing is a condition of its own."""
         if old is None:
             return self.capabilities.swap and self.capabilities.create_only, None
-        with self._seeing:
-            data, tag = self._seen.pop(name, (None, ""))
+        with self._recent_lock:
+            data, tag = self._recent.pop(name, (None, ""))
         return data == old, tag
 
     def _is_ours(self, name: str, mark: str) -> bool:
+        """[S-STORE-5]: whether a write that was answered by an error has taken effect."""
         try:
-            return self._ask(name, lambda: self._driver.marked(self._prefix + name, mark))
+            return self._request(name, lambda: self._driver.marked(self._prefix + name, mark))
         except NotFoundError:
             return False
 
@@ -277,7 +277,7 @@ class RemoteStore:
             return fetched
 
         try:
-            return self._patience.ask(self._where(name), attempt)
+            return self._retry.run(self._where(name), attempt)
         except Answer as answer:
             if answer.kind is not Kind.RANGE:
                 raise self._error(name, answer) from None
@@ -304,7 +304,7 @@ class RemoteStore:
         """The object's size, and its bytes from ``start`` to ``end``, as far as there are any, on their way."""
         (head,) = self._spans(name, start, start + stream.PIECE if end is None else min(end, start + stream.PIECE))
         try:
-            self._patience.ask(self._where(name), head.begin)
+            self._retry.run(self._where(name), head.begin)
         except Answer as answer:
             if answer.kind is not Kind.RANGE:
                 raise self._error(name, answer) from None
@@ -313,8 +313,8 @@ class RemoteStore:
         return head.size, chain([head], self._spans(name, start + stream.PIECE, end, head.size, head.tag))
 
     def _spans(self, name: str, start: int, end: int, size: int = -1, tag: str = "") -> Iterator[Span]:
-        open_, ask = partial(self._driver.open, self._prefix + name), partial(self._ask, name)
-        return (Span(open_, ask, self._where(name), *piece, size, tag) for piece in bounds(start, end))
+        open_, request = partial(self._driver.open, self._prefix + name), partial(self._request, name)
+        return (Span(open_, request, self._where(name), *piece, size, tag) for piece in bounds(start, end))
 
     def _downloaded(self, name: str, size: int, chunk: int) -> Iterator[bytes]:
         with ExitStack() as stack:
@@ -322,7 +322,7 @@ class RemoteStore:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deltackpt-"))
             path = Path(folder) / "object"
             ensure_space(path, size)  # of what the client says of a full disk, nothing could be told
-            self._ask(name, lambda: self._driver.download(self._prefix + name, path))
+            self._request(name, lambda: self._driver.download(self._prefix + name, path))
             if path.stat().st_size != size:
                 raise base.too_short(self._where(name), path.stat().st_size, 0, size)
             with path.open("rb") as file:
@@ -330,7 +330,7 @@ class RemoteStore:
                     yield piece
 
     def _head(self, name: str) -> Head:
-        return self._ask(name, lambda: self._driver.head(self._prefix + name))
+        return self._request(name, lambda: self._driver.head(self._prefix + name))
 
     def _heads(self, keys: Iterable[str]) -> Sequence[Head]:
         return self._listed("", lambda: self._driver.heads([*keys]))
@@ -344,7 +344,7 @@ class RemoteStore:
 
     def _listed(self, prefix: str, scan: Callable[[], Sequence[Head]]) -> Sequence[Head]:
         try:
-            return self._patience.ask(self._where(prefix), scan)
+            return self._retry.run(self._where(prefix), scan)
         except Answer as answer:
             if answer.kind is Kind.MISSING or (answer.kind is Kind.BUCKET and self._driver.makes_buckets):
                 return []
@@ -357,9 +357,9 @@ class RemoteStore:
 
     # Errors
 
-    def _ask(self, name: str, attempt: Callable[[], T]) -> T:
+    def _request(self, name: str, attempt: Callable[[], T]) -> T:
         try:
-            return self._patience.ask(self._where(name), attempt)
+            return self._retry.run(self._where(name), attempt)
         except Answer as answer:
             raise self._error(name, answer) from None
 
@@ -378,30 +378,3 @@ class RemoteStore:
 
     def _where(self, name: str) -> str:
         return f"{self.url}/{name}"
-
-
-class _Body:
-    """The chunks of a put as blocks of ``size`` bytes, the last one shorter; hashed as they pass."""
-
-    def __init__(self, chunks: Iterable[Buffer], size: int) -> None:
-        self.digest = hashlib.sha256()
-        self.size = 0
-        self._chunks = chunks
-        self._block = size
-
-    def blocks(self) -> Iterator[bytes]:
-        gathered, size = io.BytesIO(), 0
-        for chunk in self._chunks:
-            view = base.flat(chunk)
-            self.digest.update(view)
-            self.size += len(view)
-            while size + len(view) >= self._block:
-                room = self._block - size
-                gathered.write(view[:room])
-                view = view[room:]
-                yield gathered.getvalue()  # shared, not copied, until the next write
-                gathered, size = io.BytesIO(), 0
-            gathered.write(view)
-            size += len(view)
-        if size:
-            yield gathered.getvalue()

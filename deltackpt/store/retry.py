@@ -1,4 +1,4 @@
-"""Asking a store again: what is worth a second attempt, when, and for how long."""
+"""Requests made again: which failures are worth another attempt, when, and for how long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deltackpt.store.translate import Fault, Kind
 
 T = TypeVar("T")
 
-TOLD_AFTER = 5.0  # seconds without an answer after which somebody may wonder
+WARN_AFTER = 5.0  # seconds without an answer after which a warning is logged
 log = logging.getLogger(__name__)
 
 SLOWEST = 256 << 10  # bytes a second below which a transfer counts as stuck
@@ -33,20 +33,23 @@ ANSWERS = frozenset({Kind.MISSING, Kind.BUCKET, Kind.TAKEN, Kind.RANGE})
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Seconds.  ``total``: no attempt of an operation begins later than this; ``silence``: how long an attempt may go
-    without a byte; ``first``: the pause after the first failure, which doubles with each up to ``most``."""
+class RetryPolicy:
+    """How often a request is made again; times in seconds.
+
+    ``total``: no attempt of an operation begins later than this; ``silence``: how long an attempt may go without a
+    byte; ``first``: the pause after the first failure, which doubles with each up to ``most``.
+    """
 
     total: float = 60.0
     silence: float = 30.0
     first: float = 0.2
     most: float = 10.0
 
-    def limit(self, size: int) -> float:
+    def time_limit(self, size: int) -> float:
         """The longest that an attempt to move ``size`` bytes may take as a whole, whatever its library waits for."""
         return self.silence + size / SLOWEST
 
-    def ask(
+    def run(
         self,
         where: str,
         attempt: Callable[[], T],
@@ -60,14 +63,14 @@ class Patience:
         up for what it might have.  One that takes long is logged as a warning, once.
         A service that asks for a pause gets it, if it ends in time.
         """
-        began, pause, told = clock(), self.first, False
+        began, pause, warned = clock(), self.first, False
         while True:
             try:
                 return attempt()
             except (DeltackptError, Answer):
                 raise
             except Exception as error:
-                fault = translate.read(error, time.time())
+                fault = translate.fault_of(error, time.time())
                 if fault is None:
                     raise
             if fault.kind in ANSWERS:
@@ -75,14 +78,14 @@ class Patience:
             wait = pause * random.uniform(0.5, 1) if fault.wait is None else fault.wait
             if fault.kind not in translate.TRANSIENT or clock() - began + wait > self.total:
                 raise failed(where, fault) from None  # the foreign text may hold secrets: no chain
-            if not told and clock() - began >= TOLD_AFTER:
-                told = True
-                log.warning("%s: %s; asked again for up to %.0f s", where, fault.said, self.total)
+            if not warned and clock() - began >= WARN_AFTER:
+                warned = True
+                log.warning("%s: %s; asked again for up to %.0f s", where, fault.text, self.total)
             sleep(wait)
             pause = min(2 * pause, self.most)
 
 
-DEFAULT = Patience()
+DEFAULT = RetryPolicy()
 
 _WORDS: dict[Kind, tuple[type[DeltackptError], str, str, str]] = {
     Kind.CREDENTIALS: (
@@ -118,4 +121,4 @@ def failed(where: str, fault: Fault) -> DeltackptError:
     """The error for a fault that is no answer."""
     kind, code, need, hint = _WORDS[fault.kind]
     wait = f", come back in {fault.wait:.0f} s" if fault.wait is not None else ""
-    return kind(code, where=where, have=f"{fault.said}{wait}", need=need, hint=hint)
+    return kind(code, where=where, have=f"{fault.text}{wait}", need=need, hint=hint)

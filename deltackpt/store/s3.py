@@ -15,22 +15,22 @@ from typing import Any, TypeVar
 from deltackpt.errors import FormatError
 from deltackpt.store import translate
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import PART, Body, Fetched, Head, Plain, Upload
-from deltackpt.store.retry import DEFAULT, Patience
+from deltackpt.store.driver import PART, BasicDriver, Body, Fetched, Head, Upload
+from deltackpt.store.retry import DEFAULT, RetryPolicy
 
 T = TypeVar("T")
 
 MARK = "deltackpt-put"
 MAX_PARTS = 10_000
 NOT_MODIFIED = 304
-RECENT = 10.0  # seconds for which the Date of an answer is gone on with by this host's own clock
+RECENT = 10.0  # seconds for which the Date of an answer is extrapolated by this host's clock
 
 
-def options(patience: Patience) -> dict[str, Any]:
+def options(retry: RetryPolicy) -> dict[str, Any]:
     """How an S3FileSystem is to be made: no cached listings, and no retries but those of RemoteStore."""
     config = {
-        "connect_timeout": min(10.0, patience.silence),
-        "read_timeout": patience.silence,
+        "connect_timeout": min(10.0, retry.silence),
+        "read_timeout": retry.silence,
         "retries": {"mode": "standard", "total_max_attempts": 1},
         "max_pool_connections": 32,
     }
@@ -54,19 +54,19 @@ def _loader() -> Any:
     return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
-class S3Driver(Plain):
+class S3Driver(BasicDriver):
     """``fs`` is an S3FileSystem made with options(); others that speak its protocol are reached by AWS_ENDPOINT_URL."""
 
     capabilities: Capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
     makes_buckets: bool = False
     downloads: int | None = None
 
-    def __init__(self, fs: Any, bucket: str, patience: Patience = DEFAULT) -> None:
+    def __init__(self, fs: Any, bucket: str, retry: RetryPolicy = DEFAULT) -> None:
         fs.retries = 1
         self._fs = fs
         self._bucket = bucket
-        self._patience = patience
-        self._said = 0.0, float("-inf")  # the last Date, and when it came by this host's clock
+        self._retry = retry
+        self._date = 0.0, float("-inf")  # the last Date, and when it came by this host's clock
 
     def create(self, key: str, data: bytes, mark: str) -> None:
         _check_made(self.call("put_object", Key=key, Body=data, IfNoneMatch="*", Metadata={MARK: mark}))
@@ -84,7 +84,7 @@ class S3Driver(Plain):
     def open(self, key: str, start: int, length: int, tag: str | None) -> Body:
         condition = {"IfMatch": tag} if tag else {}
         found = self.call("get_object", Key=key, Range=f"bytes={start}-{start + length - 1}", **condition)
-        return _Arriving(self._fs.loop, self._run, found, start)
+        return _ResponseBody(self._fs.loop, self._run, found, start)
 
     def fetch_if_changed(self, key: str, length: int, tag: str) -> Fetched | None:
         try:
@@ -105,7 +105,7 @@ class S3Driver(Plain):
                 return found, await _at_most(body, length + 1)  # one that is too many tells RemoteStore
 
         found, data = self._run(get(), length)
-        self._hear(found)
+        self._note_date(found)
         size = _size(found)
         if "ContentRange" not in found:  # a service that ignores ranges
             data = data[start : start + length]
@@ -141,29 +141,30 @@ class S3Driver(Plain):
 
     def clock(self, prefix: str) -> float:
         """The Date of the last answer, whole seconds like the times of objects, and the whole ones since."""
-        if time.monotonic() - self._said[1] > RECENT:
+        if time.monotonic() - self._date[1] > RECENT:
             self.call("list_objects_v2", Prefix=prefix, MaxKeys=1)
-        date, came = self._said
+        date, came = self._date
         if not date:
             raise ConnectionError("answers without a Date")
         return date + int(time.monotonic() - came)
 
     def call(self, method: str, **request: Any) -> dict[str, Any]:
+        """One request to the bucket, bounded in time; -> botocore's answer."""
         size = len(request.get("Body", b""))
         answer: dict[str, Any] = self._run(self._fs._call_s3(method, Bucket=self._bucket, **request), size)
-        self._hear(answer)
+        self._note_date(answer)
         return answer
 
-    def _hear(self, answer: dict[str, Any]) -> None:
+    def _note_date(self, answer: dict[str, Any]) -> None:
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is not None:
-            self._said = parsedate_to_datetime(date).timestamp(), time.monotonic()
+            self._date = parsedate_to_datetime(date).timestamp(), time.monotonic()
 
     def _run(self, request: Coroutine[Any, Any, T], size: int) -> T:
         """On the file system's own loop; the library may wait for a "100 Continue" without end, we do not."""
         from fsspec.asyn import sync
 
-        found: T = sync(self._fs.loop, asyncio.wait_for, request, self._patience.limit(size))
+        found: T = sync(self._fs.loop, asyncio.wait_for, request, self._retry.time_limit(size))
         return found
 
     def _uploads(self, prefix: str) -> Iterator[dict[str, Any]]:
@@ -178,7 +179,7 @@ class S3Driver(Plain):
             yield page
 
 
-class _Arriving:
+class _ResponseBody:
     """The body of an answer, read on the file system's loop."""
 
     def __init__(self, loop: Any, run: Callable[[Coroutine[Any, Any, bytes], int], bytes], found: Any, at: int) -> None:
@@ -196,9 +197,9 @@ class _Arriving:
         self._loop.call_soon_threadsafe(self._body.close)
 
     def _take(self, count: int) -> bytes:
-        return self._run(self._arrived(count), count)
+        return self._run(self._read(count), count)
 
-    async def _arrived(self, count: int) -> bytes:
+    async def _read(self, count: int) -> bytes:
         found = await _at_most(self._body, count)
         self._left -= len(found)
         if len(found) == count and self._left == 0:

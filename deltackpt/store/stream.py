@@ -21,10 +21,10 @@ from deltackpt.util.parallel import ordered_map
 
 BLOCK = 1 << 20  # bytes that are read of a body at a time
 PIECE = 64 << 20  # bytes of one request
-AHEAD = 2  # pieces of one store that may be held before their reader asks for them, whoever reads
+AHEAD = 2  # pieces of one store that are held before their reader asks for them, for all its readers together
 
 Open: TypeAlias = Callable[[int, int, str | None], Body]  # first byte, length, tag
-Ask: TypeAlias = Callable[[Callable[[], bytes]], bytes]  # makes an attempt, again after a failure that passes
+Request: TypeAlias = Callable[[Callable[[], bytes]], bytes]  # makes an attempt, again after a failure that passes
 
 
 class Span:
@@ -34,19 +34,21 @@ class Span:
     WINDOW bytes comes as one block, which is begun anew if it was damaged on its way.
     """
 
-    def __init__(self, open_: Open, ask: Ask, where: str, start: int, end: int, size: int = -1, tag: str = "") -> None:
-        self._open, self._ask, self._where = open_, ask, where
+    def __init__(
+        self, open_: Open, request: Request, where: str, start: int, end: int, size: int = -1, tag: str = ""
+    ) -> None:
+        self._open, self._request, self._where = open_, request, where
         self.start, self._at, self._end = start, start, end
         self.size, self.tag = size, tag
         self._body: Body | None = None
 
     def begin(self) -> None:
-        """Ask for the bytes. Raises what the driver raises: for the first attempt there is no ``ask``."""
+        """Ask for the bytes. Raises what the driver raises: for the first attempt there is no ``request``."""
         self._body = self._body or self._begun()
 
     def block(self) -> bytes:
-        """The next bytes, none at the end. Raises what ``ask`` raises, StoreError ``store-silent`` for damage."""
-        block = self._ask(self._attempt) if self._at < self._end else b""
+        """The next bytes, none at the end. Raises what ``request`` raises, StoreError ``store-silent`` for damage."""
+        block = self._request(self._attempt) if self._at < self._end else b""
         self._at += len(block)
         if self._at == self._end:
             self.close()
@@ -56,6 +58,7 @@ class Span:
         return iter(self.block, b"")
 
     def close(self) -> None:
+        """Give up the connection."""
         body, self._body = self._body, None
         if body is not None:
             body.close()
@@ -88,9 +91,9 @@ class Span:
 def in_order(spans: Iterable[Span], slots: Semaphore) -> Iterator[bytes]:
     """The blocks of all spans, one after the other. Later ones are gathered meanwhile, as far as ``slots`` are free.
 
-    ``spans`` are taken as they are needed: how many there are follows from a size that only the store vouches for.
+    ``spans`` are taken as they are needed: how many there are follows from a size that only the store tells.
     """
-    coming, near = iter(spans), deque[Span]()
+    left, next_spans = iter(spans), deque[Span]()
     gathered: dict[Span, Future[list[bytes]]] = {}
     over = Event()
 
@@ -103,19 +106,19 @@ def in_order(spans: Iterable[Span], slots: Semaphore) -> Iterator[bytes]:
     pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="deltackpt-read")
     try:
         while True:
-            near.extend(islice(coming, 1 + AHEAD - len(near)))
-            if not near:
+            next_spans.extend(islice(left, 1 + AHEAD - len(next_spans)))
+            if not next_spans:
                 return
-            for later in islice(near, 1, None):
+            for later in islice(next_spans, 1, None):
                 if later not in gathered and slots.acquire(blocking=False):
                     gathered[later] = pool.submit(gather, later)
-            yield from gathered[near[0]].result() if near[0] in gathered else near[0]
-            if gathered.pop(near.popleft(), None) is not None:
+            yield from gathered[next_spans[0]].result() if next_spans[0] in gathered else next_spans[0]
+            if gathered.pop(next_spans.popleft(), None) is not None:
                 slots.release()
     finally:
         over.set()
         pool.shutdown(wait=True, cancel_futures=True)  # it has no thread where nothing was gathered
-        for span in near:
+        for span in next_spans:
             span.close()
         for _ in gathered:
             slots.release()
@@ -123,15 +126,15 @@ def in_order(spans: Iterable[Span], slots: Semaphore) -> Iterator[bytes]:
 
 def together(pieces: Iterable[Span], length: int, threads: int) -> bytes:
     """All bytes of spans that follow each other, in one place: no more memory than they take, and some blocks."""
-    room, lock = io.BytesIO(bytes(length)), Lock()  # before the pieces, as many as follow from the length
+    buffer, lock = io.BytesIO(bytes(length)), Lock()  # before the pieces, as many as follow from the length
     spans = list(pieces)
 
     def fill(span: Span) -> None:
         at = span.start - spans[0].start
         for block in span:
             with lock:
-                room.seek(at)
-                room.write(block)
+                buffer.seek(at)
+                buffer.write(block)
             at += len(block)
 
     try:
@@ -140,7 +143,7 @@ def together(pieces: Iterable[Span], length: int, threads: int) -> bytes:
     finally:
         for span in spans:
             span.close()
-    return room.getvalue()  # shared, not copied
+    return buffer.getvalue()  # shared, not copied
 
 
 def bounds(start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""What the exceptions of other libraries mean: the one border where they are read.
+"""What the exceptions of client libraries mean: the one place where they are translated.
 
 They are told apart by HTTP status, by the service's own error code, and by the names of their classes, so that no
 client library needs to be imported to read the errors of another.  Their text is never passed on: it may hold signed
@@ -120,23 +120,23 @@ _REQWEST = re.compile(r"HTTP status (?:client|server) error \((\d{3})\b")  # all
 _FORBIDDEN = re.compile(r"Forbidden\b")  # gcsfs makes a bare OSError of a 403
 # Classes of Python's own that come of settings and answers that cannot be read, by the libraries or by what is made of
 # their answers here, and of what a library cannot do: a NotImplementedError is a RuntimeError. All others are our bugs.
-_ODD = (ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError)
+_UNEXPECTED = (ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``said``: words that are safe to print.  ``wait``: the seconds that the service asks to be left alone for."""
+    """``text`` is safe to print; ``wait``: seconds before the next request if the service asks for a pause."""
 
     kind: Kind
-    said: str
+    text: str
     wait: float | None = None
 
 
-def read(error: Exception, now: float) -> Fault | None:
-    """What an exception means, None if it is none of a store: a bug of ours, which nobody should hide.
+def fault_of(error: Exception, now: float) -> Fault | None:
+    """What an exception means, None if it is none of a store: a bug of ours, which must not be hidden.
 
-    One that says nothing but its class is told with the place in the code where it was raised.
+    The text of one that tells nothing but its class names the place in the code where it was raised.
     """
     status, code, wait, kind = None, "", None, None
     for cause in _causes(error):
@@ -148,15 +148,17 @@ def read(error: Exception, now: float) -> Fault | None:
         code = code or _code(cause)
         wait = wait if wait is not None else _wait(_headers(cause), now)
     kind = _CODES.get(code) or _STATUS.get(status or 0) or kind
-    odd = kind is None and status is None and type(error).__module__ == "builtins" and not isinstance(error, OSError)
-    if odd and not isinstance(error, _ODD):
+    unexpected = (
+        kind is None and status is None and type(error).__module__ == "builtins" and not isinstance(error, OSError)
+    )
+    if unexpected and not isinstance(error, _UNEXPECTED):
         return None
     if status is None and kind is None and _FORBIDDEN.match(str(error)):
         status, kind = 403, Kind.PERMISSION
-    said = " ".join(str(word) for word in (status, code or type(error).__name__) if word)
-    if odd:
-        said += _place(error)
-    return Fault(kind or Kind.REFUSED, said, wait)
+    text = " ".join(str(word) for word in (status, code or type(error).__name__) if word)
+    if unexpected:
+        text += _place(error)
+    return Fault(kind or Kind.REFUSED, text, wait)
 
 
 def status(error: BaseException) -> int | None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from deltackpt.errors import DeltackptError, StoreError
 
-PASSING = frozenset({"store-busy", "store-silent"})
-# What damage on the way looks like, or a collection that was faster than a reader. Lasting ones look the same.
-DOUBTFUL = frozenset(
+TRANSIENT = frozenset({"store-busy", "store-silent"})
+# What damage in transit looks like, or a collection that was faster than a reader. Lasting damage looks the same.
+AMBIGUOUS = frozenset(
     {
         *("object-hash", "manifest-hash", "object-short", "object-changed", "object-missing", "object-too-large"),
         *("step-missing", "ref-moved", "chain-broken", "chain-differs", "tensor-differs", "part-elsewhere"),
@@ -21,26 +21,30 @@ DOUBTFUL = frozenset(
 
 @dataclass
 class Backoff:
-    """How long to wait after each failure in a row, in seconds: ``first``, doubled up to ``most``.
+    """How long to wait after each failure in a row, in seconds: ``first``, doubled up to ``most`` ([S-FOL-3]).
 
-    Errors that pass are waited out without end, doubtful ones ``doubts`` times in a row.
+    Transient errors are waited out without end, ambiguous ones ``attempts`` times in a row.
     """
 
     first: float = 1.0
     most: float = 60.0
-    doubts: int = 5
+    attempts: int = 5
     failures: int = 0  # in a row
 
-    def wait(self, error: DeltackptError) -> float:
-        """Seconds to wait before another attempt. Raises the error if no attempt will mend it."""
-        passing = isinstance(error, StoreError) and error.code in PASSING
-        if not passing and (error.code not in DOUBTFUL or self.failures >= self.doubts):
-            raise error
-        pause: float = min(self.most, self.first * 2 ** min(self.failures, 30))
-        self.failures += 1
-        return pause * random.uniform(0.5, 1)
+    def delay(self, error: DeltackptError) -> float:
+        """Seconds to wait before the next attempt, counted as another failure.
 
-    def over(self) -> bool:
-        """Something worked; -> whether anything had failed before it."""
+        Raises the error itself where another attempt cannot help.
+        """
+        transient = isinstance(error, StoreError) and error.code in TRANSIENT
+        # [S-FOL-3]: it ends where asking again cannot help.
+        if not transient and (error.code not in AMBIGUOUS or self.failures >= self.attempts):
+            raise error
+        longest: float = min(self.most, self.first * 2 ** min(self.failures, 30))
+        self.failures += 1
+        return longest * random.uniform(0.5, 1)
+
+    def reset(self) -> bool:
+        """An attempt succeeded; -> whether any had failed before it."""
         failed, self.failures = self.failures > 0, 0
         return failed

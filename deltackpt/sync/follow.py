@@ -1,7 +1,7 @@
 """A managed cache that stays at the newest step of a branch (STORE section "Following").
 
-Looking for news is one small request. What was missed, one step or many, is read once, proven, and written in one move
-of the cache; whoever reads `current` has a whole step all the time. Outages of the store are waited out.
+Whether the branch moved is one small request. What was missed, one step or many, is read once, proven, and written in
+one move of the cache; `current` is a whole step at every instant. Outages of the store are waited out.
 """
 
 from __future__ import annotations
@@ -16,27 +16,55 @@ from threading import Event
 from typing import Any
 
 from deltackpt.cache import apply_to_cache, open_current
+from deltackpt.cache.layout import CacheLayout
 from deltackpt.cache.slot import MappedSlot
 from deltackpt.cache.standby import prepare_standby
-from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError
+from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import ApplyResult
 from deltackpt.sync.backoff import Backoff
-from deltackpt.sync.poller import RefPoller, pause_of
+from deltackpt.sync.poller import RefPoller, poll_interval
 from deltackpt.sync.prefetch import Prefetcher
+from deltackpt.util.disk import replace_file
 from deltackpt.util.progress import SILENT, Progress
 
-TOLD = "told.json"  # beside the slots: the step that the callback came back from
+
+@dataclass(frozen=True)
+class FollowOptions:
+    """How a cache follows a branch.
+
+    ``ref``       the branch
+    ``poll``      seconds between two looks at it; a store on which requests are counted makes it longer
+    ``prefetch``  fetch the next step while the callback works on the last one; the repository then has to read through
+                  a cache of objects
+    ``standby``   patch the other slot up to the current step as soon as the callback returned, and keep it mapped, so
+                  that the next step takes less time; readers must have closed the files of the step before by then
+    ``threads``   None for all processors
+
+    Raises UsageError ``usage`` for a ``poll`` below 0, or that is no number.
+    """
+
+    ref: str = "main"
+    poll: float = 1.0
+    prefetch: bool = False
+    standby: bool = False
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.poll >= 0:
+            raise UsageError("usage", where="poll", have=self.poll, need="seconds, 0 or more")
 
 
 @dataclass(frozen=True)
 class Switch:
-    """A cache that moved, or, where ``switched`` is False, one that was there already and that nobody was told of.
+    """A cache that moved to a step; with ``switched`` False, one that was at it already, of which the callback did not
+    return.
 
     ``state`` is the digest of the step's weights, by its manifest, and proven. ``behind`` counts the steps since the
     one before, None where that is not on the way; ``lag`` is the time from the step's publication to the switch in
-    seconds, by the clocks of the writer and of this host.
+    seconds, by the clocks of the writer and of this host. ``read`` and ``written`` are in bytes, ``seconds`` is the
+    time of the move.
     """
 
     step: int
@@ -54,130 +82,122 @@ class Switch:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
 class Follower:
-    """Keeps ``cache`` at the newest step of ``ref``.
+    """Keeps ``cache`` at the newest step of a branch, as ``options`` say.
 
-    ``poll`` is in seconds; a store where requests are counted makes it longer. With ``prefetch`` the next step is
-    fetched while the callback still works on the last one; ``repo`` then has to read through a cache of objects.
-    With ``ready`` the other slot is brought along as soon as the callback came back, and stays mapped, so that the next
-    step takes less time; whoever read the step before must have let go of its files by then.
-    ``failed`` is told of errors that pass, and of the seconds until the next attempt; ``unready`` of those that kept
-    the other slot from being brought along; ``back`` is called when something worked after errors.
+    ``failed`` is given errors that pass, and the seconds until the next attempt; ``recovered`` is called at the first
+    success after errors; ``standby_failed`` is given errors of preparing the other slot, which end nothing.
     """
 
     def __init__(
         self,
         repo: Repository,
         cache: str | os.PathLike[str],
+        options: FollowOptions = FollowOptions(),
         *,
-        ref: str = "main",
-        poll: float = 1.0,
-        prefetch: bool = False,
-        ready: bool = False,
-        threads: int | None = None,
         progress: Progress = SILENT,
         stop: Event | None = None,
         failed: Callable[[DeltackptError, float], None] = lambda error, wait: None,
-        unready: Callable[[DeltackptError], None] = lambda error: None,
-        back: Callable[[], None] = lambda: None,
+        recovered: Callable[[], None] = lambda: None,
+        standby_failed: Callable[[DeltackptError], None] = lambda error: None,
     ) -> None:
-        self._repo, self._cache, self._ref = repo, Path(cache), ref
-        self._pause = pause_of(repo, poll)
-        self._prefetch, self._threads, self._progress = prefetch, threads, progress
+        self._repo, self._cache, self._options, self._progress = repo, Path(cache), options, progress
         self.stop = stop or Event()
-        self._failed, self._unready, self._back = failed, unready, back
-        self._standby = MappedSlot() if ready else None
-        self._ready_at: Link | None = None
+        self._failed, self._recovered, self._standby_failed = failed, recovered, standby_failed
+        self._standby = MappedSlot() if options.standby else None
+        self._prepared: Link | None = None  # the step that the other slot was last prepared after
         self._pins = repo.store.capabilities.pause == 0
 
     def catch_up(self) -> Switch | None:
-        """Look once; None if the cache is at the newest step, and its callback was told.
+        """Move once; None if the cache is at the newest step, and that was acknowledged.
 
         Raises what `cache.apply_to_cache` raises, NotFoundError ``step-missing`` for a branch without a step.
         """
-        return self._move(self._repo.find("latest", self._ref))
+        return self._move(self._repo.find("latest", self._options.ref))
 
     def switches(self) -> Iterator[Switch]:
-        """Every switch, until ``stop`` is set. Whoever took one in says so by `told`, else the next start brings it
-        again.
+        """Every switch, until ``stop`` is set; one that is not acknowledged comes again at the next start.
 
         Raises an error that does not pass by itself.
         """
-        outage, glance = Backoff(), RefPoller(self._repo, self._ref)
-        with Prefetcher(self._repo, glance, self._pause, self._have, self.stop, prefetch=self._prefetch) as ahead:
+        backoff, poller = Backoff(), RefPoller(self._repo, self._options.ref)
+        interval, prefetch = poll_interval(self._repo, self._options.poll), self._options.prefetch
+        with Prefetcher(self._repo, poller, interval, self._current, self.stop, prefetch=prefetch) as prefetcher:
             while not self.stop.is_set():
                 try:
-                    if (ref := ahead.next()) is None:
-                        if ahead.quiet and outage.over():
-                            self._back()
+                    if (ref := prefetcher.next_ref()) is None:
+                        if prefetcher.unchanged and backoff.reset():
+                            self._recovered()
                         continue
                     done = self._move(ref.link)
-                    if outage.over():
-                        self._back()
-                except DeltackptError as error:
-                    ahead.again()
-                    wait = outage.wait(error)
+                    if backoff.reset():
+                        self._recovered()
+                except DeltackptError as error:  # [S-FOL-2]: `current` stays as it is
+                    prefetcher.retry()
+                    wait = backoff.delay(error)
                     self._failed(error, wait)
-                    self._repo.load.cache_clear()
+                    self._repo.manifests.cache.clear()
                     self.stop.wait(wait)
                     continue
                 if done is not None:
                     yield done
                 self.prepare()
 
-    def told(self, switch: Switch) -> None:
-        """Remember that the callback knows of a step: it is not told again."""
-        draft = self._cache / f".{TOLD}"
-        draft.write_text(json.dumps({"step": switch.step, "id": switch.id}))
-        os.replace(draft, self._cache / TOLD)
+    def acknowledge(self, switch: Switch) -> None:
+        """The callback returned from a step: neither this process nor a later one is given it again."""
+        told = json.dumps({"step": switch.step, "id": switch.id})
+        replace_file(CacheLayout(self._cache).told, told.encode(), sync=False)
 
     def prepare(self) -> None:
-        """With ``ready``, once for each step, and not before somebody was told of it: bring the other slot along.
+        """With ``standby``, once for each step, and not before it is acknowledged: patch the other slot.
 
-        An error is told to ``unready`` and ends nothing: the next move goes the usual way. Nobody looks for news
-        meanwhile: with news at hand, all that is done here would be the move's to do, but for one proof, some 15 % of
-        it, and what was begun would be done again.
+        An error is given to ``standby_failed`` and ends nothing: the next move goes the usual way. The branch is not
+        polled meanwhile: if it had moved, all that is done here would be the move's to do, but for one proof, some 15 %
+        of it, and what was begun would be done again.
         """
-        link = self._have() if self._standby is not None else None
-        if self._standby is None or link is None or link == self._ready_at or self.stop.is_set():
+        link = self._current() if self._standby is not None else None
+        if self._standby is None or link is None or link == self._prepared or self.stop.is_set():
             return
-        if not self._was_told(link):  # a callback that failed may have left its readers at the old slot
+        if not self._acknowledged(link):  # a callback that failed may have left its readers at the old slot
             return
+        threads = self._options.threads
         try:
-            prepare_standby(self._repo, self._cache, self._standby, threads=self._threads, progress=self._progress)
+            prepare_standby(self._repo, self._cache, self._standby, threads=threads, progress=self._progress)
         except DeltackptError as error:
-            self._unready(error)
-        self._ready_at = link
+            self._standby_failed(error)
+        self._prepared = link
 
-    def _have(self) -> Link | None:
+    def _current(self) -> Link | None:
         try:
             return open_current(self._cache)[1]
         except (NotFoundError, CheckpointError):  # nothing, or what the next move will prove first
             return None
 
-    def _was_told(self, link: Link) -> bool:
+    def _acknowledged(self, link: Link) -> bool:
         try:
-            return bool(json.loads((self._cache / TOLD).read_bytes()) == link.to_dict())
+            return bool(json.loads(CacheLayout(self._cache).told.read_bytes()) == link.to_dict())
         except (OSError, ValueError):
             return False
 
     def _move(self, link: Link) -> Switch | None:
-        before = self._have()
-        if before == link and self._was_told(link):
+        before = self._current()
+        if before == link and self._acknowledged(link):
             return None
         target = self._repo.load(link)
-        # A lease is some requests a step. The next step is new: if it goes nevertheless, there is a newer one.
+        # A lease is some requests a step. The next step is new: if it goes nevertheless, there is a newer one
+        # ([S-LEASE-5]).
         self._repo.pins = self._pins and target.parent != before
-        self._repo.bring_states(target, before)
+        self._repo.prefetch(target, before)
         done = apply_to_cache(
             self._repo,
             self._cache,
             link,
-            ref=self._ref,
-            threads=self._threads,
+            ref=self._options.ref,
+            threads=self._options.threads,
             standby=self._standby,
             progress=self._progress,
         )
@@ -216,17 +236,27 @@ class Follower:
 
 
 def follow(
-    repo: Repository, cache: str | os.PathLike[str], on_switch: Callable[[Switch], object], **options: Any
+    repo: Repository,
+    cache: str | os.PathLike[str],
+    on_switch: Callable[[Switch], object],
+    options: FollowOptions = FollowOptions(),
+    *,
+    progress: Progress = SILENT,
+    stop: Event | None = None,
+    failed: Callable[[DeltackptError, float], None] = lambda error, wait: None,
+    recovered: Callable[[], None] = lambda: None,
+    standby_failed: Callable[[DeltackptError], None] = lambda error: None,
 ) -> None:
-    """Call ``on_switch`` whenever ``cache`` moved to a new step; ``options`` are those of `Follower`.
+    """Call ``on_switch`` whenever ``cache`` moved to a new step; the other arguments are those of `Follower`.
 
-    A step whose callback raised, or was killed, is told again when the following begins anew. Returns when ``stop`` is
+    A step whose callback raised, or was killed, is given again when the following begins anew. Returns when ``stop`` is
     set; raises what does not pass by itself, and what ``on_switch`` raises.
     """
-    follower = Follower(repo, cache, **options)
+    calls: dict[str, Any] = {"failed": failed, "recovered": recovered, "standby_failed": standby_failed}
+    follower = Follower(repo, cache, options, progress=progress, stop=stop, **calls)
     for switch in follower.switches():
         on_switch(switch)
-        follower.told(switch)
+        follower.acknowledge(switch)
 
 
-__all__ = ["Follower", "Switch", "follow"]
+__all__ = ["FollowOptions", "Follower", "Switch", "follow"]

@@ -1,14 +1,16 @@
-"""A repository at another place too: plan -> show -> execute (STORE section "Mirroring").
+"""A copy of a repository in another store: plan -> show -> execute (STORE section "Mirroring").
 
-Objects go first, then the manifests and edges that name them, parents before children, and refs last: the target is a
-whole repository at every instant. What is there is believed when its sha256 was read back, or when a manifest says so
-that was; never for its size. Nothing is ever removed.
+Objects are put first, then the manifests and edges that name them, parents before children, and refs last: the target
+is a whole repository at every instant. What is there counts when its sha256 was read back, or when a manifest that was
+read back names it; never for its size. Nothing is ever removed.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from deltackpt.errors import ConflictError, NotFoundError
@@ -16,14 +18,40 @@ from deltackpt.format.manifest import File, Link
 from deltackpt.gc.inventory import FOLDERS
 from deltackpt.repository import Ref, Repository, chain
 from deltackpt.repository.leases import lease
-from deltackpt.repository.repository import MARKER, MAX_SMALL, object_differs
+from deltackpt.repository.marker import MARKER, MAX_SMALL
+from deltackpt.repository.objects import object_differs
+from deltackpt.store import open_store
 from deltackpt.sync import selection
 from deltackpt.sync.mirror_plan import MirrorPlan, MirrorRecord, MirrorResult, RefMove, elsewhere, windows
 from deltackpt.sync.selection import Selection
-from deltackpt.sync.transfer import BATCH, Transfer
+from deltackpt.sync.transfer import BATCH, JOBS, Transfer, default_spool
 from deltackpt.util.parallel import ordered_map
+from deltackpt.util.progress import SILENT, Progress
 
 Start: TypeAlias = int | Literal["latest"] | None
+
+
+def mirror(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    start: Start = None,
+    force: bool = False,
+    check: bool = False,
+    limit: float | None = None,
+    jobs: int = JOBS,
+    spool: Path | None = None,
+    progress: Progress = SILENT,
+) -> MirrorResult:
+    """Copy what the store at ``target`` lacks of the repository at ``source``; both are paths or URLs.
+
+    ``start``, ``force`` and ``check`` are those of `Mirror`; ``limit`` is in bytes a second, ``jobs`` objects are in
+    transit at a time, and ``spool`` is the folder of large ones that were fetched in part. Raises what `Mirror.plan`
+    and `Mirror.execute` raise.
+    """
+    origin = Repository.open(source)
+    transfer = Transfer(origin.store, open_store(target), limit, jobs, spool or default_spool(), progress)
+    return Mirror(origin, transfer, start=start, force=force, check=check).run()
 
 
 class Mirror:
@@ -47,11 +75,11 @@ class Mirror:
         self._source, self._store = source, transfer.target
         self._transfer = transfer
         self._start, self._force, self._check = start, force, check
-        self._known: set[str] = set()  # records and objects that the target has, proven
-        self._surveyed = False
+        self._proven_names: set[str] = set()  # records and objects that the target has
+        self._copied_all = False  # once: then only what is new has to be looked at
 
     def plan(self) -> MirrorPlan:
-        """Decide what goes over; nothing is changed.
+        """Decide what is copied; nothing is changed.
 
         Raises ConflictError ``mirror-diverged``, ``mirror-elsewhere`` (the target is another repository),
         ``not-a-repository``, NotFoundError ``step-missing``, and what reading the two raises.
@@ -63,17 +91,17 @@ class Mirror:
         selected = self._select([ref.link for ref in heads.values()])
         moves = [self._move(ref, heads.get(ref.name), target) for ref in selected.refs]
         named = [self._tag(tag, target.tag(tag.name) if target else None) for tag in selected.tags]
-        listed = {} if self._surveyed or target is None else self._listed()
-        self._believe(selected, listed)
-        records, later = [], set(self._known)
+        listed = {} if self._copied_all or target is None else self._listed()
+        self._trust_records(selected, listed)
+        records, later = [], set(self._proven_names)
         for name, files in selected.records.items():
             mine = [f for f in dict.fromkeys(files) if f.name not in later]
             later.update(f.name for f in mine)
-            if mine or name not in self._known:
+            if mine or name not in self._proven_names:
                 there = tuple(f for f in mine if f.name in listed)
                 self._check_sizes(there, listed)
                 away = tuple(f for f in mine if f.name not in listed)
-                records.append(MirrorRecord(name, name not in self._known, away, there))
+                records.append(MirrorRecord(name, name not in self._proven_names, away, there))
         return MirrorPlan(
             source=self._source.store.url,
             target=self._store.url,
@@ -82,18 +110,18 @@ class Mirror:
             records=tuple(records),
             refs=tuple(move for move in moves if move),
             tags=tuple(move for move in named if move),
-            there=len({f.name for files in selected.records.values() for f in files} & self._known),
+            there=len({f.name for files in selected.records.values() for f in files} & self._proven_names),
         )
 
     def run(self) -> MirrorResult:
         """Plan and execute, with leases: nothing that is wanted is collected meanwhile, at either place."""
-        with lease(self._source, None) as held:
+        with lease(self._source, None) as held:  # [S-MIR-5]
             return self.execute(self.plan(), leased=held is not None)
 
     def execute(self, plan: MirrorPlan, *, leased: bool = False) -> MirrorResult:
         """Do what the plan says. Killed at any instant, the next plan goes on from there.
 
-        Raises ConflictError ``ref-moved`` if somebody else moved a ref of the target meanwhile, FormatError
+        Raises ConflictError ``ref-moved`` if another writer moved a ref of the target meanwhile, FormatError
         ``object-hash`` for objects that are not what their manifest says, and what the stores raise.
         """
         began = time.monotonic()
@@ -101,17 +129,17 @@ class Mirror:
             self._make()
         target = Repository(self._store, self._source.id)
         proven = copied = size = 0
-        with lease(target, None):
+        with lease(target, None):  # [S-MIR-5]
             self._transfer.progress.start("mirror", plan.bytes)
-            for window in windows(plan.records):
+            for window in windows(plan.records):  # [S-MIR-2]: objects, then records, then refs
                 proving = [f for record in window for f in record.prove]
                 gone = [f for f, there in zip(proving, self._proven(proving), strict=True) if not there]
                 files = [*(f for record in window for f in record.copy), *gone]
                 size += self._transfer.copy_all(files)
                 copied, proven = copied + len(files), proven + len(proving) - len(gone)
                 self._put_records([record.name for record in window if record.put])
-                self._known.update(record.name for record in window)
-                self._known.update(f.name for record in window for f in (*record.copy, *record.prove))
+                self._proven_names.update(record.name for record in window)
+                self._proven_names.update(f.name for record in window for f in (*record.copy, *record.prove))
             self._move_all(target, plan)
         names = [record.name for record in plan.records if record.put]
         return MirrorResult(
@@ -140,11 +168,12 @@ class Mirror:
                 raise
             if next(iter(self._store.list("")), None) is None:
                 return None
+            # [S-MIR-1]
             need, hint = "a copy of the repository, or an empty place", "Choose a folder or prefix of its own."
             raise ConflictError(
                 "not-a-repository", where=self._store.url, have="other files", need=need, hint=hint
             ) from None
-        if found.id != self._source.id:
+        if found.id != self._source.id:  # [S-MIR-1]
             raise elsewhere(self._store.url, found.id, self._source.id)
         return found
 
@@ -154,7 +183,7 @@ class Mirror:
             return selection.latest(self._source, have)
         if self._start is not None:
             return selection.since(self._source, self._start, have)
-        found = selection.news(self._source, self._known) if self._surveyed else None
+        found = selection.news(self._source, self._proven_names) if self._copied_all else None
         return found or selection.everything(self._source)
 
     def _has(self, link: Link) -> bool:
@@ -168,17 +197,17 @@ class Mirror:
     def _listed(self) -> dict[str, int]:
         return {info.name: info.size for folder in FOLDERS for info in self._store.list(folder)}
 
-    def _believe(self, selected: Selection, listed: Mapping[str, int]) -> None:
+    def _trust_records(self, selected: Selection, listed: Mapping[str, int]) -> None:
         """Read back the records that are there. What one of them names and the target lists, was there before it."""
-        names = [name for name in selected.records if name in listed and name not in self._known]
-        for name in ordered_map(self._believed, names, 1 if self._store.capabilities.local else self._transfer.jobs):
+        names = [name for name in selected.records if name in listed and name not in self._proven_names]
+        for name in ordered_map(self._read_back, names, 1 if self._store.capabilities.local else self._transfer.jobs):
             if name is None:
                 continue
-            self._known.add(name)
+            self._proven_names.add(name)
             if not self._check:
-                self._known.update(f.name for f in selected.records[name] if listed.get(f.name) == f.size)
+                self._proven_names.update(f.name for f in selected.records[name] if listed.get(f.name) == f.size)
 
-    def _believed(self, name: str) -> str | None:
+    def _read_back(self, name: str) -> str | None:
         try:
             self._transfer.record(self._store, name)
         except NotFoundError:
@@ -187,7 +216,7 @@ class Mirror:
 
     def _check_sizes(self, files: Sequence[File], listed: Mapping[str, int]) -> None:
         for file in files:
-            if listed[file.name] != file.size:
+            if listed[file.name] != file.size:  # [S-MIR-3]
                 raise object_differs(f"{self._store.url}/{file.name}", listed[file.name], file)
 
     def _proven(self, files: Sequence[File]) -> list[bool]:
@@ -201,7 +230,7 @@ class Mirror:
         if there.link == ref.link:
             return None
         leads = chain.descends(ref.link, there.link, self._source.load)
-        if not leads and not self._force:
+        if not leads and not self._force:  # [S-MIR-4]
             raise self._diverged(ref, there, collected=leads is None)
         return RefMove(ref.name, there.link, ref.link)
 
@@ -222,7 +251,7 @@ class Mirror:
     def _tag(self, tag: Ref, there: Ref | None) -> RefMove | None:
         if there is not None and there.link == tag.link:
             return None
-        if there is not None and not self._force:
+        if there is not None and not self._force:  # [S-MIR-4]
             raise ConflictError(
                 "mirror-diverged",
                 where=f"{self._store.url}, tag {tag.name}",
@@ -242,14 +271,14 @@ class Mirror:
             if (now.link if now else None) != move.old:
                 now = Ref(move.name, move.old, b"") if move.old else None  # the swap then says what is there
             target.move_ref(move.name, now, move.new)
-        self._surveyed = True
+        self._copied_all = True
 
     # Writing
 
     def _make(self) -> None:
         try:
             self._store.put(MARKER, [self._source.store.get(MARKER, MAX_SMALL)])
-        except ConflictError:  # somebody else made it in between
+        except ConflictError:  # another mirror made it in between
             self._target()
 
     def _put_records(self, names: Sequence[str]) -> None:

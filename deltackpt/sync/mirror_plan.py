@@ -1,4 +1,4 @@
-"""What a mirror is about to do, and what it did."""
+"""What a mirror will do, and what it did."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RefMove:
 
 @dataclass(frozen=True)
 class MirrorRecord:
-    """A manifest or edge, and what of it is to be done: put itself, copy objects, read back what is there unproven."""
+    """A manifest or edge: whether it is put, and of its objects, which to copy and which are there, to be read back."""
 
     name: str
     put: bool
@@ -33,12 +33,13 @@ class MirrorRecord:
 
     @property
     def bytes(self) -> int:
+        """Bytes to copy and to read back."""
         return sum(f.size for f in (*self.copy, *self.prove))
 
 
 @dataclass(frozen=True)
 class MirrorPlan:
-    """``fresh``: the target is empty yet. ``there`` counts the objects that the target has, proven."""
+    """``fresh``: the target is still empty. ``there`` counts the objects that the target has, proven."""
 
     source: str
     target: str
@@ -56,9 +57,11 @@ class MirrorPlan:
 
     @property
     def steps(self) -> int:
+        """How many manifests are put."""
         return sum(record.put and record.name.startswith("steps/") for record in self.records)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return {**asdict(self), "steps": self.steps, "bytes": self.bytes}
 
 
@@ -81,6 +84,7 @@ class MirrorResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -96,7 +100,7 @@ def elsewhere(where: str, have: str, need: str) -> ConflictError:
 
 
 def windows(records: Sequence[MirrorRecord]) -> Iterator[list[MirrorRecord]]:
-    """Runs of records, each of a bounded size: what was copied has its manifest soon, and needs no second proof."""
+    """Runs of records, each of a bounded size: what was copied gets its manifest soon, and needs no second proof."""
     window: list[MirrorRecord] = []
     size = 0
     for record in records:

@@ -1,4 +1,4 @@
-"""Looking whether a branch moved: one small request a look."""
+"""Whether a branch moved: one small request each time it is asked."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ from threading import Event
 
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.repository import Ref, Repository
-from deltackpt.repository.repository import MAX_SMALL
+from deltackpt.repository.marker import MAX_SMALL
 from deltackpt.sync.backoff import Backoff
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.mirror_plan import MirrorResult
 
-RELIST = 60.0  # seconds after which a watcher of all branches lists them anew
+RELIST = 60.0  # seconds after which the names of all branches are listed again
 
 
-def pause_of(repo: Repository, poll: float) -> float:
-    """Seconds between two looks: as asked for, or what the store can bear."""
+def poll_interval(repo: Repository, poll: float) -> float:
+    """Seconds between two requests: ``poll``, or the store's ``pause`` if that is longer ([S-FOL-1])."""
     return max(poll, repo.store.capabilities.pause)
 
 
 class RefPoller:
-    """Looks at one branch's object; remembers what it looked like."""
+    """Reads the object of one branch by name ([S-FOL-1]), and remembers its tag."""
 
     def __init__(self, repo: Repository, ref: str) -> None:
         self._repo, self._ref = repo, ref
         self._tag = ""
 
-    def look(self) -> Ref | None:
-        """The branch if it is another than at the last look, and there. One request where it is not."""
+    def poll(self) -> Ref | None:
+        """The branch if it moved, or appeared, since the last call; one request where it did not.
+
+        Raises FormatError ``manifest-field``, ``manifest-canonical``, ``json-*``, and what the store raises.
+        """
         try:
             data, self._tag = self._repo.store.get_if_changed(f"refs/{self._ref}.json", MAX_SMALL, self._tag)
         except NotFoundError:
@@ -37,7 +40,7 @@ class RefPoller:
         return None if data is None else self._repo.parse_ref(self._ref, data)
 
     def forget(self) -> None:
-        """What was seen came to nothing: the next look shall see it again."""
+        """What was returned last could not be used: the next call returns it again."""
         self._tag = ""
 
 
@@ -51,30 +54,31 @@ def keep_mirrored(
 ) -> Iterator[MirrorResult]:
     """Mirror again whenever a branch of the source moved, until ``stop``; -> what was done each time.
 
-    Errors that pass are waited out, and told to ``failed`` with the seconds until the next attempt; others are raised.
+    ``poll`` is in seconds. Errors that pass are waited out, and given to ``failed`` with the seconds until the next
+    attempt; others are raised.
     """
-    outage, pause = Backoff(), pause_of(source, poll)
-    glances: dict[str, RefPoller] = {}
+    backoff, interval = Backoff(), poll_interval(source, poll)
+    pollers: dict[str, RefPoller] = {}
     listed = float("-inf")
     while not stop.is_set():
         try:
             if time.monotonic() - listed >= RELIST:
                 for ref in source.refs():
-                    glances.setdefault(ref.name, RefPoller(source, ref.name))
+                    pollers.setdefault(ref.name, RefPoller(source, ref.name))
                 listed = time.monotonic()
-            seen = [glance for glance in glances.values() if glance.look() is not None]
-            if seen:
+            moved = [poller for poller in pollers.values() if poller.poll() is not None]
+            if moved:
                 try:
                     result = mirror.run()
                 except BaseException:
-                    for glance in seen:
-                        glance.forget()
+                    for poller in moved:
+                        poller.forget()
                     raise
                 yield result
-            outage.over()
+            backoff.reset()
         except DeltackptError as error:
-            wait = outage.wait(error)
+            wait = backoff.delay(error)
             failed(error, wait)
             stop.wait(wait)
             continue
-        stop.wait(pause)
+        stop.wait(interval)

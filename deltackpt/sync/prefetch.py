@@ -1,4 +1,4 @@
-"""The news of a branch, and, if wanted, its objects on this host before anybody asks for them."""
+"""When a branch moves, and, if wanted, its objects fetched to this host before they are asked for."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from deltackpt.store.read_through import ReadThrough
 from deltackpt.sync.poller import RefPoller
 from deltackpt.util.parallel import ordered_map
 
-FETCHES = 4  # objects on their way at a time
-TURN = 0.1  # seconds after which whoever waits looks around
+FETCHES = 4  # objects in transit at a time
+WAIT = 0.1  # seconds that `Prefetcher.next_ref` waits for its thread
 
 
 class Prefetcher:
-    """Looks every ``pause`` seconds; with ``prefetch`` a thread does, and brings what leads from ``have()`` to the
-    newest step through the store's cache of objects, while whoever asks is busy otherwise."""
+    """Polls every ``interval`` seconds. With ``prefetch`` a thread does, and fetches what leads from ``have()`` to the
+    newest step through the store's cache of objects, while the caller works on the step before.
+
+    ``unchanged``: the last `next_ref` returned None since the branch had not moved, and not for want of time.
+    """
 
     def __init__(
         self,
         repo: Repository,
-        glance: RefPoller,
-        pause: float,
+        poller: RefPoller,
+        interval: float,
         have: Callable[[], Link | None],
         stop: Event,
         *,
         prefetch: bool,
     ) -> None:
-        self._repo, self._glance, self._pause, self._have, self._stop = repo, glance, pause, have, stop
+        self._repo, self._poller, self._interval, self._have, self._stop = repo, poller, interval, have, stop
         self._prefetch = prefetch
-        self._looked = False
+        self._polled = False
         self._changed = Condition()
-        self._ready: Ref | None = None
-        self._calm = False  # the thread looked, and there was nothing new
-        self.quiet = False  # so did whoever asked last
+        self._fetched: Ref | None = None  # what the thread found, and fetched
+        self._unmoved = False  # the thread polled, and the branch had not moved
+        self.unchanged = False
         self._error: DeltackptError | None = None
         self._ended = Event()
         self._thread = Thread(target=self._run, name="deltackpt-prefetch", daemon=True)
@@ -54,57 +57,57 @@ class Prefetcher:
         if self._prefetch:
             self._thread.join()
 
-    def next(self) -> Ref | None:
+    def next_ref(self) -> Ref | None:
         """The branch if it moved; None after a while in which it did not, or when ``stop`` is set.
 
-        Raises what looking and fetching raised; nobody looks again before the next call.
+        Raises what polling and fetching raised; the thread does not poll again before the next call.
         """
         if not self._prefetch:
-            if self._looked and self._stop.wait(self._pause):
+            if self._polled and self._stop.wait(self._interval):
                 return None
-            self._looked = True
-            self.quiet = False
-            found = self._glance.look()
-            self.quiet = found is None
+            self._polled = True
+            self.unchanged = False
+            found = self._poller.poll()
+            self.unchanged = found is None
             return found
         with self._changed:
-            self._error, self.quiet = None, False
+            self._error, self.unchanged = None, False
             self._changed.notify_all()
-            self._changed.wait_for(self._something, timeout=TURN)
-            ready, self._ready = self._ready, None
-            self.quiet, self._calm = self._calm, False
+            self._changed.wait_for(self._has_result, timeout=WAIT)
+            fetched, self._fetched = self._fetched, None
+            self.unchanged, self._unmoved = self._unmoved, False
             if self._error is not None:
                 raise self._error
-            return ready
+            return fetched
 
-    def again(self) -> None:
-        """What was seen last came to nothing: see it again, and without a pause, since there was one."""
-        self._looked = False
-        self._glance.forget()
+    def retry(self) -> None:
+        """What was returned last could not be used: the next call returns it again, without a wait of its own."""
+        self._polled = False
+        self._poller.forget()
 
-    def _something(self) -> bool:
-        return self._ready is not None or self._error is not None or self._calm
+    def _has_result(self) -> bool:
+        return self._fetched is not None or self._error is not None or self._unmoved
 
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                ref = self._glance.look()
+                ref = self._poller.poll()
                 if ref is not None:
-                    self._warm(ref.link)
+                    self._fetch(ref.link)
                 with self._changed:
-                    self._ready, self._calm = ref or self._ready, ref is None
+                    self._fetched, self._unmoved = ref or self._fetched, ref is None
                     self._changed.notify_all()
             except DeltackptError as error:
-                self._glance.forget()
+                self._poller.forget()
                 with self._changed:
                     self._error = error
                     self._changed.notify_all()
                     while self._error is not None and not self._ended.is_set():
-                        self._changed.wait(timeout=TURN)
-            self._ended.wait(self._pause)
+                        self._changed.wait(timeout=WAIT)
+            self._ended.wait(self._interval)
 
-    def _warm(self, link: Link) -> None:
-        """Fetch all that a move to ``link`` will read."""
+    def _fetch(self, link: Link) -> None:
+        """Fetch all that a move of the cache to ``link`` will read."""
         store = self._repo.store
         if not isinstance(store, ReadThrough):
             return

@@ -1,4 +1,4 @@
-"""A cap on bytes a second, shared by all threads of one link."""
+"""A limit on bytes a second, shared by all threads of one link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LARGEST, SMALLEST = 8 << 20, 64 << 10  # bytes of one request
 
 
 class Rate:
-    """At most ``limit`` bytes a second, None: as fast as it goes. What is taken is paid for by whoever comes next."""
+    """At most ``limit`` bytes a second, None: without a limit. A request goes at once, and delays the next one."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Rate:
         self._limit = limit
         self._sleep, self._clock = sleep, clock
         self._lock = Lock()
-        self._free = 0.0  # when the link has carried all that was taken
+        self._free = 0.0  # when the link will have carried all that was asked for
 
     @property
     def piece(self) -> int:
@@ -31,7 +31,7 @@ class Rate:
             return LARGEST
         return min(LARGEST, max(SMALLEST, int(self._limit / 4)))
 
-    def take(self, count: int) -> None:
+    def acquire(self, count: int) -> None:
         """Wait until ``count`` bytes may be asked for."""
         if self._limit is None:
             return

@@ -1,4 +1,4 @@
-"""What is wrong with a copy, and what of it another copy can put right."""
+"""What is wrong with a copy of a repository, and what of it another copy can replace."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from deltackpt.errors import ChainError, DeltackptError, FormatError, NotFoundEr
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.repository import Repository
-from deltackpt.repository.repository import MARKER, MAX_SMALL
+from deltackpt.repository.marker import MARKER, MAX_SMALL
 from deltackpt.sync.mirror_plan import elsewhere
 from deltackpt.sync.transfer import Transfer
 from deltackpt.util.parallel import ordered_map
 
 T = TypeVar("T")
 
-WRONG = (FormatError, ChainError, NotFoundError)  # what a reader of damage meets
+WRONG = (FormatError, ChainError, NotFoundError)  # the errors of damaged and missing objects
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Damage:
 
 
 @dataclass
-class Search:
-    """Reads all that the target of ``transfer`` has. ``left`` is what ``source`` cannot put right."""
+class DamageScan:
+    """Reads all that the target of ``transfer`` has. ``left`` are the errors of what ``source`` cannot replace."""
 
     source: Repository
     transfer: Transfer
@@ -61,9 +61,7 @@ class Search:
             found = Repository(store, ours)
             if not any(_loads(found, link) for link in found.steps()):
                 raise
-            raw = self.source.store.get(MARKER, MAX_SMALL)
-            file = File(MARKER, len(raw), hashlib.sha256(raw).hexdigest())
-            self.marker.append(Damage(file, isinstance(error, NotFoundError)))
+            self.marker.append(_damage(MARKER, self.source.store.get(MARKER, MAX_SMALL), error))
         if found.id != ours:
             raise elsewhere(store.url, found.id, ours)
         return found
@@ -87,7 +85,7 @@ class Search:
             for name in names:
                 try:
                     ref = read(name)
-                except FormatError as error:  # which step it was at, nobody else can know
+                except FormatError as error:  # no other object tells which step it named
                     self.left.append(error)
                     continue
                 if ref is not None:
@@ -111,9 +109,7 @@ class Search:
             except WRONG:
                 self.left.append(error)
                 return None
-            self.records.append(
-                Damage(File(name, len(raw), hashlib.sha256(raw).hexdigest()), isinstance(error, NotFoundError))
-            )
+            self.records.append(_damage(name, raw, error))
             repo = self.source
         try:
             return load(repo)
@@ -135,16 +131,21 @@ class Search:
         progress.start("verify", sum(file.size for file in files))
 
         def one(file: File) -> tuple[DeltackptError | None, bool]:
-            found = self.transfer.damage(file)
+            found = self.transfer.find_damage(file)
             progress.advance(file.size)
-            return found, found is not None and self.transfer.offers(file)
+            return found, found is not None and self.transfer.source_has(file)
 
-        for file, (error, offered) in zip(files, ordered_map(one, files, self.transfer.jobs), strict=True):
+        for file, (error, replaceable) in zip(files, ordered_map(one, files, self.transfer.jobs), strict=True):
             self.checked += 1
-            if offered:
+            if replaceable:
                 self.objects.append(Damage(file, isinstance(error, NotFoundError)))
             elif error is not None:
                 self.left.append(error)
+
+
+def _damage(name: str, raw: bytes, error: DeltackptError) -> Damage:
+    """What ``error`` tells of a record whose bytes should be ``raw``."""
+    return Damage(File(name, len(raw), hashlib.sha256(raw).hexdigest()), isinstance(error, NotFoundError))
 
 
 def _loads(repo: Repository, link: Link) -> bool:

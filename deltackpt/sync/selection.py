@@ -1,4 +1,4 @@
-"""What of a repository is to be at another place too: records in an order that is safe to put, and what they name."""
+"""What of a repository a mirror copies: records in an order that is safe to put, and the objects that they name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from deltackpt.errors import NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.gc.inventory import Survey
+from deltackpt.gc.inventory import Inventory
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.paths import Node, cheapest
 
@@ -26,18 +26,18 @@ class Selection:
 def everything(repo: Repository) -> Selection:
     """Every branch and tag, every step that can be restored, and every edge between such steps.
 
-    A step that a branch is at belongs to it even if objects of it, or of its way, are not listed, or with other sizes:
-    whoever copies them finds out what is there.
+    A step that a branch is at is selected even if objects of it, or of its way, are not listed, or with other sizes:
+    the copy of each finds out what is there.
     """
-    survey = Survey.take(repo)
-    ways = cheapest(survey.nodes, survey.edges, survey.there)
-    steps = {id_: node for id_, node in survey.nodes.items() if id_ in ways}
-    for ref in survey.refs:
+    inventory = Inventory.read(repo)
+    ways = cheapest(inventory.nodes, inventory.edges, inventory.there)
+    steps = {id_: node for id_, node in inventory.nodes.items() if id_ in ways}
+    for ref in inventory.refs:
         if ref.link.id not in ways:
             found: dict[Link, Manifest] = {}
             _way(repo, ref.link, (), found)
             steps |= {link.id: Node.of(manifest, link) for link, manifest in found.items()}
-    return _selection(repo, survey.refs, survey.tags, steps.values(), survey.edges)
+    return _selection(repo, inventory.refs, inventory.tags, steps.values(), inventory.edges)
 
 
 def since(repo: Repository, step: int, have: Collection[Link] = ()) -> Selection:
@@ -62,7 +62,7 @@ def since(repo: Repository, step: int, have: Collection[Link] = ()) -> Selection
                     raise
                 break
             first, link = link, steps[link].parent
-        if link not in steps:  # else this branch joins one that is looked after
+        if link not in steps:  # else this branch joins one that is selected already
             _way(repo, first, have, steps)
     edges = [found for end in repo.edges().values() for found in end]
     return _selection(repo, refs, repo.refs("tags/"), map(Node.of, steps.values(), steps), edges)
@@ -97,7 +97,8 @@ def news(repo: Repository, known: Collection[str]) -> Selection | None:
 
 
 def _way(repo: Repository, link: Link, have: Collection[Link], steps: dict[Link, Manifest]) -> list[Edge]:
-    """Add the steps on the cheapest way to ``link``, from one that is there or from an anchor; -> the edges on it."""
+    """[S-MIR-6]: add the steps on the cheapest way to ``link``, from one that is there or from an anchor; -> the edges
+    on it."""
     edges = repo.edges()
     ways = [repo.resolve(link, have=start) for start in have if start.step <= link.step] or [repo.resolve(link)]
     plan = min(ways, key=lambda plan: plan.bytes)
@@ -122,7 +123,7 @@ def _selection(
     for edge in edges:
         if edge.end.name in ends and (edge.start is None or edge.start.name in ends):
             records[edge.name] = edge.files
-    ordered = {name: records[name] for name in sorted(records, key=place)}
+    ordered = {name: records[name] for name in sorted(records, key=put_order)}
     return Selection(tuple(refs), tuple(tag for tag in tags if tag.link.name in ends), ordered)
 
 
@@ -132,6 +133,7 @@ def _files(repo: Repository, node: Node) -> Iterator[File]:
         yield side.file
 
 
-def place(name: str) -> tuple[int, str]:
+def put_order(name: str) -> tuple[int, str]:
+    """Sorts the names of manifests and edges as they may be put: by step, an edge before the step's manifest."""
     folder, _, rest = name.partition("/")
     return int(rest.partition("-")[0]), folder  # "edges" comes before "steps"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError
 from deltackpt.format.edge import MAX_EDGE
 from deltackpt.format.manifest import MAX_MANIFEST, File
-from deltackpt.repository.repository import object_differs
+from deltackpt.repository.objects import object_differs
 from deltackpt.store import Store
 from deltackpt.store.base import missing
 from deltackpt.sync import spool
@@ -19,23 +22,25 @@ from deltackpt.sync.rate import Rate
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import SILENT, Progress
 
-JOBS = 8  # objects on their way at a time
+T = TypeVar("T")
+
+JOBS = 8  # objects in transit at a time
 LARGE = 16 << 20  # bytes from which an object is fetched by ranges, and goes through the spool
 SMALL = 1 << 20  # bytes up to which an object may go in a batch
 BATCH = 200  # objects of a batch
 BATCH_BYTES = 16 << 20
-ATTEMPTS = 3  # at an object that was damaged on its way
+ATTEMPTS = 3  # at an object that was damaged in transit
 
 
 def default_spool() -> Path:
-    """Where large objects wait that a break stopped half-way: the user's cache folder."""
+    """Where large objects are stored that were fetched in part: the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "deltackpt" / "spool"
 
 
 @dataclass
 class Transfer:
-    """From ``source`` to ``target``; ``limit`` is in bytes a second, of each of the two links that is no local disk."""
+    """From ``source`` to ``target``; ``limit`` is in bytes a second, on each of the two links that is no local disk."""
 
     source: Store
     target: Store
@@ -66,24 +71,17 @@ class Transfer:
         Raises FormatError ``object-hash`` where the source's bytes, or those that the target has under this name, are
         others; and what the two stores raise. Then nothing was published.
         """
-        for left in reversed(range(ATTEMPTS)):
-            try:
-                self._put(file)
-                return file.size
-            except ConflictError as error:
-                if error.code != "object-exists":
-                    raise
-                if not self.prove(file):
-                    raise
-                return 0
-            except FormatError as error:
-                if error.code != "object-hash" or not left:
-                    raise
-        raise AssertionError
+        try:
+            _retried(partial(self._put, file))
+            return file.size
+        except ConflictError as error:
+            if error.code != "object-exists" or not self.prove(file):
+                raise
+            return 0
 
     def prove(self, file: File) -> bool:
         """Read back what the target has; False if it has nothing. Raises FormatError ``object-hash``."""
-        self._up.take(file.size)
+        self._up.acquire(file.size)
         try:
             for _ in self._checked(self.target, file, self.target.read(file.name)):
                 pass
@@ -91,19 +89,17 @@ class Transfer:
             return False
         return True
 
-    def damage(self, file: File) -> DeltackptError | None:
-        """What whoever reads the target's object meets, None if its bytes are right. They are read."""
-        for left in reversed(range(ATTEMPTS)):
-            try:
-                return None if self.prove(file) else missing(f"{self.target.url}/{file.name}")
-            except FormatError as error:
-                if not left:
-                    return error
-        raise AssertionError
+    def find_damage(self, file: File) -> DeltackptError | None:
+        """The error that a reader of the target's object meets, None if its bytes, which are read, are right."""
+        try:
+            there = _retried(partial(self.prove, file), always=True)
+            return None if there else missing(f"{self.target.url}/{file.name}")
+        except FormatError as error:
+            return error
 
-    def offers(self, file: File) -> bool:
-        """Read what the source has; whether it is the object."""
-        self._down.take(file.size)
+    def source_has(self, file: File) -> bool:
+        """Read the source's object; whether its bytes are right."""
+        self._down.acquire(file.size)
         try:
             for _ in self._checked(self.source, file, self.source.read(file.name)):
                 pass
@@ -111,43 +107,42 @@ class Transfer:
             return False
         return True
 
-    def replace(self, file: File, wrong: DeltackptError) -> None:
-        """Put the source's object in the place of what the target has under its name, of which `damage` says ``wrong``.
+    def replace(self, file: File, error: DeltackptError) -> None:
+        """Put the source's object in the place of the target's, of which `find_damage` returned ``error`` ([S-MIR-7]).
 
-        It is here, proven, before anything is removed; then its name is free until it is put. Raises what `copy`
-        raises.
+        It is in the spool, proven, before anything is removed; then its name is free until it is put. Raises what
+        `copy` raises.
         """
-        take, advance = self._down.take, self.progress.advance
-        with spool.fetched(self.folder, self.source, file, self._down.piece, take, advance) as body:
-            if not isinstance(wrong, NotFoundError):
+        with self._spooled(file) as body:
+            if not isinstance(error, NotFoundError):
                 self.target.delete(file.name)
             try:
-                self.target.put(file.name, self._paced(iter(lambda: body.read(1 << 20), b"")))
-            except ConflictError as error:  # somebody else was at it too
-                if error.code != "object-exists" or not self.prove(file):
+                self.target.put(file.name, self._paced(_chunks(body)))
+            except ConflictError as conflict:  # another repair was first
+                if conflict.code != "object-exists" or not self.prove(file):
                     raise
 
     def record(self, store: Store, name: str) -> bytes:
         """A manifest or an edge, proven by the hash in its name. Raises FormatError ``manifest-hash``."""
         limit, sha256 = MAX_EDGE if name.startswith("edges/") else MAX_MANIFEST, name[-69:-5]
-        for left in reversed(range(ATTEMPTS)):
+
+        def attempt() -> bytes:
             raw = store.get(name, limit)
-            if hashlib.sha256(raw).hexdigest() == sha256:
-                return raw
-            if not left:
+            if hashlib.sha256(raw).hexdigest() != sha256:  # [S-MIR-3]
                 need = f"sha256 {sha256}"
                 raise FormatError("manifest-hash", where=f"{store.url}/{name}", have="other bytes", need=need)
-        raise AssertionError
+            return raw
+
+        return _retried(attempt)
 
     def _put(self, file: File) -> None:
         if file.size > LARGE and not self.source.capabilities.local:
-            take, advance = self._down.take, self.progress.advance
-            with spool.fetched(self.folder, self.source, file, self._down.piece, take, advance) as body:
-                self.target.put(file.name, self._paced(iter(lambda: body.read(1 << 20), b"")))
+            with self._spooled(file) as body:
+                self.target.put(file.name, self._paced(_chunks(body)))
             return
-        self._down.take(file.size)
+        self._down.acquire(file.size)
         read = self._checked(self.source, file, self.source.read(file.name))
-        self.target.put(file.name, self._told(self._paced(read)))
+        self.target.put(file.name, self._counted(self._paced(read)))
 
     def _copy_batch(self, files: Sequence[File]) -> int:
         bodies = list(ordered_map(self._fetch, files, self.jobs))
@@ -162,21 +157,24 @@ class Transfer:
         return size
 
     def _fetch(self, file: File) -> bytes:
-        for left in reversed(range(ATTEMPTS)):
-            self._down.take(file.size)
-            try:
-                return b"".join(self._checked(self.source, file, self.source.read(file.name)))
-            except FormatError as error:
-                if error.code != "object-hash" or not left:
-                    raise
-        raise AssertionError
+        def attempt() -> bytes:
+            self._down.acquire(file.size)
+            return b"".join(self._checked(self.source, file, self.source.read(file.name)))
+
+        return _retried(attempt)
+
+    def _spooled(self, file: File) -> AbstractContextManager[BinaryIO]:
+        """The source's object in the spool, fetched by ranges and proven."""
+        return spool.fetched(
+            self.folder, self.source, file, self._down.piece, self._down.acquire, self.progress.advance
+        )
 
     def _paced(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
-            self._up.take(len(chunk))
+            self._up.acquire(len(chunk))
             yield chunk
 
-    def _told(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    def _counted(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
             yield chunk
             self.progress.advance(len(chunk))
@@ -189,8 +187,23 @@ class Transfer:
             digest.update(chunk)
             size += len(chunk)
             yield chunk
-        if size != file.size or digest.hexdigest() != file.sha256:
+        if size != file.size or digest.hexdigest() != file.sha256:  # [S-MIR-3]
             raise object_differs(f"{store.url}/{file.name}", size, file)
+
+
+def _retried(attempt: Callable[[], T], *, always: bool = False) -> T:
+    """The result of ``attempt``, made again where bytes were damaged in transit; ``always``: after any FormatError."""
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            return attempt()
+        except FormatError as error:
+            if not left or not (always or error.code in ("object-hash", "manifest-hash")):
+                raise
+    raise AssertionError
+
+
+def _chunks(body: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: body.read(1 << 20), b"")
 
 
 def _batches(files: Sequence[File]) -> Iterator[list[File]]:

@@ -22,6 +22,7 @@ class Box:
 
     @classmethod
     def all_of(cls, whole: Shape) -> Box:
+        """The box that is a whole tensor."""
         return cls(whole, (0,) * len(whole), whole)
 
     @property
@@ -31,6 +32,7 @@ class Box:
 
     @property
     def size(self) -> int:
+        """Elements."""
         return math.prod(self.shape)
 
     @property

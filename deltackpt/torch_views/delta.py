@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.format.dtypes import DType
+from deltackpt.codecs import Change, Encoded
+from deltackpt.format.dtypes import DType, storage_shape, uint
+from deltackpt.format.state_digest import Sums
 from deltackpt.torch_views.boxes import Box
 
 Words = npt.NDArray[Any]
@@ -18,9 +20,10 @@ Words = npt.NDArray[Any]
 class Delta:
     """Changed storage elements of a box: flat ``positions`` in it, rising, and the words before and after.
 
-    ``base`` holds all old words where a codec may want them: small tensors, dense changes, 8-byte elements. ``xxh3`` is
-    of the whole tensor's new bytes, None where not all of them were seen. ``coded`` is what a device made
-    of it.
+    ``base`` holds all old words where a codec may need them: small tensors, dense changes, 8-byte elements. ``xxh3`` is
+    of the whole tensor's new bytes, None where not all of them were read. ``encoded`` is the change as `packed`, where
+    a device has encoded it. ``elements`` are the storage elements of the box, ``sums`` what the tensor's sums of the
+    state digest gain, where a device has computed it.
     """
 
     name: str
@@ -31,9 +34,9 @@ class Delta:
     new: Words
     base: Words | None
     xxh3: bytes | None
-    elements: int  # storage elements of the box
-    coded: Any = None
-    sums: tuple[int, int] | None = None  # what the tensor's sums gain, where a device has computed it
+    elements: int
+    encoded: Encoded | None = None
+    sums: Sums | None = None
 
     @property
     def nbytes(self) -> int:
@@ -41,19 +44,27 @@ class Delta:
         base = 0 if self.base is None else self.base.nbytes
         return self.positions.nbytes + self.old.nbytes + self.new.nbytes + base
 
-    def target(self) -> Words | None:
-        """All new words, where all old ones are at hand."""
-        if self.base is None:
-            return None
-        target: Words = self.base.copy()
-        target[self.positions] = self.new
-        return target
+    def change(self) -> Change:
+        """The same for a codec: positions int64, and all old and new words.
+
+        Without ``base`` these are zeros that take no memory: for `packed` without exponent lists, which does not read
+        what did not change.
+        """
+        shape = storage_shape(self.dtype, self.box.shape)
+        base = (
+            np.broadcast_to(np.zeros(1, uint(self.dtype.width)), (self.elements,)) if self.base is None else self.base
+        )
+        target = base
+        if self.base is not None:
+            target = base.copy()
+            target[self.positions] = self.new
+        return Change(self.dtype, shape, self.positions.astype(np.int64), self.old, self.new, base, target)
 
 
 def merge(first: Delta, then: Delta) -> Delta:
-    """The change from before ``first`` to after ``then``; what went there and back is no change."""
+    """The change from before ``first`` to after ``then``; an element that went there and back did not change."""
     at, a, b = _union(first, then)
-    old, new = _take(at, first, a, then, b, first.old, then.old), _take(at, then, b, first, a, then.new, first.new)
+    old, new = _choose(at, first, a, then, b, first.old, then.old), _choose(at, then, b, first, a, then.new, first.new)
     base = first.base
     if base is None and then.base is not None:
         base = then.base.copy()
@@ -62,20 +73,15 @@ def merge(first: Delta, then: Delta) -> Delta:
 
 
 def since(total: Delta, first: Delta) -> Delta:
-    """What is left of ``total`` after ``first``, where both begin at the same state."""
+    """The change from after ``first`` to after ``total``, where both begin at the same state."""
     at, a, b = _union(total, first)
-    old = _take(at, first, b, total, a, first.new, total.old)
-    new = _take(at, total, a, first, b, total.new, first.old)
+    old = _choose(at, first, b, total, a, first.new, total.old)
+    new = _choose(at, total, a, first, b, total.new, first.old)
     base = total.base if total.base is not None else first.base
     if base is not None:
         base = base.copy()
         base[first.positions] = first.new
     return _made(total, at, old, new, base)
-
-
-def reversed_delta(delta: Delta) -> Delta:
-    """The change that takes a piece back."""
-    return _made(delta, delta.positions, delta.new, delta.old, delta.target())
 
 
 def _union(x: Delta, y: Delta) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -84,7 +90,7 @@ def _union(x: Delta, y: Delta) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.
     return at, np.searchsorted(at, x.positions), np.searchsorted(at, y.positions)
 
 
-def _take(
+def _choose(
     at: npt.NDArray[np.integer],
     strong: Delta,
     strong_at: npt.NDArray[np.int64],

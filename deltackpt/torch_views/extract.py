@@ -92,10 +92,10 @@ def pieces_of(
 
 
 def _untied(state: Mapping[str, Any], source: Source) -> list[str]:
-    """The names without those that are another one's storage; the model says which it would rather keep."""
+    """The names without those that are another one's storage; the model says which of them it saves."""
     tied = set(getattr(source, "_tied_weights_keys", None) or ())
     seen: set[tuple[Any, ...]] = set()
-    kept = []
+    own = []
     for name in sorted(state, key=lambda name: name in tied):  # stable: the first in the model's order stays
         value = state[name]
         if isinstance(value, torch.Tensor) and (local := _local(value)).numel():
@@ -103,9 +103,9 @@ def _untied(state: Mapping[str, Any], source: Source) -> list[str]:
             if local.device.type != "meta" and key in seen:
                 continue
             seen.add(key)
-        kept.append(name)
+        own.append(name)
     order = {name: i for i, name in enumerate(state)}
-    return sorted(kept, key=order.__getitem__)
+    return sorted(own, key=order.__getitem__)
 
 
 def _local(tensor: Any) -> torch.Tensor:

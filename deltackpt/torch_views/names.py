@@ -53,6 +53,7 @@ def published_names(names: Iterable[str], rename: Rename | None = None) -> dict[
 
 
 def listed(names: Iterable[str], most: int = 50) -> str:
+    """Names for an error's text, the first ``most`` of them."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name[:120]) for name in names[:most]) + more

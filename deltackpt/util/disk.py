@@ -1,4 +1,4 @@
-"""The local disk, as far as it can fail: room, and what survives a power cut."""
+"""The local disk, as far as it can fail: space, and what survives a power cut."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def ensure_space(path: Path, need_bytes: int) -> None:
     folder = path.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    room = os.statvfs(folder)
-    free = room.f_bavail * room.f_frsize  # what an unprivileged user may take
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize  # what an unprivileged user may take
     if free < need_bytes:
         raise _no_space(path, f"{free:,} bytes free", f"{need_bytes:,} bytes")
 
@@ -42,7 +42,29 @@ def space_errors(path: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             have = error.strerror or str(error)
             raise StoreError("not-writable", where=path, have=have, need="a place that can be written") from error
-        raise _no_space(path, error.strerror or "a full disk", "room for the whole file") from error
+        raise _no_space(path, error.strerror or "a full disk", "space for the whole file") from error
+
+
+def draft_of(path: Path) -> Path:
+    """Where the file that takes the place of ``path`` is made: ``.NAME`` beside it."""
+    return path.with_name(f".{path.name}")
+
+
+def replace_file(path: Path, data: bytes, *, sync: bool) -> None:
+    """Put a small file in the place of any at ``path``, in one step: readers find the old bytes or the new ones.
+
+    With ``sync`` bytes and name survive a power cut once this returns; without, a cut may leave either, or an empty
+    file. It is made at `draft_of`, so writers of one path must exclude each other. Raises OSError.
+    """
+    draft = draft_of(path)
+    with draft.open("wb") as file:
+        file.write(data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(draft, path)
+    if sync:
+        fsync_dir(path.parent)
 
 
 def fsync_dir(path: Path) -> None:

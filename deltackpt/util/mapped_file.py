@@ -1,4 +1,5 @@
-"""A file mapped to be changed in place: its pages come at once, huge where the system has them so, and go when done.
+"""A file mapped to be changed in place: its pages are mapped many at once, huge where the system can, and unmapped when
+done.
 
 A fault for each page of 4 KiB, and a page table entry to mark, would cost more than all that is written.
 """
@@ -26,10 +27,10 @@ _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 Span = tuple[int, int]  # first byte and end in the file
 
 
-class Pages:
+class MappedFile:
     """A writable mapping of the first ``size`` bytes of a file, for work on ``spans`` of it, each of them once.
 
-    With ``keep`` nothing leaves memory when it is done.
+    With ``keep`` all pages stay mapped when the work on them is done.
     """
 
     def __init__(self, fd: int, size: int, spans: Iterable[Span], *, keep: bool = False) -> None:
@@ -44,21 +45,22 @@ class Pages:
             advise(self._all, _HUGEPAGE, 0, size)
 
     def bytes_of(self, span: Span) -> npt.NDArray[np.uint8]:
+        """The bytes of a span: uint8 [end - start], writable, a view of the file."""
         return self._all[slice(*span)]
 
-    def wake(self) -> None:
-        """Let all pages be written to again without more ado, where the system has written some of them back."""
-        self.come((0, self._size), write=True)
+    def make_writable(self) -> None:
+        """Let all pages be written to without a fault, where the system has written some of them back."""
+        self.populate((0, self._size), write=True)
 
-    def come(self, span: Span, *, write: bool) -> None:
-        """Map all pages of a span; with ``write`` such that nothing more happens when they are written to."""
+    def populate(self, span: Span, *, write: bool) -> None:
+        """Map all pages of a span; with ``write`` such that writing to them causes no fault."""
         blocks = _blocks(span)
         if blocks.start < blocks.stop:
             with suppress(OSError):  # an older kernel does not know it, and maps page by page
                 self._advise(_POPULATE_WRITE if write else _POPULATE_READ, blocks.start, blocks.stop)
 
-    def done(self, span: Span) -> None:
-        """A span is not used any more: pages that no other one waits for leave this process's memory."""
+    def release(self, span: Span) -> None:
+        """A span is not used any more: pages that no other span waits for are unmapped from this process."""
         if self.keep:
             return
         blocks = _blocks(span)

@@ -6,6 +6,8 @@ from typing import Protocol
 
 
 class Progress(Protocol):
+    """A listener to one piece of work after the other."""
+
     def start(self, what: str, total: int) -> None:
         """A phase begins; ``total`` counts bytes."""
 
@@ -14,6 +16,8 @@ class Progress(Protocol):
 
 
 class Silent:
+    """Listens to nothing."""
+
     def start(self, what: str, total: int) -> None: ...
 
     def advance(self, count: int) -> None: ...

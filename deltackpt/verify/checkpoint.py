@@ -15,7 +15,7 @@ from deltackpt.util.disk import open_regular
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.verify.findings import Findings, VerifyReport
-from deltackpt.verify.tensor import check_tensor
+from deltackpt.verify.tensor import check_stored
 
 
 def verify_checkpoint(
@@ -42,19 +42,19 @@ def verify_checkpoint(
         progress.start("verify", sum(t.end - t.start for t in layout.tensors.values()))
 
         def tensor(name: str) -> None:
-            check_tensor(found, layout.tensors[name], name, digests, os.fspath(path))
+            check_stored(found, layout.tensors[name], name, digests, os.fspath(path))
             progress.advance(layout.tensors[name].end - layout.tensors[name].start)
 
         findings.each("tensors", tensor, layout.tensors, threads_or_default(threads))
         known = {*(s.path for s in layout.shards), *(s.path for s in layout.side)}
-        for extra in sorted({*(s.name for s in found.shards), *found.side} - known):
+        for extra in sorted({*(s.path for s in found.shards), *found.side} - known):
             have = "a file that the step does not have"
             findings.add(ChainError("file-unknown", where=root / extra, have=have, need="the step's files alone"))
     return findings.report()
 
 
 def _check_header(found: Checkpoint, path: str, text: bytes) -> None:
-    have = next((s.header.text for s in found.shards if s.name == path), None)
+    have = next((s.header.text for s in found.shards if s.path == path), None)
     if have != text:
         what = "no such shard" if have is None else "another header"
         raise ChainError("file-differs", where=found.root / path, have=what, need="the header of the step")

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, in the words of the error that a reader would have met."""
+    """One thing that is wrong: the fields of the error that a reader would meet."""
 
     code: str
     exit_code: int
@@ -26,12 +26,13 @@ class Finding:
 
     @classmethod
     def of(cls, error: DeltackptError) -> Finding:
+        """What an error says."""
         return cls(error.code, error.exit_code, error.where, error.have, error.need, error.hint)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0, or the lowest exit code found: bad bytes come before a chain that does not fit, and so on. As with whoever
-    reads the step, a chain that is broken since an object is missing counts as that."""
+    """0, or the lowest exit code found: bad bytes come before a chain that does not fit, and so on. As for a reader of
+    the step, a chain that is broken since an object is missing counts as a missing object."""
     found = {f.code: f.exit_code for f in findings}
     if "object-missing" in found:
         found.pop("chain-broken", None)
@@ -48,13 +49,16 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
+        """Whether nothing is wrong."""
         return not self.findings
 
     @property
     def exit_code(self) -> int:
+        """`exit_code` of the findings."""
         return exit_code(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         findings = [asdict(f) for f in self.findings]
         return {"target": self.target, "ok": self.ok, "checked": dict(self.checked), "findings": findings}
 
@@ -68,6 +72,7 @@ class Findings:
     found: dict[Finding, None] = field(default_factory=dict)
 
     def add(self, error: DeltackptError) -> None:
+        """Collect an error; the same one counts once."""
         self.found[Finding.of(error)] = None
 
     def attempt(self, kind: str, work: Callable[..., T], *arguments: Any) -> T | None:
@@ -95,4 +100,5 @@ class Findings:
                 self.add(error)
 
     def report(self) -> VerifyReport:
+        """What was collected so far."""
         return VerifyReport(self.target, dict(self.checked), tuple(self.found))

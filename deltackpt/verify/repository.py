@@ -25,12 +25,12 @@ def verify_repository(repo: Repository, *, threads: int | None = None, progress:
     unless the store is read-only.
     """
     with lease(repo, None) as held:
-        # Who pins every step may be a mirror that comes to the refs last, or was killed before: no ref is lost then.
-        making = any(other.link is None and other.name != (held and held.name) for other in read_leases(repo))
-        return _verify(repo, making, threads_or_default(threads), progress)
+        # A lease on every step may be of a mirror, which puts the refs last, or was killed before: no ref is lost then.
+        mirroring = any(other.link is None and other.name != (held and held.name) for other in read_leases(repo))
+        return _verify(repo, mirroring, threads_or_default(threads), progress)
 
 
-def _verify(repo: Repository, making: bool, threads: int, progress: Progress) -> VerifyReport:
+def _verify(repo: Repository, mirroring: bool, threads: int, progress: Progress) -> VerifyReport:
     findings, steps = Findings(repo.store.url), {}
     links = list(repo.steps())
     for link in links:
@@ -38,12 +38,12 @@ def _verify(repo: Repository, making: bool, threads: int, progress: Progress) ->
             steps[link.id] = found
     stored = repo.edges()
     edges = [edge for name in stored.names if (edge := findings.attempt("edges", stored.load, name)) is not None]
-    # An edge whose steps are gone leads nowhere: gc removes it.
+    # [S-EDGE-3]: an edge whose steps are gone leads nowhere, and gc removes it.
     edges = [e for e in edges if e.end.id in steps and (e.start is None or e.start.id in steps)]
     for read, names in ((repo.ref, repo.ref_names()), (repo.tag, repo.ref_names("tags/"))):
         for name in names:
             findings.attempt("refs", _check_ref, repo, read, name, steps)
-    if not making and not any(repo.ref_names()):
+    if not mirroring and not any(repo.ref_names()):
         findings.attempt("refs", repo.head)
     rooted = {edge.end.id for edge in edges} | {id_ for id_, m in steps.items() if m.anchor is not None}
     for id_, m in steps.items():
@@ -65,7 +65,7 @@ def _check_ref(repo: Repository, read: Callable[[str], Ref | None], name: str, s
 
 
 def _check_link(repo: Repository, link: Link, steps: Mapping[str, Manifest]) -> bool:
-    if link.id not in steps:
+    if link.id not in steps:  # [S-REF-4], [S-INV-3]
         where, need = f"{repo.store.url}/{link.name}", f"the manifest of step {link.step}"
         raise NotFoundError("step-missing", where=where, have="no such manifest", need=need, hint=GONE)
     return True

@@ -14,12 +14,13 @@ from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.format.state_digest import TensorDigest
+from deltackpt.patch.base import describe
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import Anchor, Replay, describe
+from deltackpt.restore.replay import Anchor, Replay
 from deltackpt.verify.findings import Findings
-from deltackpt.verify.tensor import check_tensor, tensor_differs
+from deltackpt.verify.tensor import check_stored, tensor_differs
 
 
 @dataclass
@@ -54,7 +55,7 @@ def check_states(checks: Checks, edges: Sequence[Edge]) -> None:
             continue
         checks.findings.attempt("anchors", _check_heads, checks.repo, step, files)
         digests, where = checks.repo.digests(step), f"anchor of step {step.step}"
-        check = lambda name, s=state, d=digests, w=where: check_tensor(s, s.tensors[name], name, d, w)  # noqa: E731
+        check = lambda name, s=state, d=digests, w=where: check_stored(s, s.tensors[name], name, d, w)  # noqa: E731
         checks.findings.each("tensors", check, state.tensors, checks.threads)
         if id_ not in checks.reached:  # else a chain that passes through it has been here already
             _check_runs(checks, [(step, None)], state, {id_})
@@ -69,7 +70,7 @@ def check_states(checks: Checks, edges: Sequence[Edge]) -> None:
 
 
 def _check_heads(repo: Repository, step: Manifest, files: Sequence[File]) -> None:
-    """Readers go by the headers of the layout; who loads an anchor without deltackpt goes by its own."""
+    """Readers use the headers of the layout; tools that load an anchor without deltackpt use those of its files."""
     for file, shard in zip(files, repo.layout(step).shards, strict=True):
         if repo.store.get_range(file.name, 0, shard.header.data_start) != shard.header.head:
             where = f"{repo.store.url}/{file.name}"
@@ -146,4 +147,4 @@ def _check_run(checks: Checks, run: Run, state: State, anew: set[str]) -> None:
 
 def _may_differ(name: str, i: int, patches: list[PatchReader], digests: list[dict[str, TensorDigest]]) -> bool:
     """Proven by the step before, where neither the bytes nor the digests changed."""
-    return bool(patches[i - 1].entries_of(name)) or digests[i - 1].get(name) != digests[i][name]
+    return patches[i - 1].tensor(name) is not None or digests[i - 1].get(name) != digests[i][name]

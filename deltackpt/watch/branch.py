@@ -1,4 +1,4 @@
-"""What of a directory is on the branch already. The manifests are the only memory: nothing is kept beside them."""
+"""Which directories are published already. The manifests are the only record of it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import NotFoundError
-from deltackpt.format.digests import proves
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.repository import Repository
-from deltackpt.util.parallel import ordered_map
+from deltackpt.restore.identify import has_weights
 from deltackpt.watch.snapshot import DirectorySnapshot
 
 FIELD = "watch"  # of a manifest's metadata
@@ -27,14 +26,15 @@ class PublishedStep:
 
     @classmethod
     def of(cls, step: Manifest, link: Link) -> PublishedStep:
+        """The step ``link``, whose manifest is ``step``."""
         stamp = _field(step).get("stamp")
         return cls(link, step.parent, stamp if isinstance(stamp, str) else None)
 
 
-def metadata(sight: DirectorySnapshot, stale: Mapping[int, str]) -> dict[str, Any]:
-    """What a step's manifest says of its directory, and of those that a rewind left behind."""
+def metadata(snapshot: DirectorySnapshot, stale: Mapping[int, str]) -> dict[str, Any]:
+    """The entry in a manifest's metadata: the directory, and those that a rewind left behind."""
     left = {str(step): stamp for step, stamp in sorted(stale.items())}
-    return {FIELD: {"directory": sight.path.name, "stamp": sight.stamp, "stale": left}}
+    return {FIELD: {"directory": snapshot.path.name, "stamp": snapshot.stamp, "stale": left}}
 
 
 class Branch:
@@ -71,21 +71,10 @@ class Branch:
         self.stale = _stale(self.repo.load(link)) if link is not None else {}
 
 
-def same_weights(repo: Repository, link: Link, sight: DirectorySnapshot, threads: int) -> bool:
+def same_weights(repo: Repository, link: Link, snapshot: DirectorySnapshot, threads: int) -> bool:
     """Does the directory hold the step's weights? Decided by hashes. Raises CheckpointError, FormatError."""
-    step = repo.load(link)
-    digests = repo.digests(step)
-    need = {name: (t.dtype, t.shape) for name, t in repo.layout(step).tensors.items()}
-    with Checkpoint.open(sight.path) as checkpoint:
-        if {name: (t.dtype, t.shape) for name, t in checkpoint.tensors.items()} != need:
-            return False
-
-        def one(name: str) -> bool:
-            found = proves(checkpoint.bytes_of(name), checkpoint.tensors[name].dtype, digests[name])
-            checkpoint.release(name)
-            return found
-
-        return all(ordered_map(one, checkpoint.tensors, threads))
+    with Checkpoint.open(snapshot.path) as checkpoint:
+        return has_weights(repo, repo.load(link), checkpoint, threads)
 
 
 def _field(step: Manifest) -> Mapping[str, Any]:

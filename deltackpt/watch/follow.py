@@ -1,7 +1,8 @@
-"""The loop: look, publish the next finished step, prune; again."""
+"""The loop: take snapshots, publish the next complete step, prune."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from deltackpt.codecs import CHOICES
 from deltackpt.errors import (
     ChainError,
     CheckpointError,
@@ -28,7 +30,7 @@ from deltackpt.watch.completion import CompletionDetector
 from deltackpt.watch.prune import clear_trash, prove, prove_patch, remove
 from deltackpt.watch.snapshot import PATTERN, DirectorySnapshot, compile_pattern, scan
 
-PATIENCE = 60.0  # seconds between attempts, at most, while the store does not answer
+LONGEST_WAIT = 60.0  # seconds between attempts, at most, while the store does not answer
 
 
 @dataclass(frozen=True)
@@ -47,48 +49,69 @@ class Published:
     pruned: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """How a trainer's directory is followed, and its steps published.
+
+    ``pattern``      what the checkpoint directories are called; ``{step}`` stands for the number
+    ``marker``       a file that the trainer writes into a checkpoint directory last; None where it writes none
+    ``settle``       seconds for which a directory must not change where no marker decides
+    ``rewind``       follow a trainer that went back and saves steps anew, instead of stopping with ``watch-rewritten``
+    ``prune_dense``  keep so many published directories, remove older ones; None keeps all
+    ``abandon``      seconds after which a directory that stays incomplete no longer holds up later ones; None: never
+    ``anchor``, ``encoding``, ``ref``, ``threads``: those of `publish.write.write`
+
+    Raises UsageError ``usage``, ``watch-pattern``.
+    """
+
+    pattern: str = PATTERN
+    marker: str | None = None
+    settle: float = 5.0
+    rewind: bool = False
+    prune_dense: int | None = None
+    abandon: float | None = None
+    anchor: AnchorPolicy = AnchorPolicy()
+    encoding: str = "auto"
+    ref: str = "main"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.prune_dense is not None and self.prune_dense < 1:
+            need = "1 or more: the newest is what the next one is compared with"
+            raise UsageError("usage", where="--prune-dense", have=self.prune_dense, need=need)
+        for name, seconds in (("--settle", self.settle), ("--abandon", self.abandon)):
+            if seconds is not None and not seconds >= 0:
+                raise UsageError("usage", where=name, have=seconds, need="seconds, 0 or more")
+        if self.encoding not in CHOICES:
+            raise UsageError("usage", where="--encoding", have=repr(self.encoding), need=", ".join(CHOICES))
+        compile_pattern(self.pattern)
 
 
 class Watch:
     """Follows ``directory``. Every `turn` publishes at most one step; killed at any instant, another one goes on.
 
-    ``marker``       a file that the trainer writes into a checkpoint directory last; None where it writes none
-    ``settle``       seconds for which a directory must not change where no marker vouches
-    ``rewind``       follow a trainer that went back and saves steps anew, instead of stopping with ``watch-rewritten``
-    ``prune_dense``  keep so many published directories, remove older ones; None keeps all
-    ``abandon``      seconds after which a directory that stays unfinished no longer holds up later ones; None: never
-    ``say``          is told what keeps it waiting, each thing once
+    ``notify`` is called with what it waits for, in words, once each.
     """
 
     def __init__(
         self,
         directory: str | os.PathLike[str],
         repository: str | os.PathLike[str],
+        options: WatchOptions = WatchOptions(),
         *,
-        pattern: str = PATTERN,
-        marker: str | None = None,
-        settle: float = 5.0,
-        rewind: bool = False,
-        prune_dense: int | None = None,
-        abandon: float | None = None,
-        anchor: AnchorPolicy = AnchorPolicy(),
-        encoding: str = "auto",
-        ref: str = "main",
-        threads: int | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
-        if prune_dense is not None and prune_dense < 1:
-            need = "1 or more: the newest is what the next one is compared with"
-            raise UsageError("usage", where="--prune-dense", have=prune_dense, need=need)
         self.root = Path(directory)
-        self._pattern = compile_pattern(pattern)
+        self._pattern = compile_pattern(options.pattern)
         self._url = repository
-        self._options: dict[str, Any] = {"anchor": anchor, "encoding": encoding, "ref": ref, "threads": threads}
-        self._threads = threads_or_default(threads)
-        self._judge, self._settle = CompletionDetector(marker, settle, self._threads), max(settle, 0.01)
-        self._rewind, self._keep, self._abandon = rewind, prune_dense, abandon
-        self._say, self._said = say, set[str]()
+        self._options = options
+        self._threads = threads_or_default(options.threads)
+        self._detector = CompletionDetector(options.marker, options.settle, self._threads)
+        self._notify, self._notified = notify, set[str]()
         self._branch: Branch | None = None
         self._same: set[tuple[Link, str]] = set()  # steps and stamps whose weights were compared
         self._proven: set[Link] = set()
@@ -96,9 +119,9 @@ class Watch:
         clear_trash(self.root)
 
     def run(self, *, poll: float = 1.0, once: bool = False) -> Iterator[Published]:
-        """Every step as it is published; without end, or, with ``once``, until nothing unpublished is finished.
+        """Every step as it is published; without end, or, with ``once``, until nothing unpublished is complete.
 
-        A store that does not answer is tried again. Raises what `turn` raises.
+        ``poll`` is in seconds. A store that does not answer is tried again. Raises what `turn` raises.
         """
         pause = poll
         while True:
@@ -109,101 +132,106 @@ class Watch:
                 if once:
                     raise
                 self._note(f"the store does not answer, trying again: {error.have}")
-                done, pause = None, min(2 * pause, PATIENCE)
+                done, pause = None, min(2 * pause, LONGEST_WAIT)
             if done is not None:
                 yield done
             elif once and not self._waiting:
                 return
             else:
-                time.sleep(min(pause, self._settle) if self._waiting else pause)
+                time.sleep(min(pause, max(self._options.settle, 0.01)) if self._waiting else pause)
 
     def turn(self) -> Published | None:
-        """Publish the next finished step, if there is one.
+        """Publish the next complete step, if there is one.
 
         Raises ConflictError ``watch-rewritten``, ``watch-twice``; NotFoundError ``watch-missing``; what `write` raises
         for the repository.
         """
-        sights = scan(self.root, self._pattern)
-        self._judge.forget({sight.step for sight in sights})
+        snapshots = scan(self.root, self._pattern)
+        self._detector.forget({snapshot.step for snapshot in snapshots})
         branch = self._branch
-        if branch is None and sights:
-            branch = self._branch = Branch(Repository.open_or_create(self._url), self._options["ref"])
+        if branch is None and snapshots:
+            branch = self._branch = Branch(Repository.open_or_create(self._url), self._options.ref)
         self._waiting = False
-        if branch is None or not sights:
+        if branch is None or not snapshots:
             return None
-        branch.refresh(sights[0].step)
-        for sight in sights:
-            if branch.head is not None and sight.step <= branch.head.step:
-                if self._rewritten(branch, sight):
-                    return self._publish(branch, sights, sight)
-            elif branch.stale.get(sight.step) != sight.stamp:
-                if (wait := self._judge.unfinished(sight)) is None:
-                    return self._publish(branch, sights, sight)
-                if self._abandon is not None and not wait.soon and self._judge.unchanged(sight.step) >= self._abandon:
-                    self._note(f"{sight.path.name} is given up: {wait.why}")
+        abandon = math.inf if self._options.abandon is None else self._options.abandon
+        branch.refresh(snapshots[0].step)
+        for snapshot in snapshots:
+            if branch.head is not None and snapshot.step <= branch.head.step:
+                if self._rewritten(branch, snapshot):
+                    return self._publish(branch, snapshots, snapshot)
+            elif branch.stale.get(snapshot.step) != snapshot.stamp:
+                if (reason := self._detector.check(snapshot)) is None:
+                    return self._publish(branch, snapshots, snapshot)
+                if not reason.soon and self._detector.unchanged(snapshot.step) >= abandon:
+                    self._note(f"{snapshot.path.name} is given up: {reason.why}")
                     continue
-                self._waiting |= wait.soon
-                if not wait.soon:
-                    self._note(f"{sight.path.name} and what follows wait: {wait.why}")
+                self._waiting |= reason.soon
+                if not reason.soon:
+                    self._note(f"{snapshot.path.name} and what follows wait: {reason.why}")
                 break
-        self._prune(branch, sights)
+        self._prune(branch, snapshots)
         return None
 
-    def _rewritten(self, branch: Branch, sight: DirectorySnapshot) -> bool:
-        """Has the trainer gone back and saved this step anew? Its stamp raises the question, hashes answer it."""
-        record = branch.steps.get(sight.step)
+    def _rewritten(self, branch: Branch, snapshot: DirectorySnapshot) -> bool:
+        """Whether the trainer went back and saved this step anew: hashes decide, where the stamp is another one."""
+        record = branch.steps.get(snapshot.step)
         if record is None:
-            self._note(f"{sight.path.name} came after a later step was published, and is passed over")
+            self._note(f"{snapshot.path.name} came after a later step was published, and is passed over")
             return False
-        if record.stamp == sight.stamp or (record.link, sight.stamp) in self._same:
+        if record.stamp == snapshot.stamp or (record.link, snapshot.stamp) in self._same:
             return False
-        if (wait := self._judge.unfinished(sight)) is not None:
-            self._waiting |= wait.soon
+        if (reason := self._detector.check(snapshot)) is not None:
+            self._waiting |= reason.soon
             return False
         try:
-            same = same_weights(branch.repo, record.link, sight, self._threads)
+            same = same_weights(branch.repo, record.link, snapshot, self._threads)
         except CheckpointError:  # it goes on changing
             return False
         if same:
-            self._same.add((record.link, sight.stamp))
+            self._same.add((record.link, snapshot.stamp))
             return False
-        if self._rewind and record.parent is not None:
+        if self._options.rewind and record.parent is not None:
             return True
         raise ConflictError(
             "watch-rewritten",
-            where=sight.path,
-            have=f"other weights than those published as step {sight.step}",
+            where=snapshot.path,
+            have=f"other weights than those published as step {snapshot.step}",
             need="a directory that does not change after it was published",
             hint="If the trainer went back to an earlier step, watch with --rewind: the branch follows it back."
             if record.parent is not None
             else "The first step cannot be followed back. Publish the new run into a repository of its own.",
         )
 
-    def _publish(self, branch: Branch, sights: list[DirectorySnapshot], sight: DirectorySnapshot) -> Published | None:
-        old = branch.steps.get(sight.step)
+    def _publish(
+        self, branch: Branch, snapshots: list[DirectorySnapshot], snapshot: DirectorySnapshot
+    ) -> Published | None:
+        old = branch.steps.get(snapshot.step)
         parent, back = branch.head, None
-        stale = {step: stamp for step, stamp in branch.stale.items() if step > sight.step}
+        stale = {step: stamp for step, stamp in branch.stale.items() if step > snapshot.step}
         if old is not None and old.parent is not None:
             parent, back = old.parent, f"{old.parent.step}-{old.parent.id}"
-            stale |= {s.step: s.stamp for s in sights if s.step > sight.step and self._is(branch, s)}
-        near = [s for s in sights if parent is not None and s.step == parent.step and self._is(branch, s)]
-        said = metadata(sight, stale)
+            stale |= {s.step: s.stamp for s in snapshots if s.step > snapshot.step and self._is_published(branch, s)}
+        parents = [
+            s for s in snapshots if parent is not None and s.step == parent.step and self._is_published(branch, s)
+        ]
+        entry = metadata(snapshot, stale)
         try:
-            done = self._write(sight, near, back, said)
+            done = self._write(snapshot, parents, back, entry)
         except CheckpointError as error:
-            self._note(f"{sight.path.name} changed while it was read: {error.have}")
+            self._note(f"{snapshot.path.name} changed while it was read: {error.have}")
             return None
         except ConflictError as error:
             if error.code not in ("ref-moved", "step-order", "ref-forked"):
                 raise
             self._note(f"another writer was first: {error.have}")
             return None
-        if self._keep is not None:
-            self._prove(branch, Link(done.step, done.id), parent, near)
-        branch.refresh(sights[0].step)
-        pruned = self._prune(branch, sights)
+        if self._options.prune_dense is not None:
+            self._prove(branch, Link(done.step, done.id), parent, parents)
+        branch.refresh(snapshots[0].step)
+        pruned = self._prune(branch, snapshots)
         return Published(
-            sight.path.name,
+            snapshot.path.name,
             done.step,
             done.id,
             done.parent,
@@ -216,45 +244,47 @@ class Watch:
         )
 
     def _write(
-        self, sight: DirectorySnapshot, near: list[DirectorySnapshot], back: str | None, said: dict[str, Any]
+        self, snapshot: DirectorySnapshot, parents: list[DirectorySnapshot], back: str | None, entry: dict[str, Any]
     ) -> WriteResult:
-        options = {"step": sight.step, "resume_from": back, "metadata": said, **self._options}
-        if near:
+        how = self._options
+        options: dict[str, Any] = {"step": snapshot.step, "resume_from": back, "metadata": entry}
+        options |= {"anchor": how.anchor, "encoding": how.encoding, "ref": how.ref, "threads": how.threads}
+        if parents:
             try:
-                return write(sight.path, self._url, base=near[0].path, **options)
+                return write(snapshot.path, self._url, base=parents[0].path, **options)
             except (ChainError, CheckpointError) as error:  # the base only saves time: the repository has the values
                 if isinstance(error, ChainError) and error.code != "base-differs":
                     raise
-        return write(sight.path, self._url, **options)
+        return write(snapshot.path, self._url, **options)
 
-    def _is(self, branch: Branch, sight: DirectorySnapshot) -> bool:
-        """Is this directory the one that was published?"""
-        record = branch.steps.get(sight.step)
-        return record is not None and (record.stamp == sight.stamp or (record.link, sight.stamp) in self._same)
+    def _is_published(self, branch: Branch, snapshot: DirectorySnapshot) -> bool:
+        """Whether this directory is the one that was published."""
+        record = branch.steps.get(snapshot.step)
+        return record is not None and (record.stamp == snapshot.stamp or (record.link, snapshot.stamp) in self._same)
 
-    def _prune(self, branch: Branch, sights: list[DirectorySnapshot]) -> list[str]:
+    def _prune(self, branch: Branch, snapshots: list[DirectorySnapshot]) -> list[str]:
         """Remove all published directories but the newest ones, each after the repository proved to hold its step."""
-        if self._keep is None or branch.head is None:
+        if self._options.prune_dense is None or branch.head is None:
             return []
-        published = [s for s in sights if s.step <= branch.head.step and self._is(branch, s)]
+        published = [s for s in snapshots if s.step <= branch.head.step and self._is_published(branch, s)]
         pruned = []
-        for sight in published[: -self._keep]:
-            if self._prove(branch, branch.steps[sight.step].link) and remove(sight):
-                pruned.append(sight.path.name)
+        for snapshot in published[: -self._options.prune_dense]:
+            if self._prove(branch, branch.steps[snapshot.step].link) and remove(snapshot):
+                pruned.append(snapshot.path.name)
         return pruned
 
     def _prove(
-        self, branch: Branch, link: Link, parent: Link | None = None, near: Sequence[DirectorySnapshot] = ()
+        self, branch: Branch, link: Link, parent: Link | None = None, parents: Sequence[DirectorySnapshot] = ()
     ) -> bool:
-        """Does the repository hold a step whole? A step after a proven one is proven by its patch."""
+        """Whether the repository holds a step whole. A step after a proven one is proven by its patch."""
         if link in self._proven:
             return True
         try:
             if not (
-                near
+                parents
                 and parent
                 and parent in self._proven
-                and prove_patch(branch.repo, parent, link, near[0], self._threads)
+                and prove_patch(branch.repo, parent, link, parents[0], self._threads)
             ):
                 prove(branch.repo, link, self._threads)
         except (ChainError, FormatError, NotFoundError) as error:
@@ -264,6 +294,6 @@ class Watch:
         return True
 
     def _note(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self._say(text)
+        if text not in self._notified:
+            self._notified.add(text)
+            self._notify(text)

@@ -15,7 +15,7 @@ from deltackpt.repository import Repository
 from deltackpt.restore.materialize import check_tensor
 from deltackpt.restore.replay import Replay
 from deltackpt.util.parallel import ordered_map
-from deltackpt.watch.snapshot import DirectorySnapshot, look
+from deltackpt.watch.snapshot import DirectorySnapshot, take_snapshot
 
 _TRASH = ".pruned-"
 
@@ -29,9 +29,9 @@ def prove(repo: Repository, link: Link, threads: int) -> None:
 
 
 def prove_patch(repo: Repository, parent: Link, link: Link, before: DirectorySnapshot, threads: int) -> bool:
-    """The same for a step whose parent is proven, by its patch alone: the parent's directory stands in for it.
+    """The same for a step whose parent is proven, by its patch alone: the parent's weights are read from its directory.
 
-    -> False where the directory does not serve.
+    -> False where that directory cannot be read, or is another state.
     """
     try:
         with Checkpoint.open(before.path) as base:
@@ -55,27 +55,27 @@ def _prove(repo: Repository, link: Link, base: tuple[Link, State] | None, thread
             pass
 
 
-def remove(sight: DirectorySnapshot) -> bool:
-    """Take the directory away at once, then its files: no half of it is ever seen under its name.
+def remove(snapshot: DirectorySnapshot) -> bool:
+    """Rename the directory, then remove its files: it is never there under its name in part.
 
-    -> False, and it stays, where it is not what was seen, or only a link.
+    -> False, and it stays, where it is not as in ``snapshot``, or only a link.
     """
-    trash = sight.path.with_name(f"{_TRASH}{sight.path.name}-{secrets.token_hex(4)}")
-    if sight.path.is_symlink() or look(sight.path, sight.step) != sight:
+    trash = snapshot.path.with_name(f"{_TRASH}{snapshot.path.name}-{secrets.token_hex(4)}")
+    if snapshot.path.is_symlink() or take_snapshot(snapshot.path, snapshot.step) != snapshot:
         return False
     try:
-        os.rename(sight.path, trash)
+        os.rename(snapshot.path, trash)
     except FileNotFoundError:  # the trainer removed it meanwhile
         return False
-    taken = look(trash, sight.step)
-    if taken is None or taken.files != sight.files:
-        os.rename(trash, sight.path)
+    renamed = take_snapshot(trash, snapshot.step)
+    if renamed is None or renamed.files != snapshot.files:
+        os.rename(trash, snapshot.path)
         return False
     shutil.rmtree(trash, ignore_errors=True)
     return True
 
 
 def clear_trash(root: Path) -> None:
-    """What a killed `remove` left."""
+    """Remove what a killed `remove` left behind."""
     for path in root.glob(f"{_TRASH}*"):
         shutil.rmtree(path, ignore_errors=True)

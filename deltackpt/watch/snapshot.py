@@ -1,4 +1,4 @@
-"""What a trainer's directory shows: numbered checkpoint directories, and the stamps of their files. Opens no file."""
+"""Snapshots of a trainer's directory: numbered checkpoint directories, and the stamps of their files. Opens no file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from deltackpt.errors import ConflictError, NotFoundError, UsageError
 
 FIELD = "{step}"
 PATTERN = "step_{step}"
-WEIGHTS = ".safetensors"
+SUFFIX = ".safetensors"
 
 File = tuple[str, int, int, int]  # path in the directory, bytes, mtime in ns, inode
 
 
 @dataclass(frozen=True)
 class DirectorySnapshot:
-    """One checkpoint directory as it was seen: every file below it, sorted by path."""
+    """One checkpoint directory at a moment: every file below it, sorted by path."""
 
     step: int
     path: Path
@@ -29,11 +29,12 @@ class DirectorySnapshot:
 
     @property
     def weights(self) -> tuple[File, ...]:
-        return tuple(f for f in self.files if f[0].endswith(WEIGHTS))
+        """The safetensors files."""
+        return tuple(f for f in self.files if f[0].endswith(SUFFIX))
 
     @property
     def stamp(self) -> str:
-        """Tells that weights were written to or replaced. Never that they were not: that, hashes decide."""
+        """Another one if weights were written to or replaced. That they were not, only hashes can prove."""
         return hashlib.sha256(repr(self.weights).encode()).hexdigest()[:32]
 
 
@@ -47,7 +48,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def scan(root: Path, pattern: re.Pattern[str]) -> list[DirectorySnapshot]:
-    """The checkpoint directories in ``root``, in order of step; what goes while it is looked at is not among them.
+    """The checkpoint directories in ``root``, in order of step; one that is removed meanwhile is left out.
 
     Raises NotFoundError ``watch-missing`` where there is no such directory, ConflictError ``watch-twice`` where two
     names mean one step.
@@ -59,15 +60,15 @@ def scan(root: Path, pattern: re.Pattern[str]) -> list[DirectorySnapshot]:
         have, need = error.strerror or "an error", "the directory that the trainer saves into"
         raise NotFoundError("watch-missing", where=root, have=have, need=need) from error
     for name in names:
-        if (match := pattern.fullmatch(name)) and (sight := look(root / name, int(match[1]))) is not None:
-            if sight.step in found:
-                have = f"{found[sight.step].path.name} and {name}"
-                raise ConflictError("watch-twice", where=root, have=have, need=f"one directory of step {sight.step}")
-            found[sight.step] = sight
+        if (match := pattern.fullmatch(name)) and (snapshot := take_snapshot(root / name, int(match[1]))) is not None:
+            if snapshot.step in found:
+                have = f"{found[snapshot.step].path.name} and {name}"
+                raise ConflictError("watch-twice", where=root, have=have, need=f"one directory of step {snapshot.step}")
+            found[snapshot.step] = snapshot
     return [found[step] for step in sorted(found)]
 
 
-def look(path: Path, step: int) -> DirectorySnapshot | None:
+def take_snapshot(path: Path, step: int) -> DirectorySnapshot | None:
     """One directory, or None if it is gone."""
     try:
         return DirectorySnapshot(step, path, tuple(sorted(_files(path, ""))))

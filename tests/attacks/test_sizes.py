@@ -22,7 +22,7 @@ from deltackpt.format.safetensors_header import Tensor, build_header, parse_head
 from deltackpt.format.state_digest import TensorDigest
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.restore.patch_reader import mapped
+from deltackpt.restore.source import RepositorySource
 from deltackpt.store import MemoryStore
 from deltackpt.verify import verify_repository
 
@@ -172,7 +172,7 @@ def test_20_objects_without_end(repo, tmp_path):
     endless = Repository(Endless(repo.store), repo.id)
 
     def download(file: File) -> None:
-        with mapped(endless, file):
+        with RepositorySource(endless).part(file):
             raise AssertionError
 
     for file in m.patch:
@@ -196,7 +196,7 @@ def test_21_a_part_of_a_vast_size():
     store.put("patches/1/part", [b"x"])
 
     def download() -> None:
-        with mapped(Repository(store, "ab" * 16), File("patches/1/part", VAST, "0" * 64)):
+        with RepositorySource(Repository(store, "ab" * 16)).part(File("patches/1/part", VAST, "0" * 64)):
             raise AssertionError
 
     assert code_of(download) == "no-space"

@@ -20,19 +20,11 @@ LENGTH = 1000
 GOOD = zstandard.ZstdCompressor(level=1).compress(bytes(range(250)) * 4)
 
 
-class Payload:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def payload(self) -> memoryview:
-        return memoryview(self.data)
-
-
 def refused(frame: bytes) -> str:
     """The code that a plane of one chunk, of LENGTH elements, is refused with."""
     directory = planes.ChunkIndex(1, np.array([[2 * len(frame) + 1]]), np.array([zlib.crc32(frame)], np.uint32))
     with pytest.raises(FormatError) as error:
-        planes.decode(directory, DTYPES["U8"], np.zeros(LENGTH, np.uint8), Payload(frame), "here")
+        planes.decode(directory, memoryview(frame), np.zeros(LENGTH, np.uint8), DTYPES["U8"], "here")
     return error.value.code
 
 

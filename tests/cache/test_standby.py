@@ -24,7 +24,7 @@ from deltackpt.gc.sweep import collect
 from deltackpt.report.status import status
 from deltackpt.restore.journal import Journal, JournalRecord
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.sync.follow import Follower
+from deltackpt.sync.follow import Follower, FollowOptions
 from deltackpt.verify import verify_checkpoint
 
 SHARD = "model.safetensors"
@@ -81,13 +81,13 @@ def test_the_next_steps_begin_there(world: World, mapped: bool) -> None:
 
 def test_the_old_slot_is_left_alone_until_somebody_was_told_of_the_new_one(world: World) -> None:
     cache = world.root / "cache"
-    follower = Follower(world.repo, cache, threads=1, ready=True)
+    follower = Follower(world.repo, cache, FollowOptions(threads=1, standby=True))
     switch = follower.catch_up()
     assert switch is not None
     before = {path: tree(path) for path in cache.iterdir() if path.is_dir()}
     follower.prepare()  # its command failed, say: an engine may have the old slot mapped still
     assert {path: tree(path) for path in cache.iterdir() if path.is_dir()} == before
-    follower.told(switch)
+    follower.acknowledge(switch)
     follower.prepare()
     assert tree(cache / "ready") == world.trees[switch.id]
 
@@ -323,14 +323,14 @@ def test_tensors_that_come_and_go(tmp_path: Path) -> None:
     told: list[object] = []
     state, last = small_state(), 0
     world.publish(state)
-    follower = Follower(world.repo, cache, threads=1, ready=True, unready=told.append)
+    follower = Follower(world.repo, cache, FollowOptions(threads=1, standby=True), standby_failed=told.append)
     for rows in (40, 41, 41, 41, 30):
         state = {**state, "extra": ("U8", (rows,), bytes(rows)), "b": ("F32", (8,), os.urandom(32))}
         world.publish(state)
         switch = follower.catch_up()
         assert switch is not None
         exact(world, cache)
-        follower.told(switch)
+        follower.acknowledge(switch)
         before = {name: tree(cache / name) for name in folders(cache)}
         follower.prepare()
         after = {name: tree(cache / name) for name in folders(cache)}

@@ -57,7 +57,7 @@ def test_a_single_file(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with Checkpoint.open(tmp_path) as checkpoint:
         assert checkpoint.root == tmp_path
-        assert [shard.name for shard in checkpoint.shards] == ["model.safetensors"]
+        assert [shard.path for shard in checkpoint.shards] == ["model.safetensors"]
         assert checkpoint.shards[0].size == (tmp_path / "model.safetensors").stat().st_size
         assert checkpoint.side == ("config.json",)
         assert checkpoint.left_out == ()
@@ -97,7 +97,7 @@ def test_an_index_wins_and_strays_are_reported(tmp_path):
     save_file(arrays("old"), tmp_path / "model.safetensors")
     save_file(arrays("old"), tmp_path / "model-3.safetensors")
     checkpoint = Checkpoint.open(tmp_path)
-    assert [shard.name for shard in checkpoint.shards] == [
+    assert [shard.path for shard in checkpoint.shards] == [
         "model-1.safetensors",
         "model-2.safetensors",
         "sub/x.safetensors",

@@ -9,10 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deltackpt_cli import sizes
 from support.running import World, command, deltackpt, environment, files, masked
 
-from deltackpt.errors import UsageError
 from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult
 
 
@@ -116,18 +114,3 @@ def test_a_watch_ends_when_it_is_told(world: World, tmp_path: Path, number: int)
         out, err = process.communicate(timeout=30)
     assert (out, err, process.returncode) == (b"", b"", 0)
     assert names(tmp_path / "copy") == names(repo)
-
-
-def test_sizes_rates_and_times() -> None:
-    assert [sizes.size(s, "") for s in ("500", "20GB", "16GiB", "1.5k")] == [500, 20 * 10**9, 16 << 30, 1500]
-    assert [sizes.rate(s, "") for s in ("100MB/s", "12MiB", "5k/s")] == [1e8, 12 << 20, 5e3]
-    assert [sizes.seconds(s, "") for s in ("1", "1s", "500ms", "2m", "0.5s")] == [1, 1, 0.5, 120, 0.5]
-    for wrong, read in [
-        ("", sizes.size),
-        ("0", sizes.size),
-        ("-1", sizes.rate),
-        ("1x", sizes.rate),
-        ("1d", sizes.seconds),
-    ]:
-        with pytest.raises(UsageError):
-            read(wrong, "--option")

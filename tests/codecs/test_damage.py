@@ -50,8 +50,7 @@ def encoded(seed, dtype, shape, share, encoding="packed", scan_limit=1 << 20):
 
 def sealed(entry: Entry, payload: bytes) -> Entry:
     """The entry with the checksums of other bytes."""
-    sizes = entry.detail.lengths if entry.encoding == "packed" else (entry.detail.sizes >> 1).sum(axis=1)
-    ends = np.cumsum(sizes).tolist()
+    ends = np.cumsum(entry.detail.lengths).tolist()
     checksums = [zlib.crc32(payload[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
     return replace(entry, detail=replace(entry.detail, checksums=np.array(checksums, np.uint32)))
 
@@ -228,7 +227,7 @@ def plane_code(plane: bytes, *, compressed: bool, elements: int = 1000) -> str:
     )
     base = np.zeros(elements, np.uint8)
     with pytest.raises(FormatError) as error:
-        planes.decode(directory, DTYPES["U8"], base, Payload(plane), "here")
+        planes.decode(directory, memoryview(plane), base, DTYPES["U8"], "here")
     return error.value.code
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support.states import Memory, changed, random_bytes
 
 from deltackpt.checkpoint.diff import difference
-from deltackpt.codecs import CHOICES, Entry, encode
-from deltackpt.codecs.table import ENCODINGS, REMOVED, read_table, write_table
+from deltackpt.codecs import CHOICES, CODECS, Entry, encode
+from deltackpt.codecs.table import read_table, write_table
 from deltackpt.errors import DeltackptError, FormatError
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.varint import write
@@ -31,12 +31,12 @@ def random_entry(rng: np.random.Generator, name: str) -> Entry:
     dtype = str(rng.choice(sorted(DTYPES)))
     shape = [(8,), (64, 64), (2, 3, 8), (300, 200), (16, 8, 8)][rng.integers(5)]
     if rng.random() < 0.1:
-        return Entry(name, "removed", REMOVED)
+        return Entry.removal(name)
     old = (dtype, shape, random_bytes(rng, dtype, shape))
     states = Memory({} if rng.random() < 0.2 else {name: old}), Memory({name: changed(rng, old, rng.random())})
     change = difference(name, *states).change
     if change.base is not None and len(change.positions) == 0:
-        return Entry(name, "removed", REMOVED)
+        return Entry.removal(name)
     encoding, encoded = encode(change, shape, str(rng.choice(CHOICES)))
     whole, offset = shape, (0,) * len(shape)
     if (
@@ -74,7 +74,7 @@ def test_any_byte_may_be_wrong(seed):
         except DeltackptError:
             continue
         for entry in entries:  # what is read can be trusted, and is what its bytes say
-            assert entry.encoding in ENCODINGS
+            assert entry.encoding in CODECS
             assert entry.payload >= 0
             assert entry.boxed or entry.shape == entry.whole
 

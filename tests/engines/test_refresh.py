@@ -117,7 +117,7 @@ def test_wrong_base(run):
     assert "tensors differ" in refused(Net(seed=5), run.repo, ChainError, "base-differs").have
     model = at(run, 0)
     live.refresh(model, run.repo, 1)
-    with torch.no_grad():  # somebody writes to it: all of it, so that a changed element is among them
+    with torch.no_grad():  # other code writes to it: all of it, so that a changed element is among them
         model.layers[1].weight += 1
     error = refused(model, run.repo, ChainError, "base-differs", step=2)
     assert error.where == "layers.1.weight"

@@ -9,12 +9,12 @@ import pytest
 from deltackpt_cli.app import run
 from support.chains import World
 
-from deltackpt.engines.clients import Host, client_of
+from deltackpt.engines.clients import ClientOptions, client_of
 from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
 from deltackpt.errors import ChainError, StoreError, UsageError
 from deltackpt.repository import Repository
-from deltackpt.sync.follow import Follower
+from deltackpt.sync.follow import Follower, FollowOptions
 
 
 class FakeSglang:
@@ -86,10 +86,10 @@ class Told(list):
 
 def serving(world, fakes, **options):
     repo, cache, told = Repository.open_or_create(world.url), world.root / "cache", Told()
-    host = Host(str(world.url), cache, timeout=5)
-    clients = [client_of(fake.spec, host) for fake in fakes]
+    shared = ClientOptions(str(world.url), cache, timeout=5)
+    clients = [client_of(fake.spec, shared) for fake in fakes]
     metrics = Metrics()
-    made = Serving(repo, Follower(repo, cache, threads=1), clients, told, metrics, cache, **options)
+    made = Serving(repo, Follower(repo, cache, FollowOptions(threads=1)), clients, told, metrics, cache, **options)
     return made, told, metrics
 
 
@@ -99,8 +99,8 @@ def test_every_engine_comes_to_every_step_on_a_path_of_its_own(tmp_path, fakes):
     paths = set()
     for step in range(3):
         world.run(1)
-        made.move()
-        assert made.engines()
+        made.update_cache()
+        assert made.update_engines()
         assert [(f.version, f.paused) for f in fakes] == [(str(step), False)] * 2
         paths.add(fakes[0].path)
     assert len(paths) == 3
@@ -109,7 +109,7 @@ def test_every_engine_comes_to_every_step_on_a_path_of_its_own(tmp_path, fakes):
     ]  # fmt: skip
     assert [event for event, _ in told] == ["switch", "taken", "taken"] * 3
     before = len(fakes[0].calls)
-    assert made.engines()
+    assert made.update_engines()
     assert len(fakes[0].calls) == before  # nothing new: nothing is stopped
     text = metrics.text()
     assert f'deltackpt_updates_total{{engine="{fakes[0].spec}"}} 3' in text
@@ -120,20 +120,20 @@ def test_one_that_refuses_stays_and_goes_on(tmp_path, fakes):
     world = World(tmp_path)
     made, told, metrics = serving(world, fakes)
     world.run(1)
-    made.move()
-    made.engines()
+    made.update_cache()
+    made.update_engines()
     fakes[0].refuses.add("00000001-")
     world.run(1)
-    made.move()
-    assert not made.engines()
-    assert not made.engines()
+    made.update_cache()
+    assert not made.update_engines()
+    assert not made.update_engines()
     assert [(f.version, f.paused) for f in fakes] == [("0", False), ("1", False)]
     failures = [fields for event, fields in told if event == "failed"]
     assert len(failures) == 1  # told once
     assert (failures[0]["engine"], failures[0]["error"]) == (fakes[0].spec, "engine-refused")
     assert "no such weights" in failures[0]["have"]
     fakes[0].refuses.clear()
-    assert made.engines()
+    assert made.update_engines()
     assert f'deltackpt_failures_total{{engine="{fakes[0].spec}"}} 2' in metrics.text()
 
 
@@ -141,18 +141,18 @@ def test_together_is_all_or_none(tmp_path, fakes):
     world = World(tmp_path)
     made, told, _ = serving(world, fakes, together=True)
     world.run(1)
-    made.move()
-    assert made.engines()
+    made.update_cache()
+    assert made.update_engines()
     old = fakes[0].path
     fakes[1].refuses.add("00000001-")
     world.run(1)
-    made.move()
-    assert not made.engines()
+    made.update_cache()
+    assert not made.update_engines()
     assert [f.paused for f in fakes] == [False, False]
     assert fakes[0].path == old  # it had taken the step, and was taken back
     assert [f["step"] for event, f in told if event == "taken"] == [0, 0]
     fakes[1].refuses.clear()
-    assert made.engines()
+    assert made.update_engines()
     assert [f.version for f in fakes] == ["1", "1"]
 
 
@@ -171,15 +171,15 @@ def test_a_step_that_is_not_taken_whole_is_taken_back(tmp_path, fakes, ails):
     world = World(tmp_path)
     made, told, _ = serving(world, fakes[:1])
     world.run(1)
-    made.move()
-    assert made.engines()
+    made.update_cache()
+    assert made.update_engines()
     old = fakes[0].path
     ails(fakes[0])
     world.run(1)
-    made.move()
-    assert not made.engines()
+    made.update_cache()
+    assert not made.update_engines()
     assert (fakes[0].path, fakes[0].version, fakes[0].paused) == (old, "0", False)
-    assert made.engines()
+    assert made.update_engines()
     assert fakes[0].version == "1"
     assert [event for event, _ in told].count("failed") == 1
 
@@ -189,10 +189,10 @@ def test_one_that_was_not_resumed_is_resumed_at_the_next_look(tmp_path, fakes):
     made, _, _ = serving(world, fakes[:1])
     fakes[0].fails["/continue_generation"] = 1
     world.run(1)
-    made.move()
-    assert made.engines()
+    made.update_cache()
+    assert made.update_engines()
     assert fakes[0].paused
-    assert made.engines()
+    assert made.update_engines()
     assert not fakes[0].paused
 
 
@@ -201,20 +201,20 @@ def test_together_a_step_that_one_made_final_is_not_taken_back(tmp_path, fakes, 
     world = World(tmp_path)
     made, told, _ = serving(world, fakes, together=True)
     world.run(1)
-    made.move()
-    assert made.engines()
+    made.update_cache()
+    assert made.update_engines()
 
     def ended():
         raise ChainError("engine-refused", where="it", have="an end", need="an answer")
 
-    monkeypatch.setattr(made.seats[0].client, "finish", ended)
+    monkeypatch.setattr(made.engines[0].client, "finish", ended)
     world.run(1)
-    made.move()
-    assert not made.engines()
+    made.update_cache()
+    assert not made.update_engines()
     assert [f.paused for f in fakes] == [False, False]
-    assert made.seats[1].at.step == 1
+    assert made.engines[1].link.step == 1
     monkeypatch.undo()
-    assert made.engines()
+    assert made.update_engines()
     assert [f.version for f in fakes] == ["1", "1"]
 
 
@@ -222,10 +222,10 @@ def test_weights_are_read_back_before_an_engine_is_resumed(tmp_path, fakes, monk
     world = World(tmp_path)
     made, _, _ = serving(world, fakes[:1], check=True)
     seen = []
-    monkeypatch.setattr(made.seats[0].client, "check", lambda: seen.append((fakes[0].version, fakes[0].paused)))
+    monkeypatch.setattr(made.engines[0].client, "check", lambda: seen.append((fakes[0].version, fakes[0].paused)))
     world.run(1)
-    made.move()
-    assert made.engines()
+    made.update_cache()
+    assert made.update_engines()
     assert seen == [("0", True)]
 
 
@@ -234,10 +234,10 @@ def test_an_engine_behind_is_seen_in_the_metrics(tmp_path, fakes):
     made, _, metrics = serving(world, fakes[:1])
     fakes[0].refuses.add("0")
     world.run(3)
-    made.move()
-    assert not made.engines()
+    made.update_cache()
+    assert not made.update_engines()
     first = lag(metrics, fakes[0])
-    assert not made.engines()
+    assert not made.update_engines()
     assert lag(metrics, fakes[0]) > first
     assert f'deltackpt_lag_steps{{engine="{fakes[0].spec}"}} 2' in metrics.text()
 
@@ -248,8 +248,8 @@ def lag(metrics, fake):
 
 
 def test_what_is_no_engine_is_told_apart_from_one_that_is_away(tmp_path, fakes):
-    host = Host("r", tmp_path, timeout=5)
-    vllm = client_of(fakes[0].spec.replace("sglang", "vllm"), host)
+    options = ClientOptions("r", tmp_path, timeout=5)
+    vllm = client_of(fakes[0].spec.replace("sglang", "vllm"), options)
     with pytest.raises(ChainError, match="Is it this engine"):  # its answer has another field
         vllm.http.field("/weight_info", "no_such_field")
     fakes[0].close()
@@ -258,18 +258,18 @@ def test_what_is_no_engine_is_told_apart_from_one_that_is_away(tmp_path, fakes):
     fakes[0] = FakeSglang()
 
 
-def test_one_that_is_away_comes_later_and_one_that_was_restarted_is_brought_along(tmp_path, fakes):
+def test_one_that_is_away_comes_later_and_one_that_was_restarted_is_updated(tmp_path, fakes):
     world = World(tmp_path)
     made, told, _ = serving(world, fakes)
     fakes[0].vanishes = True
     world.run(1)
-    made.move()
-    assert not made.engines()
+    made.update_cache()
+    assert not made.update_engines()
     assert fakes[1].version == "0"
     fakes[0].vanishes = False
-    assert made.engines()
+    assert made.update_engines()
     fakes[1].version = "default"
-    assert made.engines()
+    assert made.update_engines()
     assert fakes[1].version == "0"
     assert [event for event, _ in told].count("failed") == 1
 
@@ -278,25 +278,25 @@ def test_a_wedged_engine_is_marked_and_left_alone_until_it_restarts(tmp_path, fa
     world = World(tmp_path)
     made, told, metrics = serving(world, fakes[:1])
     world.run(1)
-    made.move()
-    made.engines()
+    made.update_cache()
+    made.update_engines()
 
     def wedged():
         raise ChainError("engine-wedged", where="w", have="other bits", need="those of the step")
 
-    monkeypatch.setattr(made.seats[0].client, "check", wedged)
+    monkeypatch.setattr(made.engines[0].client, "check", wedged)
     fakes[0].refuses.add("00000001-")
     world.run(1)
-    made.move()
-    assert not made.engines()
+    made.update_cache()
+    assert not made.update_engines()
     assert fakes[0].paused  # better no answers than wrong ones
     fakes[0].refuses.clear()
-    made.engines()
+    made.update_engines()
     assert fakes[0].version == "0"
     assert [event for event, _ in told].count("wedged") == 1
     assert "deltackpt_wedged" in metrics.text()
     fakes[0].version, fakes[0].paused = "default", False  # it was restarted
-    assert made.engines()
+    assert made.update_engines()
     assert fakes[0].version == "1"
 
 
@@ -322,4 +322,4 @@ def test_the_command(tmp_path, fakes, capsys):
     assert run([*line, "--engine", fakes[0].spec, "--pause", "never"]) == 2
     assert run([*line, "--engine", fakes[0].spec, "--pause", "wait"]) == 2  # SGLang has no such way
     with pytest.raises(UsageError):
-        client_of("trt=http://x", Host("r", tmp_path))
+        client_of("trt=http://x", ClientOptions("r", tmp_path))

@@ -166,7 +166,7 @@ class Derived(Fused):
 
 
 class Quantized(Fused):
-    """Its map looks whole; what a method made of the weights, such as a number, nobody sees."""
+    """Its map looks whole; what a method made of the weights, such as a number, is not seen."""
 
     class PackedMethod: ...
 
@@ -227,7 +227,7 @@ def test_tied_under_both_names(tmp_path):
     assert bits(model) == fresh(Fused, run, 1, tied=True)
 
 
-def test_memory_that_somebody_wrote_to_is_not_built_on(tmp_path):
+def test_memory_that_other_code_wrote_to_is_not_built_on(tmp_path):
     model = Fused()
     run, receiver = attached(tmp_path, model)
     run.publish(nudge(run.states[0], 1, 0.2))
@@ -375,9 +375,9 @@ def test_another_origin_and_another_model(tmp_path):
     assert (report.mode, report.proof["unproven"]) == ("reload", 0)
 
 
-def as_sglang_does(model, ask, rank=0):
+def as_sglang_does(model, request, rank=0):
     """`update_weights_from_tensor`: pickled, sent, put on the device, and handed to what the load format names."""
-    sent = pickle.dumps(ask.tensors)
+    sent = pickle.dumps(request.tensors)
     named = [(name, tensor.to("cpu")) for name, tensor in pickle.loads(sent)]
     module, _, function = sglang.LOADER.rpartition(".")
     getattr(importlib.import_module(module), function)(model, named)
@@ -391,12 +391,12 @@ def test_sglang_reads_the_patch_itself(tmp_path):
     where = str(run.url), str(tmp_path / "cache")
     modes = []
     for step in (0, 1, 2):
-        ask = sglang.Ask(*where, step)
-        as_sglang_does(model, ask)
-        (report,) = ask.taken()
+        request = sglang.UpdateRequest(*where, step)
+        as_sglang_does(model, request)
+        (report,) = request.reports()
         modes.append(report.mode)
         assert (report.step, bits(model)) == (step, fresh(Fused, run, step))
-    assert modes == ["reload", "scatter", "scatter"]  # before the first nobody knows which step it is
+    assert modes == ["reload", "scatter", "scatter"]  # before the first its step is not known
 
 
 def test_sglang_goes_on_where_a_step_cannot_be_taken(tmp_path):
@@ -405,21 +405,21 @@ def test_sglang_goes_on_where_a_step_cannot_be_taken(tmp_path):
     run.steps(state(), 3)
     model.load_weights(run.states[0].items())
     where = str(run.url), str(tmp_path / "cache")
-    as_sglang_does(model, sglang.Ask(*where, 1))
+    as_sglang_does(model, sglang.UpdateRequest(*where, 1))
     patch = run.url / run.repo.load(run.repo.find(2)).patch[0].name
     patch.write_bytes(patch.read_bytes()[:-1] + b"?")
-    for ask, code in (
-        (sglang.Ask(*where, 2), "object-hash"),
-        (sglang.Ask(*where, 9), "step-missing"),
-        (sglang.Ask(*where, 1, state="0" * 64), "state-unexpected"),
-        (sglang.Ask(str(tmp_path / "nowhere"), where[1]), "repository-missing"),
+    for request, code in (
+        (sglang.UpdateRequest(*where, 2), "object-hash"),
+        (sglang.UpdateRequest(*where, 9), "step-missing"),
+        (sglang.UpdateRequest(*where, 1, state="0" * 64), "state-unexpected"),
+        (sglang.UpdateRequest(str(tmp_path / "nowhere"), where[1]), "repository-missing"),
     ):
-        as_sglang_does(model, ask)  # a loader that raises would end SGLang
+        as_sglang_does(model, request)  # a loader that raises would end SGLang
         with pytest.raises(ChainError, match=code):
-            ask.taken()
+            request.reports()
         assert bits(model) == fresh(Fused, run, 1)
     with pytest.raises(StoreError):
-        ask.taken()  # a report is taken once
+        request.reports()  # a report is taken once
     with pytest.raises(UsageError):
         sglang.load_weights(model, [("q", run.states[0]["q"])])
 

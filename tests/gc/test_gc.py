@@ -19,7 +19,7 @@ from deltackpt.compact.fold import fold
 from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError, StoreError, UsageError
 from deltackpt.format.canonical import dumps
 from deltackpt.format.manifest import Link
-from deltackpt.gc.inventory import Survey
+from deltackpt.gc.inventory import Inventory
 from deltackpt.gc.retention import Policy
 from deltackpt.gc.sweep import GcPlan, collect, plan_gc, rebase
 from deltackpt.publish.write import WriteResult, write
@@ -335,7 +335,7 @@ def test_two_writers(world: World) -> None:
     assert "published by deltackpt" in caught.value.have
 
 
-def test_a_survey_passes_over_steps_that_go_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_inventory_passes_over_steps_that_go_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = world.repo
     gone = repo.find(3)
     taken = repo.store.list
@@ -343,12 +343,12 @@ def test_a_survey_passes_over_steps_that_go_meanwhile(world: World, monkeypatch:
     ghost = ObjectInfo(gone.name, 1, 1.0)
     once = iter([ghost])  # the listing is a moment old
     monkeypatch.setattr(repo.store, "list", lambda prefix: [*taken(prefix), *(once if prefix == "steps/" else ())])
-    found = Survey.take(repo)
+    found = Inventory.read(repo)
     assert gone.id not in found.nodes
     assert gone.name not in found.objects
     monkeypatch.setattr(repo.store, "list", lambda prefix: [*taken(prefix), *([ghost] if prefix in ghost.name else ())])
     with pytest.raises(NotFoundError):
-        Survey.take(repo)
+        Inventory.read(repo)
 
 
 def test_a_manifest_that_only_its_hash_speaks_for_is_refused(world: World) -> None:

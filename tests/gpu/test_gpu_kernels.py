@@ -1,103 +1,34 @@
-"""The kernels find, code and sum up what the host does; on a machine without a GPU they run in Triton's interpreter."""
-
-import os
+"""The kernels find, encode and sum up what the host does; without a GPU they run in Triton's interpreter."""
 
 import numpy as np
 import pytest
-from support.states import random_bytes
 
 torch = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # is read when triton is imported
-pytest.importorskip("triton")
 
-from deltackpt.codecs import Change as HostChange  # noqa: E402
+from support.device_changes import WHERE, case, change_of, check, piece_of, words_of  # noqa: E402
+
 from deltackpt.codecs import encode as encode_on_host  # noqa: E402
 from deltackpt.format import state_digest  # noqa: E402
-from deltackpt.format.dtypes import DTYPES, in_order, out_of_order, uint  # noqa: E402
-from deltackpt.gpu import device  # noqa: E402
-from deltackpt.gpu import diff as device_find  # noqa: E402
+from deltackpt.format.dtypes import DTYPES, uint  # noqa: E402
+from deltackpt.gpu import changes as device_changes  # noqa: E402
+from deltackpt.gpu import diff as device_diff  # noqa: E402
 from deltackpt.gpu import digest as device_digest  # noqa: E402
-from deltackpt.gpu import pipeline as device_take  # noqa: E402
+from deltackpt.gpu import pipeline  # noqa: E402
+from deltackpt.hooks.encode import entry_of  # noqa: E402
 from deltackpt.torch_views.boxes import Box  # noqa: E402
 from deltackpt.torch_views.extract import Piece  # noqa: E402
 from deltackpt.torch_views.snapshot import Snapshot  # noqa: E402
-from deltackpt.torch_views.words import NAMES, from_host, on_host  # noqa: E402
+from deltackpt.torch_views.words import from_host, on_host  # noqa: E402
 
+pytest.importorskip("triton")  # after TRITON_INTERPRET is set, in support.device_changes
 pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the interpreter takes its time
-WHERE = "cuda" if torch.cuda.is_available() else "cpu"
-TORCH = {name: dtype for dtype, name in NAMES.items()}
 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch):
-    monkeypatch.setattr(device_digest, "fast", lambda device: True)
-    monkeypatch.setattr(device_take, "fast", lambda device: True)
-    monkeypatch.setattr(device_take, "SMALL", 0)
-
-
-def words_of(rng, name, shape, share, kind):
-    """Old and new words of a tensor of which a share has moved, most by one ULP."""
-    dtype = DTYPES[name]
-    old = np.frombuffer(random_bytes(rng, name, shape), uint(dtype.width)).copy()
-    hit = rng.random(len(old)) < share
-    if dtype.width == 8 or kind == "wild":
-        new = np.frombuffer(rng.bytes(old.nbytes), old.dtype)
-    else:
-        signed = in_order(old, dtype)
-        step = rng.choice([-1, 1], len(old)) * np.where(rng.random(len(old)) < 0.8, 1, rng.geometric(0.02, len(old)))
-        new = out_of_order((signed + step.astype(signed.dtype)).astype(signed.dtype), dtype)
-    return old, np.where(hit, new, old)
-
-
-def piece_of(name, words, shape, dtype="BF16", box=None):
-    tensor = from_host(words, WHERE).view(TORCH[dtype]).reshape(shape)
-    return Piece(name, DTYPES[dtype], box or Box.all_of(shape), tensor)
-
-
-def check(pieces, olds, news, snapshot, limit=0):
-    """Take the change, and compare every delta with what the host finds and codes. -> how many a kernel has coded."""
-    taken = []
-    device_take.take(pieces, snapshot, taken, limit=limit, coded=True)
-    deltas = {delta.name: delta for delta in taken}
-    coded = 0
-    for piece in pieces:
-        old, new = olds[piece.name], news[piece.name]
-        at = np.flatnonzero(old != new)
-        assert on_host(snapshot.of(piece.name), piece.dtype).tobytes() == new.tobytes()
-        if not len(at):
-            assert piece.name not in deltas
-            continue
-        delta = deltas.pop(piece.name)
-        assert np.array_equal(delta.positions, at)
-        assert delta.old.tobytes() == old[at].tobytes()
-        assert delta.new.tobytes() == new[at].tobytes()
-        assert delta.sums == state_digest.of_change(piece.box.to_whole(at), old[at], new[at])
-        assert delta.base is None or delta.base.tobytes() == old.tobytes()
-        if delta.coded is None:
-            continue
-        coded += 1
-        change = HostChange(piece.dtype, piece.storage, at, old[at], new[at], old, new)
-        name, want = encode_on_host(change, piece.storage, "packed", scan_limit=0)
-        have_name, have = delta.coded()
-        assert have_name == name == "packed"
-        for field in ("grid", "near", "scale", "exception_k"):
-            assert getattr(have.detail, field) == getattr(want.detail, field)
-        for field in ("counts", "unary", "lengths", "checksums"):
-            assert np.array_equal(getattr(have.detail, field), getattr(want.detail, field)), field
-        assert b"".join(have.payload) == b"".join(want.payload)
-    assert not deltas
-    return coded
-
-
-def case(specs, kind="near", host=False, seed=0):
-    rng = np.random.default_rng(seed)
-    olds, news, pieces, before = {}, {}, [], []
-    for i, (name, shape, share) in enumerate(specs):
-        olds[f"w{i}"], news[f"w{i}"] = words_of(rng, name, shape, share, kind)
-        before.append(piece_of(f"w{i}", olds[f"w{i}"], shape, name))
-        pieces.append(piece_of(f"w{i}", news[f"w{i}"], shape, name))
-    return pieces, olds, news, Snapshot(before, host=host)
+    monkeypatch.setattr(device_digest, "has_kernels", lambda device: True)
+    monkeypatch.setattr(pipeline, "has_kernels", lambda device: True)
+    monkeypatch.setattr(device_changes, "SMALL", 0)
 
 
 @pytest.mark.parametrize("name", ["BF16", "F16", "F32", "F8_E4M3", "F8_E8M0", "I16", "U8", "I32", "F64", "BOOL"])
@@ -125,10 +56,10 @@ def test_small_tensors_bring_their_old_words():
 
 @pytest.mark.parametrize("host", [False, True])
 def test_pieces_longer_than_a_batch(host, monkeypatch):
-    monkeypatch.setattr(device_find, "STAGED", 1 << 14)
-    monkeypatch.setattr(device_find, "AT_ONCE", 1 << 15)
-    monkeypatch.setattr(device_find, "apart", lambda snapshot, piece: host)
-    monkeypatch.setattr(device_take, "apart", lambda snapshot, piece: host)
+    monkeypatch.setattr(device_diff, "STAGED", 1 << 14)
+    monkeypatch.setattr(device_diff, "AT_ONCE", 1 << 15)
+    monkeypatch.setattr(device_diff, "apart", lambda snapshot, piece: host)
+    monkeypatch.setattr(pipeline, "apart", lambda snapshot, piece: host)
     specs = [("BF16", shape, 0.03) for shape in [(200, 200), (90, 100), (70, 300), (10, 10), (90, 100)]]
     pieces, olds, news, snapshot = case([*specs, ("F32", (90, 100), 0.03)], host=host)
     assert check(pieces, olds, news, snapshot) >= 5
@@ -166,24 +97,124 @@ def test_words_off_their_alignment():
     assert device_digest.of_run(piece.words(), 3) == state_digest.of_run(new[1:], 3)
 
 
-def test_an_interrupted_take_can_be_taken_back(monkeypatch):
-    monkeypatch.setattr(device_find, "AT_ONCE", 1 << 13)
+def test_an_interrupted_capture_can_be_undone(monkeypatch):
+    monkeypatch.setattr(device_diff, "AT_ONCE", 1 << 13)
     pieces, olds, _, snapshot = case([("BF16", (60, 100), 0.1)] * 5)
-    taken, settle, calls = [], device_take.settle, []
+    found, advance, calls = [], pipeline.advance, []
 
     def fails(group, snapshot):
         calls.append(group)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        settle(group, snapshot)
+        advance(group, snapshot)
 
-    monkeypatch.setattr(device_take, "settle", fails)
+    monkeypatch.setattr(pipeline, "advance", fails)
     with pytest.raises(KeyboardInterrupt):
-        device.take(pieces, snapshot, taken, limit=0, code=True)
-    assert len(taken) == 3
-    snapshot.restore(taken)
+        pipeline.capture(pieces, snapshot, found, limit=0, encoded=True)
+    assert len(found) == 3
+    snapshot.restore(found)
     for name, old in olds.items():
         assert snapshot.array(name).tobytes() == old.tobytes()
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """As if int32 held few positions: pieces of 2^15 elements are compared in runs of 2^14, which are joined."""
+    monkeypatch.setattr(device_changes, "NARROW", 1 << 15)
+    monkeypatch.setattr(device_diff, "AT_ONCE", 1 << 14)
+    monkeypatch.setattr(device_diff, "STAGED", 1 << 14)
+
+
+WIDE = [(40_001,), (200, 201), (5, 100, 99), (90, 100)]  # the last one is narrow
+
+
+@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("name", ["BF16", "F32", "F64", "U8"])
+def test_wide_pieces_are_compared_in_runs_and_encoded_on_the_host(host, name, monkeypatch, narrow):
+    monkeypatch.setattr(device_diff, "apart", lambda snapshot, piece: host)
+    monkeypatch.setattr(pipeline, "apart", lambda snapshot, piece: host)
+    pieces, olds, news, snapshot = case([*((name, shape, 0.03) for shape in WIDE), (name, (300, 150), 0.0)], host=host)
+    assert check(pieces, olds, news, snapshot) == (0 if name == "F64" else 1)
+
+
+@pytest.mark.parametrize(("name", "share"), [("BF16", 0.03), ("BF16", 0.7), ("F64", 0.1), ("I16", 0.01)])
+def test_wide_pieces_are_published_in_the_bytes_of_the_host(name, share, narrow):
+    pieces, olds, news, snapshot = case([(name, shape, share) for shape in WIDE[:3]])
+    found = []
+    pipeline.capture(pieces, snapshot, found, limit=0, encoded=True)
+    for piece in pieces:
+        [delta] = [delta for delta in found if delta.name == piece.name]
+        change = change_of(piece, olds[piece.name], news[piece.name])
+        chosen, want = encode_on_host(change, piece.storage, scan_limit=0)
+        entry, have = entry_of(delta, {p.name for p in pieces}, scan_limit=0)
+        assert entry.encoding == chosen
+        assert b"".join(have.payload) == b"".join(want.payload)
+        assert [bytes(plain.data) for plain in have.plain] == [bytes(plain.data) for plain in want.plain]
+
+
+def test_one_changed_element_of_a_wide_piece(narrow):
+    for at in (0, 20_000, 39_999):
+        old = np.zeros(40_000, np.uint64)
+        new = old.copy()
+        new[at] = 7
+        piece = piece_of("w", new, (40_000,), "F64")
+        snapshot = Snapshot([piece_of("w", old, (40_000,), "F64")])
+        assert check([piece], {"w": old}, {"w": new}, snapshot) == 0
+
+
+def test_a_wide_box_that_is_no_run_of_its_tensor(narrow):
+    box = Box((300, 300), (10, 20), (200, 250))
+    old, new = words_of(np.random.default_rng(8), "BF16", box.shape, 0.1)
+    snapshot = Snapshot([piece_of("w", old, box.shape, box=box)])
+    assert check([piece_of("w", new, box.shape, box=box)], {"w": old}, {"w": new}, snapshot) == 0
+
+
+def test_an_interrupted_capture_of_a_wide_piece_can_be_undone(monkeypatch, narrow):
+    pieces, olds, _, snapshot = case([("BF16", (400, 200), 0.1)])
+    found, advance, calls = [], pipeline.advance, []
+
+    def fails(group, snapshot):
+        calls.append(group.changes.start)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        advance(group, snapshot)
+
+    monkeypatch.setattr(pipeline, "advance", fails)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.capture(pieces, snapshot, found, limit=0, encoded=True)
+    assert len(set(calls)) == len(found) == 3
+    snapshot.restore(found)
+    assert snapshot.array("w0").tobytes() == olds["w0"].tobytes()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and 10 GB of its memory")
+@pytest.mark.parametrize("shape", [((1 << 31) + 5000,), (3, 1 << 15, 1 << 15)])
+@pytest.mark.parametrize("host", [False, True])
+def test_a_piece_of_more_elements_than_int32_counts(shape, host):
+    tensor = torch.zeros(shape, dtype=torch.bfloat16, device=WHERE)
+    piece = Piece("w", DTYPES["BF16"], Box.all_of(shape), tensor)
+    snapshot = Snapshot([piece], host=host)
+    at = torch.arange(0, tensor.numel(), 99_991, device=WHERE)
+    at = torch.cat((at, torch.tensor([tensor.numel() - 1], device=WHERE)))
+    words = tensor.view(torch.int16).view(-1)
+    words[at] = (at % 1000 + 1).to(torch.int16)
+    found = []
+    pipeline.capture([piece], snapshot, found, limit=0, encoded=True)
+    [delta] = found
+    positions, new = at.cpu().numpy(), (at % 1000 + 1).cpu().numpy().astype(np.uint16)
+    assert np.array_equal(delta.positions, positions)
+    assert np.array_equal(delta.new, new)
+    assert not delta.old.any()
+    assert delta.encoded is None
+    assert delta.sums == state_digest.of_change(positions, np.zeros_like(new), new)
+    for part in (slice(0, 1 << 20), slice(tensor.numel() - (1 << 20), tensor.numel())):
+        assert torch.equal(snapshot.of("w")[part].cpu(), words[part].cpu())
+    entry, have = entry_of(delta, {"w"}, scan_limit=0)
+    assert entry.encoding == "packed"
+    assert have.detail.changes.sum() == len(positions)
+    found.clear()
+    pipeline.capture([piece], snapshot, found, limit=0, encoded=True)
+    assert not found
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])

@@ -1,86 +1,77 @@
-"""`packed` in torch makes the bytes that it makes in numpy."""
+"""The kernels make the bytes of `packed` that the host makes; without a GPU they run in Triton's interpreter."""
 
 import numpy as np
 import pytest
-from support.states import random_bytes
 
 torch = pytest.importorskip("torch")
 
-from deltackpt.codecs import Change  # noqa: E402
-from deltackpt.codecs import encode as encode_on_host  # noqa: E402
-from deltackpt.codecs.packed import codec as packed  # noqa: E402
-from deltackpt.codecs.table import detail_size  # noqa: E402
-from deltackpt.format.dtypes import DTYPES, in_order, out_of_order, uint  # noqa: E402
-from deltackpt.gpu.device_packed import Found, encode  # noqa: E402
-from deltackpt.torch_views.words import from_host  # noqa: E402
+from support.device_changes import case, check_encoded, on_host_as_packed  # noqa: E402
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+from deltackpt.codecs.packed import codec as packed  # noqa: E402
+from deltackpt.format.dtypes import DTYPES  # noqa: E402
+from deltackpt.gpu import digest as device_digest  # noqa: E402
+from deltackpt.gpu.diff import groups  # noqa: E402
+from deltackpt.gpu.encode import encode  # noqa: E402
+from deltackpt.gpu.pipeline import interleaved  # noqa: E402
+
+pytest.importorskip("triton")  # after TRITON_INTERPRET is set, in support.device_changes
+pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the interpreter takes its time
 SHAPES = [(1,), (7,), (5000,), (300, 70), (64, 48), (33, 65), (4, 40, 50), (3, 1, 900), (257, 129), (2, 2, 2, 700)]
 NAMES = [name for name, dtype in DTYPES.items() if dtype.width in packed.WIDTHS and dtype.bits == 8 * dtype.width]
 
 
-def change_of(rng, name, shape, share, kind):
-    """Real weights, of which some move by few ULP and some anywhere."""
-    dtype = DTYPES[name]
-    old = np.frombuffer(random_bytes(rng, name, shape), uint(dtype.width)).copy()
-    hit = rng.random(len(old)) < share
-    if not hit.any():
-        hit[rng.integers(len(old))] = True
-    signed = in_order(old, dtype)
-    step = rng.choice([-1, 1], len(old)) * np.where(rng.random(len(old)) < 0.8, 1, rng.geometric(0.02, len(old)))
-    new = out_of_order((signed + step.astype(signed.dtype)).astype(signed.dtype), dtype).copy()
-    if kind == "wild":
-        new = np.frombuffer(rng.bytes(old.nbytes), old.dtype)
-    new = np.where(hit, new, old)
-    at = np.flatnonzero(old != new)
-    return Change(dtype, shape, at, old[at], new[at], old, new)
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    monkeypatch.setattr(device_digest, "has_kernels", lambda device: True)
 
 
-def check(changes, dtype, device):
-    found = [
-        Found(c.shape, torch.tensor(c.positions, device=device), from_host(c.old, device), from_host(c.new, device))
-        for c in changes
-    ]
-    turned = 0
-    for change, coded in zip(changes, encode(found, dtype), strict=True):
-        want_name, want = encode_on_host(change, change.shape, "packed", scan_limit=0)
-        assert want_name == "packed"
-        if coded is None:
-            turned += 1
+def encoded(group):
+    """A job for `interleaved`: all pieces of a group that changed, as {name: encoded, or None where it is left out}."""
+    changed = [i for i, count in enumerate(group.changes.counts) if count]
+    made = yield from encode(group, changed)
+    return {group.changes.pieces[i].name: made.get(i) for i in changed}
+
+
+def check(specs, kind="near", seed=5):
+    """Encode every change. -> how many were left to the host: those with a list that it encodes by what stayed."""
+    pieces, olds, news, snapshot = case(specs, kind, seed=seed)
+    made = {}
+    for some in interleaved(encoded(group) for group in groups(pieces, snapshot)):
+        made |= some
+    left = 0
+    for piece in pieces:
+        old, new = olds[piece.name], news[piece.name]
+        if (old == new).all():
+            assert piece.name not in made
             continue
-        name, have = coded()
-        assert name == "packed"
-        assert b"".join(have.payload) == b"".join(want.payload)
-        assert detail_size("packed", have.detail) == detail_size("packed", want.detail)
-        for field in ("grid", "near", "scale", "exception_k"):
-            assert getattr(have.detail, field) == getattr(want.detail, field)
-        for field in ("counts", "unary", "lengths", "checksums"):
-            assert np.array_equal(getattr(have.detail, field), getattr(want.detail, field)), field
-    return turned
+        want, complemented = on_host_as_packed(piece, old, new)
+        have = made.pop(piece.name)
+        assert (have is None) == complemented
+        left += complemented
+        if have is not None:
+            check_encoded(have, want)
+            assert len(have.detail.to_bytes()) == len(want.detail.to_bytes())
+    assert not made
+    return left
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["near", "wild"])
-def test_same_bytes(device, name, kind):
-    rng = np.random.default_rng(5)
-    for share in (0.0, 0.01, 0.2):
-        changes = [change_of(rng, name, shape, share, kind) for shape in SHAPES]
-        changes = [change for change in changes if len(change.positions)]
-        turned = check(changes, DTYPES[name], device)
-        assert turned <= 3  # only the tiniest: one change of one element
+def test_same_bytes(name, kind):
+    for share in (0.01, 0.2):
+        assert check([(name, shape, share) for shape in SHAPES], kind) <= 2  # only of the tiniest
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_large_tensor_has_many_tiles(device):
-    rng = np.random.default_rng(6)
-    shapes = [(1000, 700), (1000, 700), (6, 300, 500), (6, 300, 500), (6, 300, 500), (40_000,)]
-    changes = [change_of(rng, "BF16", shape, 0.1, "near") for shape in shapes]
-    assert changes[0].positions.size > 60_000
-    assert check(changes, DTYPES["BF16"], device) == 0
+def test_large_tensors_have_many_tiles():
+    shapes = [(300, 401), (300, 401), (5, 150, 97), (5, 150, 97), (40_000,)]
+    assert check([("BF16", shape, 0.1) for shape in shapes], seed=6) == 0
 
 
-def test_lists_that_would_be_turned_over_are_left_to_the_host():
-    rng = np.random.default_rng(7)
-    changes = [change_of(rng, "BF16", (300, 70), share, "near") for share in (0.01, 0.9, 0.02)]
-    assert check(changes, DTYPES["BF16"], "cpu") == 1
+def test_one_change():
+    for seed in range(3):
+        specs = [("BF16", shape, 1.0 / np.prod(shape)) for shape in [(300, 70), (5000,), (4, 40, 50)]]
+        assert check(specs, seed=seed) == 0
+
+
+def test_lists_that_are_encoded_by_what_stayed_are_left_to_the_host():
+    assert check([("BF16", (300, 70), share) for share in (0.01, 0.9, 0.02)], seed=7) == 1

@@ -112,7 +112,7 @@ def test_another_writer_or_another_base_meanwhile(world, monkeypatch):
     real = module.Working.copy.__func__
 
     def copy(cls, base, into):
-        path = base.root / next(iter(base.shards)).name
+        path = base.root / next(iter(base.shards)).path
         data = path.read_bytes()
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         return real(cls, base, into)

@@ -130,7 +130,7 @@ def test_changes_are_read(tmp_path, states, form):
                     (step,) = source.steps()
                     working = Working.copy(base, src / "working")
                     for item in by_name(source.read(step, base), base, "a step").values():
-                        working.take(item.load())
+                        working.apply(item.load())
                 except DeltackptError as error:
                     assert refused.setdefault(dtype, error.code) == error.code
                     continue

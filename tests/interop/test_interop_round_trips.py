@@ -5,7 +5,7 @@ import pytest
 from support.states import changed, make_checkpoint, random_bytes
 
 from deltackpt.errors import ChainError, ConflictError
-from deltackpt.interop import export_steps, import_steps, reader, writer
+from deltackpt.interop import ExportOptions, export_steps, import_steps, reader, writer
 from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 
@@ -28,7 +28,7 @@ def published(root, states):
 def there_and_back(root, repo, kind, **how):
     name, options = FORMATS[kind]
     out = root / "out"
-    done = export_steps(repo, name, writer(name, out, **options)[1], out, threads=1, **how)
+    done = export_steps(repo, name, writer(name, out, **options)[1], out, ExportOptions(**how), threads=1)
     found, source = reader("auto", out)
     assert found == name
     import_steps(found, source, root / "back", threads=1)
@@ -82,7 +82,7 @@ def test_numbers_with_gaps(tmp_path):
     with pytest.raises(ChainError, match="--renumber"):
         there_and_back(tmp_path, repo, "slime xor")
     out = tmp_path / "renumbered"
-    done = export_steps(repo, "slime", writer("slime", out)[1], out, renumber=True, threads=1)
+    done = export_steps(repo, "slime", writer("slime", out)[1], out, ExportOptions(renumber=True), threads=1)
     assert (done.steps, done.numbers) == ([0, 10, 20, 30], [0, 1, 2, 3])
     there_and_back(tmp_path, repo, "prime-rl")
 

@@ -11,7 +11,7 @@ from support.states import make_checkpoint
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import FormatError
-from deltackpt.interop import export_steps, reader, writer
+from deltackpt.interop import ExportOptions, export_steps, reader, writer
 from deltackpt.interop.slime import INDEX
 from deltackpt.repository import Repository
 
@@ -226,7 +226,11 @@ def test_a_receiver_takes_what_we_write(world, encoding):
         state = receive_slime(folder, state)
         assert state == need
     again = export_steps(
-        repo, name, writer("slime", world.root / "late")[1], world.root / "late", start=2, deltas_only=True
+        repo,
+        name,
+        writer("slime", world.root / "late")[1],
+        world.root / "late",
+        ExportOptions(start=2, deltas_only=True),
     )
     assert (again.steps, sorted(p.name for p in (world.root / "late").iterdir())) == (
         [3, 4],

@@ -101,7 +101,7 @@ def test_files_hold_the_same(tmp_path):
 def test_vllm_s_own_class_takes_them():
     torch = pytest.importorskip("torch")
     patches = pytest.importorskip("vllm.model_executor.model_loader.checkpoint_weight_patch")
-    from deltackpt.engines.checkpoint_patches import to_vllm
+    from deltackpt.engines.vllm.checkpoint_patches import to_vllm
 
     class Model(torch.nn.Module):
         def __init__(self, state: State) -> None:

@@ -20,7 +20,7 @@ from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.patch import remote_part
 from deltackpt.patch.part import PAYLOAD, TABLE, PartReader, PartWriter
-from deltackpt.patch.remote_part import FIRST, RangedPart
+from deltackpt.patch.remote_part import FIRST, RemotePart
 from deltackpt.report.inspection import inspect_part, inspect_step
 from deltackpt.repository import Repository
 from deltackpt.store import MemoryStore
@@ -55,7 +55,7 @@ def test_opening_reads_header_and_table(states):
     need = reader.header.data_start + len(reader._bytes(TABLE))
     assert len(part) > 10 * max(need, FIRST)
     store = stored(part)
-    opened = RangedPart.open(store, "part", len(part))
+    opened = RemotePart.open(store, "part", len(part))
     requests, size = store.taken()
     assert size <= max(FIRST, need)
     assert requests <= 3
@@ -67,7 +67,7 @@ def test_any_first_request_will_do(states, first, monkeypatch):
     old, new, part = states
     monkeypatch.setattr(remote_part, "FIRST", first)
     store = stored(part)
-    opened = RangedPart.open(store, "part", len(part))
+    opened = RemotePart.open(store, "part", len(part))
     reader = PartReader(memoryview(part), "part")
     assert store.taken()[1] == max(reader.header.data_start + len(reader._bytes(TABLE)), min(first, len(part)))
     assert [e.name for e in opened.entries] == [e.name for e in reader.entries]
@@ -76,7 +76,7 @@ def test_any_first_request_will_do(states, first, monkeypatch):
 def test_one_tensor_is_one_request_of_its_bytes(states):
     old, new, part = states
     store = stored(part)
-    opened = RangedPart.open(store, "part")
+    opened = RemotePart.open(store, "part")
     store.taken()
     for entry in opened.entries:
         found = opened.decode(entry, words(old, entry.name))
@@ -89,7 +89,7 @@ def test_one_tensor_is_one_request_of_its_bytes(states):
 def test_one_tile_is_its_bytes_and_neighbors_are_one_request(states):
     old, new, part = states
     store = stored(part)
-    opened = RangedPart.open(store, "part", gap=0)
+    opened = RemotePart.open(store, "part", gap=0)
     entry = next(e for e in opened.entries if e.name == "b")
     lengths, base = subset.lengths(entry), words(old, "b")
     assert len(lengths) >= 64
@@ -103,7 +103,7 @@ def test_one_tile_is_its_bytes_and_neighbors_are_one_request(states):
     assert store.taken() == (1, lengths[5:8].sum())
     opened.decode_tiles(entry, [5, 7], base)
     assert store.taken() == (2, lengths[5] + lengths[7])
-    near = RangedPart.open(store, "part")  # what lies between is less than another request costs
+    near = RemotePart.open(store, "part")  # what lies between is less than another request costs
     store.taken()
     near.decode_tiles(entry, [5, 7], base)
     assert store.taken() == (1, lengths[5:8].sum())
@@ -119,7 +119,7 @@ def test_ranks_read_their_share_and_no_tile_twice(states):
         total = 0
         for rank in range(4):
             store = stored(part)
-            opened = RangedPart.open(store, "part", gap=0)
+            opened = RemotePart.open(store, "part", gap=0)
             entry = next(e for e in opened.entries if e.name == "b")
             store.taken()
             shape = list(SHAPE)
@@ -137,7 +137,7 @@ def test_ranks_read_their_share_and_no_tile_twice(states):
 def test_memory_is_a_window_of_tiles(states, monkeypatch):
     old, new, part = states
     store = stored(part)
-    opened = RangedPart.open(store, "part")
+    opened = RemotePart.open(store, "part")
     entry = next(e for e in opened.entries if e.name == "a")
     whole = opened.decode(entry, words(old, "a"))
     for window in (1, 4000):
@@ -156,7 +156,7 @@ def test_a_damaged_tile_is_refused_and_the_others_are_not(states):
     entry = next(e for e in reader.entries if e.name == "b")
     at = reader.payload(entry)[0] + int(subset.lengths(entry)[:9].sum())
     store = FaultyStore(stored(part).inner, flip={"part": at})
-    opened = RangedPart.open(store, "part", gap=0)
+    opened = RemotePart.open(store, "part", gap=0)
     assert len(opened.decode_tiles(entry, [8, 10], words(old, "b")).values)
     for read in (
         lambda: opened.decode_tiles(entry, [9], words(old, "b")),
@@ -172,9 +172,9 @@ def test_an_object_that_is_cut_short(states):
     old, new, part = states
     store = stored(part[:-1])
     with pytest.raises(FormatError) as error:
-        RangedPart.open(store, "part")
+        RemotePart.open(store, "part")
     assert error.value.code == "offsets-end"
-    opened = RangedPart.open(store, "part", len(part))  # as the manifest says
+    opened = RemotePart.open(store, "part", len(part))  # as the manifest says
     with pytest.raises(FormatError) as error:
         opened.decode(opened.entries[-1], words(old, opened.entries[-1].name))
     assert error.value.code == "object-short"
@@ -182,7 +182,7 @@ def test_an_object_that_is_cut_short(states):
 
 def test_what_is_not_there_cannot_be_asked_for(states):
     old, new, part = states
-    opened = RangedPart.open(stored(part), "part")
+    opened = RemotePart.open(stored(part), "part")
     entry, base = opened.entries[0], words(old, "a")
     for call in (
         lambda: opened.decode_tiles(entry, [-1], base),
@@ -202,7 +202,7 @@ def test_a_table_above_the_limit_is_not_asked_for():
     head = build_header([Tensor(TABLE, "U8", (huge,), 0, huge), Tensor(PAYLOAD, "U8", (0,), huge, huge)], meta)
     store = stored(head + bytes(FIRST))
     with pytest.raises(FormatError) as error:
-        RangedPart.open(store, "part", len(head) + huge)
+        RemotePart.open(store, "part", len(head) + huge)
     assert error.value.code == "object-too-large"
     assert store.taken() == (1, FIRST)
 
@@ -236,7 +236,7 @@ def test_any_box(case, scan_limit, fine):
             part = part_of(old, new, encoding, scan_limit=scan_limit)
     else:
         part = part_of(old, new, encoding, scan_limit=scan_limit)
-    opened = RangedPart.open(stored(part), "part", gap=0)
+    opened = RemotePart.open(stored(part), "part", gap=0)
     for entry in opened.entries:
         base, kind = words(old, "x"), storage_shape(DTYPES[dtype], shape)
         offset, size = [a for a, _ in box], [b - a for a, b in box]
@@ -268,7 +268,7 @@ def test_a_boxed_entry():
         name, encoded = encode(change, (40, 50), encoding, boxed=True)
         assert name == encoding
         writer.add(Entry("x", name, DTYPES["BF16"], (40, 50), (120, 50), (row, 0), encoded.detail), encoded)
-    opened = RangedPart.open(stored(b"".join(map(bytes, writer.chunks()))), "part")
+    opened = RemotePart.open(stored(b"".join(map(bytes, writer.chunks()))), "part")
     for entry in opened.entries:
         result = words(old, "x").copy()
         opened.decode_box(entry, (10, 5), (20, 30), result.copy()).write_to(result)
@@ -284,7 +284,7 @@ def test_planes_are_read_by_the_chunk():
     new: State = {"x": ("U8", shape, rng.integers(0, 3, 6 << 17, np.uint8).tobytes())}
     part = part_of(old, new, "planes")
     store = stored(part)
-    opened = RangedPart.open(store, "part", gap=0)
+    opened = RemotePart.open(store, "part", gap=0)
     (entry,) = opened.entries
     store.taken()
     found = opened.decode_box(entry, (2, 100), (2, 50), words(old, "x"))
@@ -333,8 +333,8 @@ def test_what_is_no_part(tmp_path):
     store = MemoryStore()
     store.put("part", [b"anything"])
     with pytest.raises(DeltackptError) as error:
-        RangedPart.open(store, "part")
+        RemotePart.open(store, "part")
     assert error.value.code in ("header-too-long", "header-truncated")
     with pytest.raises(DeltackptError) as error:
-        RangedPart.open(store, "other")
+        RemotePart.open(store, "other")
     assert error.value.code == "object-missing"

@@ -23,7 +23,7 @@ from deltackpt.errors import (
 )
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.patch.part import PartReader
-from deltackpt.publish import step as draft_module
+from deltackpt.publish import step as step_module
 from deltackpt.publish import write as write_module
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
@@ -209,7 +209,7 @@ def test_threads_and_the_base_change_nothing(world):
 
 
 def test_a_patch_of_many_parts(world, monkeypatch):
-    monkeypatch.setattr(draft_module, "PART_BYTES", 100)
+    monkeypatch.setattr(step_module, "PART_BYTES", 100)
     write(world.dirs[2], world.url, anchor=NEVER)
     assert len(world.repo.load(world.repo.find()).patch) > 2
     world.check(2)
@@ -444,7 +444,7 @@ def dying(world, monkeypatch, k, when, **options):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("options", [{}, {"anchor": AnchorPolicy(now=True)}], ids=["patch", "anchor"])
 def test_a_writer_that_dies_at_any_change_of_the_store(world, monkeypatch, when, options):
-    monkeypatch.setattr(draft_module, "PART_BYTES", 3000)
+    monkeypatch.setattr(step_module, "PART_BYTES", 3000)
     _, whole = dying(world, monkeypatch, None, when, **options)
     (last,) = (i for i, (kind, _) in enumerate(whole.changes, 1) if kind == "swap")
     assert last >= 5

@@ -115,7 +115,7 @@ def test_memory_is_a_few_kilobytes_a_step() -> None:
     repo, links = bare_chain(2_000, anchor_every=100, payloads=True)
     work = (lambda: log(repo), lambda: repo.resolve(links[-1]), lambda: plan_gc(repo, Policy(last=50, every=500)))
     for one in (*work, lambda: status(repo)):
-        repo.load.cache_clear()
+        repo.manifests.cache.clear()
         tracemalloc.start()
         one()
         peak = tracemalloc.get_traced_memory()[1]

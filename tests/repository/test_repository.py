@@ -14,7 +14,7 @@ from deltackpt.format.manifest import Link, decode
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.repository import repository as repository_module
-from deltackpt.repository.repository import MARKER
+from deltackpt.repository.marker import MARKER
 from deltackpt.store import open_store
 
 NEVER = AnchorPolicy(ratio=float("inf"))

@@ -77,7 +77,8 @@ class Open:
 
     @property
     def held(self) -> WriterLease:
-        found: WriterLease = self.repo.writer
+        found = self.repo.writer
+        assert isinstance(found, WriterLease)
         return found
 
     def publish(self, **options: Any) -> int:
@@ -87,7 +88,7 @@ class Open:
         return self.world.publish(next_state(self.world.states[head.link.id], self.seed), **options).step
 
     def renew(self) -> None:
-        renewal = self.held._renewal
+        renewal = self.held._heartbeat
         assert renewal is not None
         with renewal._lock:
             renewal._renew()
@@ -172,7 +173,7 @@ def test_a_gc_between_any_two_operations(made: Open, every: int) -> None:
         nonlocal count, removed
         count += 1
         made.clock.now += 3
-        if count % every == 0 and made.held._renewal is not None:
+        if count % every == 0 and made.held._heartbeat is not None:
             made.renew()
         made.clock.now += 3
         removed += sum(collect(made.below, ONE)[1].removed.values())
@@ -277,7 +278,7 @@ def test_a_lease_that_somebody_takes(made: Open, how: str) -> None:
             except ConflictError:
                 continue
         end = time.monotonic() + 60
-        while made.held._renewal is not None and made.held._renewal.fresh and time.monotonic() < end:
+        while made.held._heartbeat is not None and made.held._heartbeat.fresh and time.monotonic() < end:
             time.sleep(0.005)
         made.publish()
         assert made.held._name != found.name

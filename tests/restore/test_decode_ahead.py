@@ -13,9 +13,9 @@ from test_squashed import Counted
 
 from deltackpt.cache import apply_to_cache, open_current
 from deltackpt.errors import DeltackptError
+from deltackpt.patch.squashed import SquashedTensor
 from deltackpt.repository import Repository
 from deltackpt.restore import decode_ahead
-from deltackpt.restore import squashed as merge
 from deltackpt.restore.decode_ahead import DecodeAhead
 
 STEPS = 9
@@ -45,7 +45,7 @@ def unfinished() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_nothing_is_decoded_again(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    monkeypatch.setattr(merge._Tensor, "_through", None)
+    monkeypatch.setattr(SquashedTensor, "_through", None)
     done = apply_to_cache(world.repo, tmp_path / "cache", threads=threads)
     assert (done.step, done.rebuilt, done.patches) == (STEPS - 1, None, STEPS - 2)
     assert is_at(world, tmp_path / "cache", STEPS - 1)

@@ -136,7 +136,7 @@ def boxed_part(old, new, cuts, encoding, which=lambda i: True):
         cut = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
         before, after = ({} if w is None else {"x": (dtype, size, w[cut].tobytes())} for w in words)
         found = difference("x", Memory(before), Memory(after))
-        chosen, encoded = encode(found.change, size, encoding)
+        chosen, encoded = encode(found.change, size, encoding, boxed=True)
         assert chosen == encoding
         writer.add(Entry("x", chosen, kind, size, shape, low, encoded.detail), encoded)
     return second.parse_part(b"".join(writer.chunks()))

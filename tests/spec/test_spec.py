@@ -10,16 +10,25 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support.spec_text import (
+    CLASSES,
+    DECODER,
+    FORMAT,
+    NAMES,
+    OF_THE_COMMAND,
+    OF_THE_FORMAT,
+    REGISTRY,
+    ROWS,
+    RULE,
+    STORE,
+    TEXTS,
+    VERSION1,
+)
 from support.store_rules import SHOWN_BY
 from support.vectors import INDEX, ROOT, code_of, second
 
-from deltackpt.codecs.table import ENCODINGS
+from deltackpt.codecs import CODECS
 from deltackpt.format.dtypes import DTYPES
-
-NAMES = ("FORMAT", "VERSION1", "STORE", "REGISTRY", "NOTES")
-FORMAT, VERSION1, STORE, REGISTRY, NOTES = TEXTS = [(ROOT / f"spec/{name}.md").read_text() for name in NAMES]
-DECODER = sorted((ROOT / "spec").glob("decode*.py"))
-RULE = re.compile(r"^- \*\*\[([FS]-[A-Z]+-\d+)\]\*\* (.+)$", re.MULTILINE)
 
 # Rules that no bytes can show: what a writer must do, or what holds for all vectors. Each with the test that shows it.
 ELSEWHERE = {
@@ -110,7 +119,7 @@ HELD_BY = {
     "MAX_FILES": "format.layout.MAX_FILES",
     "MAX_TENSORS": "format.layout.MAX_TENSORS",
     "MAX_DIGESTS": "format.digests.MAX_DIGESTS",
-    "MAX_SMALL": "repository.repository.MAX_SMALL",
+    "MAX_SMALL": "repository.marker.MAX_SMALL",
 }
 CONSTANTS = re.findall(r"`([A-Z_]+) = ([^`]+)`", FORMAT)
 
@@ -140,19 +149,13 @@ def test_dtypes():
 def test_codes_are_given_once():
     assert len({d.code for d in DTYPES.values()}) == len(DTYPES)
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \| (?:no|yes|those that do not change) \|", REGISTRY, re.MULTILINE)
-    assert [(int(code), name) for code, name in rows] == list(enumerate(ENCODINGS))
+    assert [(int(code), name) for code, name in rows] == sorted((codec.code, codec.name) for codec in CODECS)
 
 
 # Error codes
 
 EXITS = {c.__name__: c.exit_code for c in importlib.import_module("deltackpt.errors").DeltackptError.__subclasses__()}
 CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+|grid|padding|usage")
-CLASSES = dict(re.findall(r"^\| ([a-z]+) \| `(\w+Error)` \| \d \|$", REGISTRY, re.MULTILINE))
-EXIT_OF = dict(re.findall(r"^\| [a-z]+ \| `(\w+Error)` \| (\d) \|$", REGISTRY, re.MULTILINE))
-OF_THE_FORMAT, OF_THE_COMMAND = (
-    re.findall(r"^\| `([a-z0-9-]+)` \| ([a-z]+) \| .+ \|$", text, re.MULTILINE)
-    for text in REGISTRY.partition("## Codes of the format")[2].split("## Codes of the command")
-)
 
 
 def codes_of(tree):
@@ -172,7 +175,7 @@ def codes_of(tree):
             if getattr(target, "id", "") == "code":
                 constants = [n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)]
                 yield from ((c, None) for c in constants if isinstance(c, str) and CODE.fullmatch(c))
-            elif getattr(target, "id", "") == "_WORDS" and isinstance(node.value, ast.Dict):  # of store/patience.py
+            elif getattr(target, "id", "") == "_WORDS" and isinstance(node.value, ast.Dict):  # of store/retry.py
                 tuples = [v.elts for v in node.value.values if isinstance(v, ast.Tuple)]
                 yield from ((code.value, name.id) for name, code, *_ in tuples)
             elif getattr(target, "id", "") == "_CODES" and isinstance(node.value, ast.Dict):
@@ -188,11 +191,11 @@ def raised():
 
 def test_codes():
     """The registry has what the code raises, and nothing else."""
-    rows = [(code, CLASSES[kind]) for code, kind in OF_THE_FORMAT + OF_THE_COMMAND]
-    found, registered = set(raised()), set(rows)
+    exceptions = {kind: name for kind, name, _ in CLASSES}
+    found, registered = set(raised()), {(code, exceptions[kind]) for code, kind in ROWS}
     assert {code for code, _ in found} == {code for code, _ in registered}
     assert {(code, name) for code, name in found if name} <= registered
-    assert {name: int(code) for name, code in EXIT_OF.items()} == EXITS
+    assert {name: int(code) for _, name, code in CLASSES} == EXITS
     for part in (OF_THE_FORMAT, OF_THE_COMMAND):
         assert sorted(set(part)) == part
 

@@ -32,8 +32,8 @@ from support.vectors import (
 )
 
 from deltackpt.codecs import Change, Entry, encode
-from deltackpt.codecs.plain import encode_full
-from deltackpt.codecs.table import REMOVED, read_table, write_table
+from deltackpt.codecs.registry import FULL
+from deltackpt.codecs.table import read_table, write_table
 from deltackpt.codecs.types import words
 from deltackpt.format.dtypes import DTYPES, storage_shape
 from deltackpt.patch.part import TABLE, PartReader, PartWriter
@@ -93,7 +93,7 @@ def test_round_trip(vector):
     result, writer = streamed(data_of(vector), base), PartWriter(part.origin)
     for name, encoding in vector["written"].items():
         if (value := result[name]) is None:
-            writer.add(Entry(name, "removed", REMOVED))
+            writer.add(Entry.removal(name))
             continue
         dtype, shape = DTYPES[value[0]], value[1]
         target = words(value[2], dtype.width)
@@ -103,7 +103,7 @@ def test_round_trip(vector):
         before = target[:0] if old is None else old[changed]
         change = Change(dtype, stored, changed, before, target[changed] if old is not None else before, old, target)
         if old is None:
-            used, encoded = "full", encode_full(change, shape)
+            used, encoded = FULL.name, FULL.encode(change, shape)
         else:
             used, encoded = encode(change, shape, encoding)
         assert used == encoding

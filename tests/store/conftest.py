@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from support.fake_bucket import TOKEN, FakeBucket, installed, stub_hf_xet
 
-from deltackpt.store.retry import Patience
+from deltackpt.store.retry import RetryPolicy
 from deltackpt.store.s3 import options as s3_options
 
-QUICK = Patience(total=3.0, silence=2.0, first=0.01, most=0.1)
+QUICK = RetryPolicy(total=3.0, silence=2.0, first=0.01, most=0.1)
 
 BUCKET = "test-bucket"
 ACCOUNT = "devstoreaccount1"  # azurite's, with the key that its manual prints

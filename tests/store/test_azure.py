@@ -30,13 +30,13 @@ def azure(azurite: str) -> Any:
 
 @pytest.fixture
 def store(azure: Any, root: str) -> RemoteStore:
-    return RemoteStore(AzureDriver(azure, "box"), f"az://box/{root}", root, patience=QUICK, part=1 << 20)
+    return RemoteStore(AzureDriver(azure, "box"), f"az://box/{root}", root, retry=QUICK, part=1 << 20)
 
 
 class TestAzure(StoreContract):
     @pytest.fixture
     def store(self, azure: Any, root: str) -> Store:
-        return RemoteStore(AzureDriver(azure, "box"), f"az://box/{root}", root, patience=QUICK)
+        return RemoteStore(AzureDriver(azure, "box"), f"az://box/{root}", root, retry=QUICK)
 
 
 def test_a_large_object_is_sent_in_blocks(store: RemoteStore) -> None:

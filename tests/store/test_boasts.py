@@ -10,13 +10,13 @@ import pytest
 
 from deltackpt.errors import DeltackptError
 from deltackpt.store.base import Capabilities
-from deltackpt.store.driver import Fetched, Plain
+from deltackpt.store.driver import BasicDriver, Fetched
 from deltackpt.store.remote import RemoteStore
 
 SAID = 1 << 62
 
 
-class Boasts(Plain):
+class Boasts(BasicDriver):
     capabilities = Capabilities(create_only=True, swap=True, clock=True, ranged=True, local=False)
     makes_buckets = False
     downloads = None

@@ -30,7 +30,7 @@ from deltackpt.store.driver import SpooledUpload
 from deltackpt.store.fsspec_store import open_fsspec
 from deltackpt.store.hf_s3 import VARIABLE, open_gateway
 from deltackpt.store.hub import open_bucket
-from deltackpt.store.retry import Patience
+from deltackpt.store.retry import RetryPolicy
 from deltackpt.verify import verify_repository
 from tests.store.conftest import QUICK
 
@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-BRIEF = Patience(total=0.3, silence=2.0, first=0.01, most=0.05)
+BRIEF = RetryPolicy(total=0.3, silence=2.0, first=0.01, most=0.05)
 SECRET = "hunter2-averysecretword"
 
 
@@ -327,6 +327,8 @@ def test_a_web_server_is_read_and_nothing_more(tmp_path: Path) -> None:
         body = world.repo.store.get("deltackpt.json", 1 << 20)
         assert store.get_range("deltackpt.json", 3, 4) == body[3:7]
         assert [(i.name, i.size) for i in store.list("")] == [(i.name, i.size) for i in world.repo.store.list("")]
+        assert list((tmp_path / "repo" / "leases").iterdir()) == []  # a page without a link, which is no object
+        assert list(store.list("leases/")) == list(store.list("none/")) == list(store.list("deltackpt.json/")) == []
         for name in ("put", "create", "now"):
             with pytest.raises(StoreError):
                 every_call(store)[name]()

@@ -21,9 +21,9 @@ from deltackpt.store import MemoryStore
 from deltackpt.store.hub import PAUSE, open_bucket
 from deltackpt.store.remote import RemoteStore
 from deltackpt.store.s3 import S3Driver
-from deltackpt.sync.follow import Follower
+from deltackpt.sync.follow import Follower, FollowOptions
 from deltackpt.sync.mirror import Mirror
-from deltackpt.sync.poller import RefPoller, pause_of
+from deltackpt.sync.poller import RefPoller, poll_interval
 from deltackpt.sync.transfer import Transfer
 from deltackpt.verify import verify_repository
 from tests.store.conftest import BUCKET, QUICK
@@ -47,7 +47,7 @@ def proxied(proxy: FaultyProxy, root: str) -> Repository:
     from deltackpt.store.s3 import options
 
     fs = s3fs.S3FileSystem(endpoint_url=proxy.url, skip_instance_cache=True, **options(QUICK))
-    return Repository.at(RemoteStore(S3Driver(fs, BUCKET, QUICK), f"s3://{BUCKET}/{root}", root, patience=QUICK))
+    return Repository.at(RemoteStore(S3Driver(fs, BUCKET, QUICK), f"s3://{BUCKET}/{root}", root, retry=QUICK))
 
 
 def test_a_look_at_s3_is_one_conditional_get(
@@ -56,17 +56,17 @@ def test_a_look_at_s3_is_one_conditional_get(
     world = World(tmp_path, s3_url)
     world.run(2)
     repo = proxied(proxy, root)
-    glance = RefPoller(repo, "main")
-    assert glance.look() is not None
+    poller = RefPoller(repo, "main")
+    assert poller.poll() is not None
     proxy.requests.clear()
     for n in range(5):
-        assert glance.look() is None
+        assert poller.poll() is None
         assert [(m, p.split("?")[0]) for _, m, p in proxy.requests] == [("GET", f"/{BUCKET}/{root}/refs/main.json")] * (
             n + 1
         )
     world.run(1)
     proxy.requests.clear()
-    found = glance.look()
+    found = poller.poll()
     assert found is not None
     assert found.link.step == 2
     assert len(proxy.requests) == 1
@@ -113,7 +113,7 @@ def test_a_small_step_is_nine_requests_to_publish_and_four_to_follow(
     dirs = small_steps(tmp_path)
     write(dirs[0], s3_url)
     writer = proxied(proxy, root)
-    follower = Follower(proxied(proxy, root), tmp_path / "cache", threads=1)
+    follower = Follower(proxied(proxy, root), tmp_path / "cache", FollowOptions(threads=1))
     for step in range(1, 5):
         proxy.requests.clear()
         write(dirs[step], writer, base=dirs[step - 1], anchor=AnchorPolicy(ratio=float("inf")), threads=1)
@@ -121,7 +121,7 @@ def test_a_small_step_is_nine_requests_to_publish_and_four_to_follow(
         done = follower.catch_up()
         assert done is not None
         assert tree(Path(done.path)) == tree(dirs[step])
-        follower.told(done)
+        follower.acknowledge(done)
         followed = asked(proxy, root)
     assert published[:4] == ["GET refs", "PUT leases", "GET gc.json", "HEAD steps"]
     assert sorted(published[4:6]) == ["PUT patches", "PUT states"]
@@ -148,20 +148,20 @@ def test_a_bucket_follower_stays_inside_the_limits(tmp_path: Path, hub: FakeBuck
     world = World(tmp_path, url)
     world.run(3)
     repo = Repository.at(open_bucket(f"buckets/someone/{root}", QUICK))
-    follower = Follower(repo, tmp_path / "cache", poll=0.1, threads=1)
-    assert pause_of(repo, 0.1) == PAUSE
+    follower = Follower(repo, tmp_path / "cache", FollowOptions(poll=0.1, threads=1))
+    assert poll_interval(repo, 0.1) == PAUSE
     assert follower.catch_up() is not None
-    glance = RefPoller(repo, "main")
-    glance.look()
+    poller = RefPoller(repo, "main")
+    poller.poll()
     calls(hub)
     for _ in range(5):
-        assert glance.look() is None
+        assert poller.poll() is None
     looks = calls(hub)
     assert looks == {"resolve HEAD": 5}
     for _ in range(3):
         world.run(1)
         calls(hub)
-        ref = glance.look()
+        ref = poller.poll()
         assert ref is not None
         assert follower._move(ref.link) is not None
         move = calls(hub)
@@ -178,7 +178,7 @@ def test_a_bucket_follower_that_is_behind_lists_once(tmp_path: Path, hub: FakeBu
     world = World(tmp_path, f"hf://buckets/someone/{root}")
     world.run(2)
     repo = Repository.at(open_bucket(f"buckets/someone/{root}", QUICK))
-    follower = Follower(repo, tmp_path / "cache", threads=1)
+    follower = Follower(repo, tmp_path / "cache", FollowOptions(threads=1))
     follower.catch_up()
     world.run(behind)
     calls(hub)

@@ -18,14 +18,14 @@ from support.store_contract import error_code
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NoSpaceError, StoreError
 from deltackpt.store import stream
 from deltackpt.store.remote import RemoteStore
-from deltackpt.store.retry import Patience
+from deltackpt.store.retry import RetryPolicy
 from deltackpt.store.s3 import S3Driver, options
 from tests.store.conftest import BUCKET
 
 pytestmark = pytest.mark.stores
 
 SECRET = "AKIAverysecretaccesskey"
-PATIENCE = Patience(total=2.5, silence=0.6, first=0.01, most=0.1)
+PATIENCE = RetryPolicy(total=2.5, silence=0.6, first=0.01, most=0.1)
 PART = 5 << 20  # the smallest that S3 takes
 LIMIT = 1 << 20
 
@@ -52,7 +52,7 @@ def proxied(proxy: FaultyProxy, s3: Any) -> Any:
 @pytest.fixture
 def store(proxy: FaultyProxy, proxied: Any, root: str) -> RemoteStore:
     proxy.calm()
-    return RemoteStore(S3Driver(proxied, BUCKET, PATIENCE), f"s3://{BUCKET}/{root}", root, patience=PATIENCE, part=PART)
+    return RemoteStore(S3Driver(proxied, BUCKET, PATIENCE), f"s3://{BUCKET}/{root}", root, retry=PATIENCE, part=PART)
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
@@ -124,7 +124,7 @@ def test_what_no_second_attempt_mends_fails_at_once_and_keeps_secrets(
 
 def test_a_missing_bucket_is_named(proxy: FaultyProxy, proxied: Any) -> None:
     proxy.calm()
-    store = RemoteStore(S3Driver(proxied, "no-such-bucket"), "s3://no-such-bucket", patience=PATIENCE)
+    store = RemoteStore(S3Driver(proxied, "no-such-bucket"), "s3://no-such-bucket", retry=PATIENCE)
     for call in (lambda: store.put("a", [b"x"]), lambda: store.get("a", 1), lambda: list(store.list(""))):
         assert error_code(call, DeltackptError) == "bucket-missing"
 

@@ -78,11 +78,11 @@ print(failed)
 FOLLOWER = (
     COMMON
     + """
-from deltackpt.sync.follow import Follower
+from deltackpt.sync.follow import Follower, FollowOptions
 from deltackpt.repository import Repository
 from deltackpt.store.fsspec_store import open_fsspec
-from deltackpt.store.retry import Patience
-IMPATIENT = Patience(total=1.0, silence=5.0, first=0.05, most=0.3)  # else no outage of these would ever be seen
+from deltackpt.store.retry import RetryPolicy
+IMPATIENT = RetryPolicy(total=1.0, silence=5.0, first=0.05, most=0.3)  # else no outage of these would ever be seen
 cache, done, stop, poll = root / "cache", Path(sys.argv[3]), threading.Event(), float(sys.argv[4])
 def look(seen):
     while not stop.is_set():
@@ -110,7 +110,7 @@ with (root / "seen").open("w") as seen:
     watcher = threading.Thread(target=look, args=[seen])
     watcher.start()
     failed = lambda error, wait: failures.append(error.code)
-    follower = Follower(repo, cache, poll=poll, threads=1, stop=stop, failed=failed)
+    follower = Follower(repo, cache, FollowOptions(poll=poll, threads=1), stop=stop, failed=failed)
     switches = [switch.step for switch in follower.switches()]
     watcher.join()
 assert switches == sorted(switches), switches

@@ -30,12 +30,12 @@ class TestMemory(StoreContract):
     @pytest.fixture
     def store(self, root: str) -> Store:
         fs = fsspec.filesystem("memory", skip_instance_cache=True)
-        return RemoteStore(FsspecDriver(fs), f"fsspec://{root}", f"/{root}", patience=QUICK)
+        return RemoteStore(FsspecDriver(fs), f"fsspec://{root}", f"/{root}", retry=QUICK)
 
 
 def test_a_large_object_is_gathered_in_a_file(tmp_path: Path) -> None:
     fs = fsspec.filesystem("local", skip_instance_cache=True)
-    store = RemoteStore(FsspecDriver(fs), "local://", str(tmp_path), patience=QUICK, part=1000)
+    store = RemoteStore(FsspecDriver(fs), "local://", str(tmp_path), retry=QUICK, part=1000)
     body = bytes(range(250)) * 21
     assert store.put("a/large", [body[:1700], body[1700:]]).size == len(body)
     assert b"".join(store.read("a/large", 7)) == body
@@ -162,7 +162,7 @@ class Remembers(LocalFileSystem):
 
 
 def test_no_listing_and_no_size_is_believed_from_before(tmp_path: Path) -> None:
-    store = RemoteStore(FsspecDriver(Remembers()), "local://", str(tmp_path), patience=QUICK)
+    store = RemoteStore(FsspecDriver(Remembers()), "local://", str(tmp_path), retry=QUICK)
     store.put("a", [b"x"])
     assert [(i.name, i.size) for i in store.list("")] == [("a", 1)]
     (tmp_path / "a").write_bytes(b"longer")

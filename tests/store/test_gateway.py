@@ -16,7 +16,7 @@ from deltackpt.store import Store, open_store
 from deltackpt.store.doctor import diagnose
 from deltackpt.store.hf_s3 import VARIABLE, open_gateway
 from deltackpt.store.hub import PAUSE
-from deltackpt.sync.follow import Follower
+from deltackpt.sync.follow import Follower, FollowOptions
 from tests.store.conftest import BUCKET, QUICK
 
 pytestmark = pytest.mark.stores
@@ -60,7 +60,7 @@ def test_doctor_finds_its_conditions(gateway: FaultyProxy, root: str) -> None:
 def test_a_repository_there(tmp_path: Path, gateway: FaultyProxy, root: str) -> None:
     world = World(tmp_path, f"hf+s3://buckets/someone/{BUCKET}/{root}")
     world.run(3)
-    follower = Follower(Repository.open(world.url), tmp_path / "cache", threads=1)
+    follower = Follower(Repository.open(world.url), tmp_path / "cache", FollowOptions(threads=1))
     done = follower.catch_up()
     assert done is not None
     assert done.step == 2

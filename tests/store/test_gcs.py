@@ -14,7 +14,7 @@ from deltackpt.errors import ConflictError, StoreError
 from deltackpt.store import Store
 from deltackpt.store.gcs import GcsDriver, options
 from deltackpt.store.remote import RemoteStore
-from deltackpt.store.retry import Patience
+from deltackpt.store.retry import RetryPolicy
 from tests.store.conftest import QUICK
 
 pytestmark = pytest.mark.heavy  # the extra gcs is large
@@ -31,11 +31,11 @@ def gcs() -> Iterator[Any]:
 class TestGcs(StoreContract):
     @pytest.fixture
     def store(self, gcs: Any, root: str) -> Store:
-        return RemoteStore(GcsDriver(gcs, "bucket"), f"gs://bucket/{root}", root, patience=QUICK)
+        return RemoteStore(GcsDriver(gcs, "bucket"), f"gs://bucket/{root}", root, retry=QUICK)
 
 
 def test_a_large_object_is_sent_from_a_file(gcs: Any, root: str) -> None:
-    store = RemoteStore(GcsDriver(gcs, "bucket"), f"gs://bucket/{root}", root, patience=QUICK, part=6 << 20)
+    store = RemoteStore(GcsDriver(gcs, "bucket"), f"gs://bucket/{root}", root, retry=QUICK, part=6 << 20)
     body = bytes(range(256)) * (50 << 10)
     assert store.put("large", [body]).size == len(body)
     assert b"".join(store.read("large")) == body
@@ -47,10 +47,10 @@ def test_second_attempts_of_the_library_end_in_our_time() -> None:
     """Left alone it asks six times, for half a minute."""
     import gcsfs
 
-    patience = Patience(total=0.3, silence=0.5, first=0.01, most=0.1)
+    policy = RetryPolicy(total=0.3, silence=0.5, first=0.01, most=0.1)
     with FakeGcs().serve() as url, FaultyProxy(url).serve() as proxy:
-        fs = gcsfs.GCSFileSystem(endpoint_url=proxy.url, token="anon", skip_instance_cache=True, **options(patience))
-        store = RemoteStore(GcsDriver(fs, "bucket", patience), "gs://bucket", patience=patience)
+        fs = gcsfs.GCSFileSystem(endpoint_url=proxy.url, token="anon", skip_instance_cache=True, **options(policy))
+        store = RemoteStore(GcsDriver(fs, "bucket", policy), "gs://bucket", retry=policy)
         store.put("a", [b"x"])
         proxy.fail(Status(503), times=99)
         proxy.requests.clear()

@@ -15,7 +15,7 @@ from deltackpt.errors import StoreError
 from deltackpt.store import Store
 from deltackpt.store.hub import open_bucket
 from deltackpt.store.remote import RemoteStore
-from deltackpt.store.retry import Patience
+from deltackpt.store.retry import RetryPolicy
 from tests.store.conftest import QUICK
 
 pytestmark = pytest.mark.stores
@@ -143,7 +143,7 @@ def test_second_attempts_of_the_library_end_in_our_time(hub: FakeBucket, monkeyp
 
     with FaultyProxy(hub.url).serve() as proxy:
         monkeypatch.setattr(constants, "ENDPOINT", proxy.url)
-        store = open_bucket("buckets/someone/run", Patience(total=0.3, silence=0.5, first=0.01, most=0.1))
+        store = open_bucket("buckets/someone/run", RetryPolicy(total=0.3, silence=0.5, first=0.01, most=0.1))
         store.put("a", [b"x"])
         proxy.fail(Status(503), "", "/paths-info|/tree", times=99)
         for call in (lambda: store.stat("a"), lambda: list(store.list(""))):

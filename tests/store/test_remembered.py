@@ -21,6 +21,6 @@ class Slow(OrderedDict):
 
 def test_threads_that_read_and_swap_the_same_object():
     store = RemoteStore(SimpleNamespace(capabilities=SimpleNamespace(swap=True)), "s3://bucket")
-    store._seen = Slow()
-    store._seen.meanwhile = lambda: store._known("refs/main.json", b"old")
+    store._recent = Slow()
+    store._recent.meanwhile = lambda: store._known("refs/main.json", b"old")
     store._remember("refs/main.json", b"old", "tag")

@@ -19,14 +19,14 @@ from deltackpt.restore.materialize import apply
 from deltackpt.store import MemoryStore, open_store
 from deltackpt.store.doctor import diagnose
 from deltackpt.store.remote import RemoteStore
-from deltackpt.store.retry import Patience
+from deltackpt.store.retry import RetryPolicy
 from deltackpt.store.s3 import S3Driver
 from deltackpt.verify import verify_repository
 from tests.store.conftest import BUCKET
 
 pytestmark = pytest.mark.stores
 
-BRIEF = Patience(total=0.5, silence=2.0, first=0.01, most=0.1)
+BRIEF = RetryPolicy(total=0.5, silence=2.0, first=0.01, most=0.1)
 
 
 @pytest.fixture(params=["s3", "hub"])
@@ -85,7 +85,7 @@ def repository(proxy: FaultyProxy, root: str, identity: str) -> Repository:
     from deltackpt.store.s3 import options
 
     fs = s3fs.S3FileSystem(endpoint_url=proxy.url, skip_instance_cache=True, **options(BRIEF))
-    return Repository(RemoteStore(S3Driver(fs, BUCKET, BRIEF), f"s3://{BUCKET}/{root}", root, patience=BRIEF), identity)
+    return Repository(RemoteStore(S3Driver(fs, BUCKET, BRIEF), f"s3://{BUCKET}/{root}", root, retry=BRIEF), identity)
 
 
 def test_no_fault_shows_a_reader_anything_but_a_whole_step(
@@ -109,8 +109,8 @@ def test_no_fault_shows_a_reader_anything_but_a_whole_step(
         for fault, error, times in faults:
             if isinstance(fault, Short | Reset) and kind != "patches":
                 continue  # they take all of our patience
-            repo.load.cache_clear()
-            repo.layout_of.cache_clear()
+            repo.manifests.cache.clear()
+            repo.states.clear()
             proxy.calm()
             proxy.fail(fault, "GET", f"/{kind}/", times)
             with pytest.raises((error, FormatError)):

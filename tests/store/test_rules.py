@@ -17,13 +17,13 @@ from support.store_contract import error_code
 from deltackpt.errors import DeltackptError, NoSpaceError, NotFoundError, StoreError
 from deltackpt.store.hub import BucketDriver
 from deltackpt.store.remote import RemoteStore
-from deltackpt.store.retry import Patience
+from deltackpt.store.retry import RetryPolicy
 from tests.store.conftest import BUCKET, azure_keys
 from tests.store.test_border import keeps
 
 pytestmark = [pytest.mark.stores, pytest.mark.filterwarnings("ignore:Sending a large body directly")]
 
-PATIENCE = Patience(total=3.0, silence=2.0, first=0.01, most=0.1)
+PATIENCE = RetryPolicy(total=3.0, silence=2.0, first=0.01, most=0.1)
 PART = 5 << 20  # the smallest that S3 takes
 BODY = bytes(range(256)) * (44 << 10)  # 11 MiB: three parts
 LIMIT = 1 << 20
@@ -99,7 +99,7 @@ def behind(request: pytest.FixtureRequest, root: str) -> Iterator[Behind]:
             keys = request.getfixturevalue("azurite")
             upstream = keys.partition("BlobEndpoint=")[2].rpartition("/")[0]
         proxy = stack.enter_context(FaultyProxy(upstream).serve())
-        store = RemoteStore(make(proxy, request), f"any://{root}", root, patience=PATIENCE, part=PART)
+        store = RemoteStore(make(proxy, request), f"any://{root}", root, retry=PATIENCE, part=PART)
         proxy.calm()
         yield Behind(store, proxy, small, large)
 
@@ -181,7 +181,7 @@ def test_an_upload_that_never_ends_well_publishes_nothing(behind: Behind) -> Non
 def s3_behind(request: pytest.FixtureRequest, root: str, s3_environment: str) -> Iterator[Behind]:
     make, small, large = KINDS["s3"]
     with FaultyProxy(s3_environment).serve() as proxy:
-        store = RemoteStore(make(proxy, request), f"any://{root}", root, patience=PATIENCE, part=PART)
+        store = RemoteStore(make(proxy, request), f"any://{root}", root, retry=PATIENCE, part=PART)
         yield Behind(store, proxy, small, large)
 
 
@@ -210,7 +210,7 @@ def test_a_put_that_is_answered_by_a_200_of_somebody_else(s3_behind: Behind) -> 
 
 
 def test_a_batch_in_which_any_operation_failed(hub: FakeBucket, root: str) -> None:
-    store = RemoteStore(BucketDriver("me/name", PATIENCE), "hf://buckets/me/name", root, patience=PATIENCE)
+    store = RemoteStore(BucketDriver("me/name", PATIENCE), "hf://buckets/me/name", root, retry=PATIENCE)
     store.put("there", [b"x"])
     hub.refuse[f"{root}/b"] = "no"
     with pytest.raises(StoreError) as caught:

@@ -18,4 +18,4 @@ pytestmark = pytest.mark.stores
 class TestS3(StoreContract):
     @pytest.fixture
     def store(self, s3: Any, root: str) -> Store:
-        return RemoteStore(S3Driver(s3, BUCKET), f"s3://{BUCKET}/{root}", root, patience=QUICK)
+        return RemoteStore(S3Driver(s3, BUCKET), f"s3://{BUCKET}/{root}", root, retry=QUICK)

@@ -17,7 +17,7 @@ from deltackpt import store as stores
 from deltackpt.repository import Repository
 from deltackpt.store import Buffer, Capabilities, ObjectInfo, Store, Written, base, check_name
 from deltackpt.store.doctor import diagnose
-from deltackpt.sync.follow import Follower
+from deltackpt.sync.follow import Follower, FollowOptions
 from deltackpt.verify import verify_repository
 
 TABLE = "CREATE TABLE IF NOT EXISTS objects (name TEXT PRIMARY KEY, body BLOB, modified REAL)"
@@ -131,6 +131,6 @@ def test_it_is_reached_by_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     world = World(tmp_path, url)
     world.run(3)
     assert verify_repository(Repository.open(url), threads=1).ok
-    done = Follower(Repository.open(url), tmp_path / "cache", threads=1).catch_up()
+    done = Follower(Repository.open(url), tmp_path / "cache", FollowOptions(threads=1)).catch_up()
     assert done is not None
     assert done.step == 2

@@ -1,4 +1,4 @@
-"""Small torch models published step by step, and what each step must look like to whoever receives it."""
+"""Small torch models published step by step, and what each step must look like to a receiver."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class World:
                 return
             working = Working.copy(base, out)
             for item in by_name(source.read(step, base), base, "the step").values():
-                working.take(item.load())
+                working.apply(item.load())
         source.prove(step, working)
 
     def not_taken(self, code: str) -> DeltackptError:

@@ -14,17 +14,16 @@ from unittest import mock
 import numpy as np
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.codecs import plain, planes
+from deltackpt.codecs import Entry, plain, planes
 from deltackpt.codecs.bits import starts
 from deltackpt.codecs.packed import codec as packed
 from deltackpt.codecs.packed import native
 from deltackpt.codecs.packed.tile_index import TileIndex
-from deltackpt.codecs.table import Entry
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
+from deltackpt.patch.apply import decode_step, replace_whole, write_step
 from deltackpt.patch.part import Origin, PartReader
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import decode_step, replace_whole, write_step
 from support.tile_by_tile import PARTS
 
 ROOT = Path(__file__).parents[2]
@@ -50,10 +49,10 @@ def part(data: bytes) -> None:
 
 def applied(reader: PartReader, *, in_place: bool = False) -> dict[str, bytes]:
     """What a part makes of tensors of every exponent."""
-    patch, result = PatchReader(None, [reader]), {}  # type: ignore[arg-type]
+    patch, result = PatchReader([reader]), {}  # type: ignore[arg-type]
     for name in patch.names:
-        found = patch.entries_of(name)
-        entry = found[0][0].entries[found[0][1]]
+        found = patch.tensor(name)
+        entry = found.entries[0]
         base = base_of(entry)
         known = (entry.dtype.name, entry.whole)
         if in_place and base is not None and write_step(base, known, found):
@@ -69,7 +68,7 @@ def applied(reader: PartReader, *, in_place: bool = False) -> dict[str, bytes]:
 def base_of(entry: Entry) -> np.ndarray | None:
     """Old bytes of every exponent, or None where the tensor is too large to be there."""
     count = int(np.prod(entry.whole, dtype=object)) * entry.dtype.bits // 8
-    if entry.encoding == "removed" or count > MOST:
+    if entry.removes or count > MOST:
         return None
     return (np.arange(count, dtype=np.uint64) * 2654435761 >> np.uint64(7)).astype(np.uint8)
 

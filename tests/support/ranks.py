@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from deltackpt.gpu import device as on_device
+from deltackpt.gpu import changes as device_changes
 from deltackpt.hooks import TrainerHook, anchors
 from deltackpt.repository import Repository
 from support.training import Ledger, Net, exact_copy, published, train_step
@@ -146,7 +146,7 @@ def publish_kind(rank: int, world: int, root: Path, kind: str, *, device: str) -
     options: dict[str, Any] = {}
     if kind.endswith("+device"):  # coded on the device, though the tensors are small
         kind, options = kind.removesuffix("+device"), {"on_device": True, "scan_limit": 0}
-        on_device.SMALL = 64
+        device_changes.SMALL = 64
     state, _, locate = state_for(kind, rank, world, device)
     sizes: list[int] = []
     with TrainerHook(state, root / "repo", locate=locate, threads=1, timeout=60, **options) as hook:
@@ -173,7 +173,7 @@ def shares(rank: int, world: int, root: Path, *, device: str) -> None:
     state = {k: distribute_tensor(v, mesh, [Shard(i % 2)]) for i, (k, v) in enumerate(whole.items())}
     total = sum(t.nbytes for t in whole.values())
     with TrainerHook(state, root / "repo", shard_bytes=total // world, threads=1, timeout=60) as hook:
-        read = sum(t.to_local().nbytes for name, t in state.items() if name in hook._taker.names)
+        read = sum(t.to_local().nbytes for name, t in state.items() if name in hook._capture.names)
         assert read <= total / world * 1.05
         for step in range(2):
             change(state, step)

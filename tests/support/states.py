@@ -15,13 +15,13 @@ from typing import TypeAlias
 import numpy as np
 
 from deltackpt.checkpoint.diff import difference
-from deltackpt.codecs import SCAN_LIMIT, Decoded, Entry, decode, decode_into, encode
-from deltackpt.codecs.table import REMOVED
+from deltackpt.codecs import SCAN_LIMIT, Decoded, Entry, decode, decode_into
 from deltackpt.codecs.types import Source
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, nbytes, ordered, storage_shape, uint, unordered
 from deltackpt.format.safetensors_header import Tensor, build_header
-from deltackpt.patch.part import Origin, PartReader, PartWriter, collides
+from deltackpt.patch.encode import encode_entry
+from deltackpt.patch.part import Origin, PartReader, PartWriter
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Replay
 
@@ -184,22 +184,16 @@ def part_of(old: State, new: State, encoding: str = "auto", *, scan_limit: int =
     for name in sorted(names, key=str.encode):
         found = difference(name, Memory(old), Memory(new))
         if found.change is None:
-            writer.add(Entry(name, "removed", REMOVED))
+            writer.add(Entry.removal(name))
         elif not found.empty:
-            shape, dtype = new[name][1], DTYPES[new[name][0]]
-            for choice in (encoding, "full"):
-                chosen, encoded = encode(found.change, shape, choice, scan_limit=scan_limit)
-                entry = Entry(name, chosen, dtype, shape, shape, (0,) * len(shape), encoded.detail)
-                if not collides(entry, names):
-                    break
-            writer.add(entry, encoded)
+            writer.add(*encode_entry(name, found.change, new[name][1], names, encoding, scan_limit=scan_limit))
     return b"".join(writer.chunks())
 
 
 def patched(old: State, *parts: bytes) -> State:
     """``old`` with the parts of one step applied."""
     readers = [PartReader(memoryview(part), f"part {i}") for i, part in enumerate(parts)]
-    patch = PatchReader(None, readers)  # type: ignore[arg-type]
+    patch = PatchReader(readers)  # type: ignore[arg-type]
     names = {*old, *patch.names}
     replay = Replay(Memory(old), [patch], SimpleNamespace(tensors=dict.fromkeys(names)))  # type: ignore[arg-type]
     new = {}

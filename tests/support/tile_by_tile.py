@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from deltackpt.codecs import Decoded, Entry, subset
+from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.patch.part import PartReader
-from deltackpt.patch.remote_part import RangedPart
+from deltackpt.patch.remote_part import RemotePart
 from deltackpt.store import MemoryStore
 
 
-class TileByTile(RangedPart):
+class TileByTile(RemotePart):
     """A part of which every read is one of a single tile, the last one first."""
 
-    def decode(self, entry: Entry, base: Any) -> Decoded:
-        if not subset.has_pieces(entry):
+    def decode(self, entry: Entry, base: Any, buffer: DecodeBuffer | None = None) -> Decoded:
+        if not entry.has_pieces:
             return super().decode(entry, base)
         tiles = range(len(subset.lengths(entry)))
         found = [self.decode_tiles(entry, [t], base) for t in reversed(tiles)]
@@ -25,7 +26,7 @@ class TileByTile(RangedPart):
         return Decoded(positions, np.concatenate([base[:0], *(d.values for d in found)]))
 
 
-def ranged(kind: type[RangedPart], data: bytes) -> RangedPart:
+def ranged(kind: type[RemotePart], data: bytes) -> RemotePart:
     store = MemoryStore()
     store.put("part", [data])
     return kind.open(store, "part", gap=0)
@@ -33,6 +34,6 @@ def ranged(kind: type[RangedPart], data: bytes) -> RangedPart:
 
 PARTS: dict[str, Callable[[bytes], Any]] = {
     "streamed": lambda data: PartReader(memoryview(data), "vector"),
-    "ranged": lambda data: ranged(RangedPart, data),
+    "ranged": lambda data: ranged(RemotePart, data),
     "tile by tile": lambda data: ranged(TileByTile, data),
 }

@@ -17,10 +17,10 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.format.dtypes import DTYPES
+from deltackpt.patch.apply import decode_step, replace_whole, write_step
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import decode_step, replace_whole, write_step
 from support.tile_by_tile import PARTS
 
 ROOT = Path(__file__).parents[2]
@@ -96,10 +96,10 @@ def streamed(
     data: bytes, base: Found, read: Callable[[bytes], Any] = PARTS["streamed"], step: Callable[..., bool] = _written
 ) -> Found:
     """Every tensor of a part applied to its base."""
-    patch = PatchReader(None, [read(data)])
+    patch = PatchReader([read(data)])
     result = dict(base)
     for name in patch.names:
-        found, old = patch.entries_of(name), base.get(name)
+        found, old = patch.tensor(name), base.get(name)
         known = (old[0], old[1]) if old else None
         current = np.frombuffer(old[2], np.uint8).copy() if old else None
         if current is None or not step(current, known, found):
@@ -113,11 +113,10 @@ def decoded_apart(data: bytes, base: Found, read: Callable[[bytes], Any] = PARTS
     part = read(data)
     for entry in reversed(part.entries):
         old = base.get(entry.name)
-        if entry.encoding in ("full", "removed") or (old and (entry.dtype.name, entry.whole) == old[:2]):
-            words = np.frombuffer(old[2], f"<u{entry.dtype.width}") if old and entry.encoding != "removed" else None
-            if words is not None and entry.boxed and old and old[:2] == (entry.dtype.name, entry.whole):
-                box = tuple(slice(o, o + n) for o, n in zip(entry.offset, entry.shape, strict=True))
-                words = words.reshape(entry.whole)[box].reshape(-1)
+        if entry.replaces or entry.removes or (old and (entry.dtype.name, entry.whole) == old[:2]):
+            words = np.frombuffer(old[2], f"<u{entry.dtype.width}") if old and not entry.removes else None
+            if words is not None and old and old[:2] == (entry.dtype.name, entry.whole):
+                words = entry.box_of(words)
             part.decode(entry, words)
 
 

@@ -27,7 +27,7 @@ class Shelf(SimpleHTTPRequestHandler):
         self.wfile.write(part)
 
     def do_PUT(self) -> None:
-        """Whoever reads asks for a lease, and does without."""
+        """A reader asks for a lease, and does without."""
         self.rfile.read(int(self.headers.get("content-length") or 0))
         self.send_error(403)
 

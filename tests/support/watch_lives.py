@@ -20,7 +20,7 @@ import numpy as np
 
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.repository import Repository
-from deltackpt.watch import Watch
+from deltackpt.watch import Watch, WatchOptions
 
 SETTLE = 0.02
 
@@ -87,7 +87,8 @@ def _done(note: Path, step: int) -> None:
 
 def follow(folder: Path, repo: Path, marker: str | None, keep: int | None, once: bool = False) -> None:
     policy = AnchorPolicy(every=20)
-    watch = Watch(folder, repo, marker=marker, settle=SETTLE, threads=1, anchor=policy, prune_dense=keep)
+    options = WatchOptions(marker=marker, settle=SETTLE, threads=1, anchor=policy, prune_dense=keep)
+    watch = Watch(folder, repo, options)
     for _ in watch.run(poll=0.01, once=once):
         pass
 

@@ -23,7 +23,7 @@ from deltackpt.store import LocalStore, MemoryStore, Store
 from deltackpt.store.object_cache import ObjectCache
 from deltackpt.store.read_through import ReadThrough
 from deltackpt.sync.backoff import Backoff
-from deltackpt.sync.follow import Follower, Switch, follow
+from deltackpt.sync.follow import Follower, FollowOptions, Switch, follow
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.transfer import Transfer
 
@@ -65,7 +65,8 @@ def told(world: World, store: Store | None = None, *between: Callable[[], object
 
     repo = Repository.at(store) if store else world.repo
     options.setdefault("stop", Event(*between))
-    follow(repo, world.root / "cache", switched, threads=1, **options)
+    how = {name: options.pop(name) for name in [*options] if name in FollowOptions.__dataclass_fields__}
+    follow(repo, world.root / "cache", switched, FollowOptions(threads=1, **how), **options)
     return seen
 
 
@@ -99,17 +100,17 @@ def test_looking_costs_one_read(world: World) -> None:
 
 
 def test_once(world: World) -> None:
-    follower = Follower(world.repo, world.root / "cache", threads=1)
+    follower = Follower(world.repo, world.root / "cache", FollowOptions(threads=1))
     first = follower.catch_up()
     assert first is not None
     assert (first.step, first.switched, first.behind) == (2, True, None)
     again = Follower(world.repo, world.root / "cache").catch_up()  # nobody came back from the callback
     assert again is not None
     assert (again.step, again.switched, again.read, again.written) == (2, False, 0, 0)
-    follower.told(again)
+    follower.acknowledge(again)
     assert Follower(world.repo, world.root / "cache").catch_up() is None
     with pytest.raises(NotFoundError, match="step-missing"):
-        Follower(world.repo, world.root / "other", ref="side").catch_up()
+        Follower(world.repo, world.root / "other", FollowOptions(ref="side")).catch_up()
 
 
 def test_a_callback_that_failed_is_told_again(world: World) -> None:
@@ -145,11 +146,11 @@ def test_the_other_slot_is_brought_along_when_the_callback_came_back(tmp_path: P
         there.append(shallow(world))
 
     publish()
-    seen = told(world, None, publish, publish, publish, look, ready=True)
+    seen = told(world, None, publish, publish, publish, look, standby=True)
     assert [s.step for s in seen] == [0, 1, 2, 3]
     assert [s.rebuilt for s in seen] == [None] * 4
     assert there == [False, False, True, True, True]  # of one slot there is no other
-    again = told(world, None, publish, look, ready=True)  # another process
+    again = told(world, None, publish, look, standby=True)  # another process
     assert [s.step for s in again] == [4]
     assert there[5:] == [True, True]
 
@@ -165,7 +166,7 @@ def test_while_the_callback_works_the_step_before_is_there(world: World) -> None
 
     state = world.states[world.repo.find().id]
     publish = [partial(world.publish, next_state(state, 7 * i + 1)) for i in range(3)]
-    follow(world.repo, world.root / "cache", switched, stop=Event(*publish), threads=1, ready=True)
+    follow(world.repo, world.root / "cache", switched, FollowOptions(threads=1, standby=True), stop=Event(*publish))
     assert before[0].step == 5
     assert shallow(world)
 
@@ -189,8 +190,9 @@ def test_what_cannot_be_brought_along_ends_nothing(world: World) -> None:
 
     publish = [partial(world.publish, next_state(state, 7 * i + 1)) for i in range(3)]
     stop = Event(*publish)
-    options = {"ready": True, "unready": lambda error: errors.append(error.code)}
-    follow(world.repo, world.root / "cache", switched, stop=stop, threads=1, **options)
+    options = FollowOptions(threads=1, standby=True)
+    failed = lambda error: errors.append(error.code)  # noqa: E731
+    follow(world.repo, world.root / "cache", switched, options, stop=stop, standby_failed=failed)
     assert errors == ["tensor-differs"]
     assert open_current(world.root / "cache")[1].step == 5
 
@@ -198,10 +200,10 @@ def test_what_cannot_be_brought_along_ends_nothing(world: World) -> None:
 def test_after_a_restart_of_the_machine(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is there is proven, and told again, as whoever loaded it went with the machine."""
     state = world.states[world.repo.find().id]
-    told(world, None, partial(world.publish, next_state(state, 1)), lambda: None, ready=True)
+    told(world, None, partial(world.publish, next_state(state, 1)), lambda: None, standby=True)
     assert shallow(world)
     monkeypatch.setattr(cache, "boot_id", lambda: "another run of the machine")
-    again = told(world, ready=True)
+    again = told(world, standby=True)
     assert [(s.step, s.rebuilt, s.written) for s in again] == [(3, None, 0)]
     assert not shallow(world)
     assert told(world) == []
@@ -230,7 +232,7 @@ def test_it_lives_through_outages(world: World, every: int) -> None:
     stop = Event(*[lambda: world.count < 20 and world.run(1)] * 60)
     back: list[int] = []
     options = {"failed": lambda error, wait: failures.append((error.code, wait))}
-    seen = told(world, store, stop=stop, back=lambda: back.append(len(failures)), **options)
+    seen = told(world, store, stop=stop, recovered=lambda: back.append(len(failures)), **options)
     assert seen[-1].step == 19
     assert back == sorted(set(back))
     assert back[-1] >= len(failures) - 1
@@ -289,23 +291,23 @@ def test_what_does_not_pass_ends_it_at_once(world: World, code: str) -> None:
 
 
 def test_which_errors_pass() -> None:
-    outage = Backoff(first=1, most=8)
+    backoff = Backoff(first=1, most=8)
     busy = StoreError("store-busy", where="x", have="x", need="x")
-    waits = [outage.wait(busy) for _ in range(40)]
+    waits = [backoff.delay(busy) for _ in range(40)]
     assert all(min(8, 2**i) / 2 <= wait <= min(8, 2**i) for i, wait in enumerate(waits))
-    assert outage.over()
-    assert not outage.over()
+    assert backoff.reset()
+    assert not backoff.reset()
     damaged = FormatError("object-hash", where="x", have="x", need="x")
     for _ in range(5):
-        outage.wait(damaged)
+        backoff.delay(damaged)
     with pytest.raises(FormatError):
-        outage.wait(damaged)
+        backoff.delay(damaged)
     for error in (
         ConflictError("cache-locked", where="x", have="x", need="x"),
         StoreError("store-permission", where="x", have="x", need="x"),
     ):
         with pytest.raises(DeltackptError):
-            Backoff().wait(error)
+            Backoff().delay(error)
 
 
 # Killed
@@ -358,7 +360,8 @@ def test_the_next_step_is_fetched_while_the_callback_works(world: World) -> None
         else:
             stop.set()
 
-    follow(repo, world.root / "cache", switched, poll=0.01, prefetch=True, stop=stop, threads=1)
+    options = FollowOptions(poll=0.01, prefetch=True, threads=1)
+    follow(repo, world.root / "cache", switched, options, stop=stop)
     assert seen == [2, 3]
     assert not [t for t in threading.enumerate() if t.name == "deltackpt-prefetch"]
 
@@ -369,7 +372,7 @@ def test_errors_of_what_is_fetched_ahead_are_the_followers(world: World) -> None
     repo = Repository.at(ReadThrough(store, ObjectCache(world.root / "objects")))
     store.every, store.code = 1, "store-permission"
     with pytest.raises(StoreError, match="store-permission"):
-        follow(repo, world.root / "cache", print, poll=0.01, prefetch=True)
+        follow(repo, world.root / "cache", print, FollowOptions(poll=0.01, prefetch=True))
     store.code = "store-busy"
     failures: list[str] = []
 
@@ -379,7 +382,7 @@ def test_errors_of_what_is_fetched_ahead_are_the_followers(world: World) -> None
 
     stop = threading.Event()
     followed: Iterator[Switch] = Follower(
-        repo, world.root / "cache", poll=0.01, prefetch=True, stop=stop, failed=failed
+        repo, world.root / "cache", FollowOptions(poll=0.01, prefetch=True), stop=stop, failed=failed
     ).switches()
     assert next(followed).step == 2
     assert failures == ["store-busy"]

@@ -14,7 +14,7 @@ from deltackpt.format.manifest import File
 from deltackpt.store import Buffer, MemoryStore, Written
 from deltackpt.sync import transfer
 from deltackpt.sync.rate import LARGEST, SMALLEST, Rate
-from deltackpt.sync.spool import GRAIN
+from deltackpt.sync.spool import BLOCK
 from deltackpt.sync.transfer import Transfer
 
 BODY = bytes(range(256)) * 8192  # 2 MiB
@@ -89,7 +89,7 @@ def test_what_lies_in_the_spool_is_not_believed(tmp_path: Path) -> None:
     source, target = Counting(), MemoryStore()
     file = put(source)
     (tmp_path / f"{file.sha256}.part").write_bytes(b"x" * len(BODY))
-    (tmp_path / f"{file.sha256}.done").write_bytes(b"\1" * (len(BODY) // GRAIN))
+    (tmp_path / f"{file.sha256}.done").write_bytes(b"\1" * (len(BODY) // BLOCK))
     Transfer(source, target, folder=tmp_path).copy(file)
     assert source.ranged == len(BODY)
     assert target.get(NAME, len(BODY)) == BODY
@@ -107,7 +107,7 @@ def test_two_that_fetch_the_same_object(tmp_path: Path) -> None:
     assert all(target.get(NAME, len(BODY)) == BODY for target in targets)
 
 
-@pytest.mark.parametrize("size", [0, 1, GRAIN, (1 << 20) + 1, (1 << 20) + GRAIN])
+@pytest.mark.parametrize("size", [0, 1, BLOCK, (1 << 20) + 1, (1 << 20) + BLOCK])
 def test_any_size(tmp_path: Path, size: int) -> None:
     source, target = Counting(), MemoryStore()
     file = put(source, body=BODY[:size])
@@ -233,11 +233,11 @@ def test_a_rate_is_kept() -> None:
     time = Time()
     rate = Rate(1000, sleep=time.sleep, clock=lambda: time.now)
     for _ in range(10):
-        rate.take(500)
+        rate.acquire(500)
     assert time.now == pytest.approx(104.5)  # the last is on its way
     time.now += 100  # nothing is saved up
-    rate.take(500)
-    rate.take(500)
+    rate.acquire(500)
+    rate.acquire(500)
     assert time.now == pytest.approx(205.0)
 
 
@@ -255,7 +255,7 @@ def test_both_links_are_paced_and_a_disk_is_not(tmp_path: Path, monkeypatch: pyt
     source, target = MemoryStore(), MemoryStore()
     work = Transfer(source, target, limit=1e6, folder=tmp_path)
     names = {id(work._down): "down", id(work._up): "up"}
-    monkeypatch.setattr(Rate, "take", counted)
+    monkeypatch.setattr(Rate, "acquire", counted)
     files = [put(source), put(source, "patches/small", b"x" * 1000)]
     work.copy_all(files)
     assert taken == {"down": len(BODY) + 1000, "up": len(BODY) + 1000}

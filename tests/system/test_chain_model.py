@@ -232,7 +232,7 @@ class Chains(RuleBasedStateMachine):
         self.world.writer = None
 
     def renew(self, _a: int, _b: int) -> None:
-        if self.world.writer is not None and (renewal := self.world.writer.writer._renewal) is not None:
+        if self.world.writer is not None and (renewal := self.world.writer.writer._heartbeat) is not None:
             self.clock.now += 20
             with renewal._lock:
                 renewal._renew()

@@ -11,7 +11,7 @@ from deltackpt.cache import apply_to_cache
 from deltackpt.cache.slot import MappedSlot
 from deltackpt.cache.standby import prepare_standby
 from deltackpt.util import mapped_file
-from deltackpt.util.mapped_file import HUGE, Pages, make_huge
+from deltackpt.util.mapped_file import HUGE, MappedFile, make_huge
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,14 +26,14 @@ def test_what_is_written_is_in_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     with (tmp_path / "file").open("w+b") as file:
         file.truncate(size)
         make_huge(file.fileno(), size, [100, HUGE + 7, size])
-        found = Pages(file.fileno(), size, spans)
+        found = MappedFile(file.fileno(), size, spans)
     want = np.zeros(size, np.uint8)
     for turn, span in enumerate(spans, 1):
-        found.come(span, write=turn % 2 == 0)
+        found.populate(span, write=turn % 2 == 0)
         for at in {*span} - {size}:
             found.bytes_of((at, at + 1))[0] = want[at] = turn
-        found.done(span)
-    found.wake()
+        found.release(span)
+    found.make_writable()
     assert np.array_equal(found.bytes_of((0, size)), want)
     assert np.array_equal(np.fromfile(tmp_path / "file", np.uint8), want)
 

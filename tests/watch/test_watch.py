@@ -12,7 +12,7 @@ from deltackpt.errors import ConflictError, NotFoundError, StoreError, UsageErro
 from deltackpt.publish.write import AnchorPolicy
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.watch import Watch
+from deltackpt.watch import Watch, WatchOptions
 from deltackpt.watch.snapshot import compile_pattern
 
 NEVER = AnchorPolicy(ratio=float("inf"))
@@ -49,7 +49,7 @@ class Trainer:
 
     def watch(self, **options) -> Watch:
         options = {"settle": 0.0, "threads": 1, "anchor": NEVER, "marker": self.marker, **options}
-        return Watch(self.run_dir, self.repo, say=self.said.append, **options)
+        return Watch(self.run_dir, self.repo, WatchOptions(**options), notify=self.said.append)
 
     def once(self, **options) -> list[int]:
         return [done.step for done in self.watch(**options).run(poll=0.0, once=True)]

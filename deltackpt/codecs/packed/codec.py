@@ -165,23 +165,23 @@ def decode(
     base: Elements,
     dtype: DType,
     where: str,
-    room: DecodeBuffer | None = None,
+    buffer: DecodeBuffer | None = None,
 ) -> tuple[npt.NDArray[Any], Elements]:
     """-> flat positions (tile by tile, not sorted over the tensor) and new bits of the changed elements.
 
-    ``base`` holds the old elements, flat. Positions are int64; with ``room`` both may be there, and positions uint32.
+    ``base`` holds the old elements, flat. Positions are int64; with ``buffer`` both may be there, and positions uint32.
     Raises FormatError if the bytes are not a valid stream.
     """
     grid, near = directory.grid, directory.near
     if kernels.LIB is not None:
-        return native.decode(directory, payload, base, dtype, where, room)
+        return native.decode(directory, payload, base, dtype, where, buffer)
     population = Population(near, exponent_of(base, dtype), grid) if near.classes else None
     spans = population.spans(grid) if population else np.full((grid.tiles, 1), grid.span)
     check_counts(directory, spans, where)
     tiles = check(directory, payload, where)
     parts = [
         _decode_group(directory, part, tiles[part], spans[part], population, base, dtype, where)
-        for part in _groups(starts(directory.changes))
+        for part in _groups(starts(directory.tile_changes))
     ]
     if not parts:
         return np.zeros(0, np.int64), np.zeros(0, uint(dtype.width))
@@ -189,7 +189,7 @@ def decode(
 
 
 def decode_into(directory: TileIndex, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
-    """The same, written to ``elements``, which hold the old ones. After a FormatError they are worth nothing."""
+    """The same, written to ``elements``, which hold the old ones. After a FormatError they are worthless."""
     if kernels.LIB is not None and elements.flags.c_contiguous and elements.flags.writeable:
         native.decode_into(directory, payload, elements, dtype, where)
         return
@@ -234,7 +234,7 @@ def _decode_group(
     old = base[positions]
 
     exponent = exponent_of(old, dtype)
-    if population and (~close & (exponent <= directory.near.threshold)).any():
+    if population and (~close & (exponent <= directory.near.threshold)).any():  # [F-LIST-1]
         raise FormatError("list-wrong", where=where, have="a near element among the far ones", need="each in its list")
     among = np.flatnonzero(directory.scale.eligible(exponent))
     eligible_at = np.searchsorted(among, starts(changes))
@@ -243,7 +243,7 @@ def _decode_group(
     at = among[ordinal + np.repeat(eligible_at[:-1], tiles.exceptions)]
     field = directory.scale.raw_bits(exponent, dtype.width)
     length = field[at] + tiles.excess + 1
-    if (length > 8 * dtype.width).any():
+    if (length > 8 * dtype.width).any():  # [F-STEP-2]
         raise FormatError(
             "step-outside", where=where, have="a step wider than its element", need=f"{8 * dtype.width} bits"
         )
@@ -257,7 +257,7 @@ def _decode_group(
 
 def _check_quotients(quotient: Ints, counts: Ints, limits: Ints, where: str) -> None:
     """Before they are multiplied: a gap ends inside its span, so its upper part is at most span >> k."""
-    if (
+    if (  # [F-READ-3]
         len(quotient)
         and int(quotient.max()) > int(limits[counts > 0].min())
         and (quotient > np.repeat(limits, counts)).any()
@@ -269,5 +269,5 @@ def _check_ranks(rank: npt.NDArray[Any], counts: Ints, spans: Ints, where: str) 
     """Ranks of a segment rise, so its last is the one that can run past the span."""
     ends = np.cumsum(counts)
     held = counts > 0
-    if (rank[ends[held] - 1] >= spans[held]).any():
+    if (rank[ends[held] - 1] >= spans[held]).any():  # [F-LIST-2]
         raise FormatError("gap-outside", where=where, have="a gap that runs past the end", need="positions inside")

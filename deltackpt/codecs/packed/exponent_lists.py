@@ -33,9 +33,11 @@ class Near:
 
     @property
     def lists(self) -> int:
+        """The far list, and one for each class."""
         return self.classes + 1
 
     def list_of(self, exponent: Exponents) -> Ints:
+        """The list of each old exponent: int64 of the same shape."""
         depth = self.threshold - exponent.astype(np.int64)
         return np.where(depth < 0, 0, np.minimum(depth, self.classes - 1) + 1)
 

@@ -60,7 +60,7 @@ def encode(
     """`packed.encode`."""
     assert kernels.LIB is not None
     shape, n = _shape(grid, dtype, near), len(positions)
-    read = base if near.classes else base[:0]  # what stands for elements that nobody kept is not to be spread out
+    read = base if near.classes else base[:0]  # a base of elements that are not at hand is not spread out
     given = [np.ascontiguousarray(a) for a in (positions, old, new, read)]
     counts = np.zeros((grid.tiles, near.lists), np.int64)
     population = np.zeros((grid.tiles, near.classes), np.int64)
@@ -98,14 +98,14 @@ def decode(
     base: Elements,
     dtype: DType,
     where: str,
-    room: DecodeBuffer | None = None,
+    buffer: DecodeBuffer | None = None,
 ) -> tuple[npt.NDArray[Any], Elements]:
     """`packed.decode`."""
     stream = _Unpacking(directory, payload, np.ascontiguousarray(base), dtype, where)
     total = int(directory.counts.sum())
     positions: npt.NDArray[Any]
-    if room is not None and len(base) <= 1 << 32:
-        positions, values = room.take(total, dtype.width)
+    if buffer is not None and len(base) <= 1 << 32:
+        positions, values = buffer.take(total, dtype.width)
     else:
         positions, values = np.empty(total, np.int64), np.empty(total, uint(dtype.width))
     stream.run(positions, values)
@@ -116,7 +116,7 @@ def decode_into(directory: TileIndex, payload: memoryview, elements: Elements, d
     """`packed.decode_into`, for contiguous elements."""
     stream = _Unpacking(directory, payload, elements, dtype, where)
     wide = np.uint32 if len(elements) <= 1 << 32 else np.int64
-    stream.run(np.empty(int(directory.changes.max(initial=0)), wide), None)
+    stream.run(np.empty(int(directory.tile_changes.max(initial=0)), wide), None)
 
 
 class _Unpacking:
@@ -168,8 +168,10 @@ def _raw_bits(scale: Scale, dtype: DType) -> npt.NDArray[np.uint8]:
     return scale.raw_bits(np.arange(EXPONENTS, dtype=np.uint16), dtype.width)
 
 
+# By the code that the kernel returns, from 1. [F-PACK-4] twice, [F-PACK-6], [F-LIST-2], [F-TILE-3], [F-LIST-1],
+# [F-STEP-2], [F-BIT-2]
 _DEFECTS: tuple[tuple[str, str, str], ...] = (
-    ("tile-short", "a tile shorter than its sections", "room for all of them"),
+    ("tile-short", "a tile shorter than its sections", "all of them"),
     ("tile-length", "a tile of another length than its contents", "an exact fit"),
     ("unary-count", "unary codes that do not add up", "one per gap and two per exception"),
     ("gap-outside", "a gap that runs past the end", "positions inside"),

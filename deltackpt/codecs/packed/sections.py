@@ -34,16 +34,17 @@ class TileReader:
         self._signs_at = octets(plane_bits).sum(axis=1)
         unary_at = self._signs_at + octets(changes)
         self._low_at = unary_at + unary
-        if (self._low_at > [len(t) for t in tiles]).any():
-            raise self._error("tile-short", "a tile shorter than its sections", "room for all of them")
+        if (self._low_at > [len(t) for t in tiles]).any():  # [F-PACK-4]
+            raise self._error("tile-short", "a tile shorter than its sections", "all of them")
         data = join(t[a:b] for t, a, b in zip(tiles, unary_at.tolist(), self._low_at.tolist(), strict=True))
         values, held, used = read_unary(data, starts(unary))
         self.exceptions = (held - codes) >> 1
+        # [F-PACK-6]
         if (self.exceptions < 0).any() or (codes + 2 * self.exceptions != held).any() or (octets(used) != unary).any():
             raise self._error("unary-count", "unary codes that do not add up", "one per gap and two per exception")
         self._fields_at = self._low_at + exception_k * octets(self.exceptions)
-        if (self._fields_at > [len(t) for t in tiles]).any():
-            raise self._error("tile-short", "a tile shorter than its sections", "room for all of them")
+        if (self._fields_at > [len(t) for t in tiles]).any():  # [F-PACK-4]
+            raise self._error("tile-short", "a tile shorter than its sections", "all of them")
         self._split(values, starts(held)[:-1])
 
     def _split(self, values: Ints, first: Ints) -> None:
@@ -66,7 +67,7 @@ class TileReader:
 
     def _planes(self, counts: Ints, bits: Ints, at: Ints) -> npt.NDArray[Any]:
         """Planes of ``bits`` (tiles, planes), one after the other from byte ``at`` of each tile: ``counts`` values."""
-        sizes, room = octets(bits), octets(counts)
+        sizes, full = octets(bits), octets(counts)
         ends = at[:, None] + np.cumsum(sizes, axis=1)
         begins = ends - sizes
         planes = []
@@ -74,14 +75,14 @@ class TileReader:
             cuts = zip(self._tiles, begins[:, j].tolist(), ends[:, j].tolist(), strict=True)
             pieces: list[memoryview | bytes] = [tile[a:b] for tile, a, b in cuts]
             self._check_padding(pieces, bits[:, j])
-            if (short := room - sizes[:, j]).any():
+            if (short := full - sizes[:, j]).any():
                 pieces = [x for piece, n in zip(pieces, short.tolist(), strict=True) for x in (piece, bytes(n))]
             planes.append(join(pieces))
         return read_planes(planes, counts)
 
     def _check_padding(self, pieces: Sequence[memoryview | bytes], bits: Ints) -> None:
         for piece, used in zip(pieces, (bits & 7).tolist(), strict=True):
-            if used and piece[-1] >> used:
+            if used and piece[-1] >> used:  # [F-BIT-2]
                 raise self._error("padding", "a set bit in the padding of a section", "zeros")
 
     def gap_remainders(self) -> npt.NDArray[Any]:
@@ -105,7 +106,7 @@ class TileReader:
         before = bit[starts(counts)]
         begin = self._fields_at
         used = octets(np.diff(before))
-        if (begin + used != [len(t) for t in self._tiles]).any():
+        if (begin + used != [len(t) for t in self._tiles]).any():  # [F-PACK-4]
             raise self._error("tile-length", "a tile of another length than its contents", "an exact fit")
         data = join(t[a:] for t, a in zip(self._tiles, begin.tolist(), strict=True))
         self._check_padding([t[a:] for t, a in zip(self._tiles, begin.tolist(), strict=True)], np.diff(before))

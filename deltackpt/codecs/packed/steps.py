@@ -31,6 +31,7 @@ class Scale:
     anchor: int
 
     def eligible(self, exponent: Elements) -> npt.NDArray[np.bool_]:
+        """Which old exponents allow a size above 0: bool of the same shape."""
         return exponent < self.ceiling
 
     def raw_bits(self, exponent: Elements, width: int) -> npt.NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""What the host's follower does with every kind of engine, in this order."""
+"""What the follower of a host does with every kind of engine, in this order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from deltackpt.format.manifest import Link
 
 
 @dataclass(frozen=True)
-class Host:
-    """What all engines of a host share. ``pause`` is the engine's mode for requests in flight."""
+class ClientOptions:
+    """What all engines of a host share. ``pause`` is the engine's mode for requests in flight, ``timeout`` in seconds,
+    ``mode`` that of `Update`.
+    """
 
     repository: str
     cache: Path
@@ -23,22 +25,23 @@ class Host:
 
 
 @dataclass
-class Ready:
-    """An engine that prepared a step. ``quiet``: nothing of its weights changes, so nothing has to stop."""
+class EngineReport:
+    """What an engine prepared, or wrote. ``unchanged``: nothing of its weights changes, so it need not pause."""
 
     mode: str = ""
     reason: str = ""
     elements: int = 0
-    quiet: bool = False
+    unchanged: bool = False
 
 
 class Client(ABC):
     """One engine. Calls raise ChainError ``engine-refused`` or ``engine-wedged``, StoreError ``engine-silent``."""
 
-    kind = ""
+    kind = ""  # as in the registry
+    no_route = "Is it this engine?"  # the hint where the engine does not have a route
 
-    def __init__(self, url: str, host: Host) -> None:
-        self.http, self.host = Http(url, host.timeout), host
+    def __init__(self, url: str, options: ClientOptions) -> None:
+        self.http, self.options = Http(url, options.timeout, no_route=self.no_route), options
         self.name = f"{self.kind}={url}"
 
     @abstractmethod
@@ -46,14 +49,17 @@ class Client(ABC):
         """The weight version that the engine tells its users."""
 
     @abstractmethod
-    def stage(self, link: Link, state: str, path: Path) -> Ready:
-        """Prepare everything while the engine works on; nothing of it changes."""
+    def stage(self, link: Link, state: str, path: Path) -> EngineReport:
+        """Prepare everything while the engine works on; nothing of it changes.
+
+        ``state`` is the step's digest, ``path`` its slot in the cache."""
 
     @abstractmethod
-    def pause(self) -> None: ...
+    def pause(self) -> None:
+        """Stop generation; requests in flight as the options say."""
 
     @abstractmethod
-    def apply(self) -> Ready:
+    def apply(self) -> EngineReport:
         """Write what was staged. An error leaves the engine at its old step."""
 
     @abstractmethod
@@ -69,7 +75,8 @@ class Client(ABC):
         """Back to what was before `apply`, whatever came of it."""
 
     @abstractmethod
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """Generation goes on."""
 
     @abstractmethod
     def check(self) -> None:

@@ -11,17 +11,20 @@ from typing import Any
 from deltackpt.errors import ChainError, StoreError
 
 MAX_ANSWER = 64 << 20
-_ROUTES = "Is it this engine? vLLM has this route with VLLM_SERVER_DEV_MODE=1 only."
 
 
 class Http:
-    def __init__(self, url: str, timeout: float = 120.0) -> None:
-        self.url, self.timeout = url, timeout
+    """The routes of one engine. ``timeout`` in seconds; ``no_route`` is the hint for a route that it does not have."""
+
+    def __init__(self, url: str, timeout: float = 120.0, *, no_route: str = "Is it this engine?") -> None:
+        self.url, self.timeout, self._no_route = url, timeout, no_route
 
     def get(self, path: str, timeout: float | None = None) -> Any:
+        """The answer: JSON as Python has it, else a text, None for an empty one."""
         return self._ask(urllib.request.Request(self.url + path), timeout)
 
     def post(self, path: str, body: Any = None, timeout: float | None = None) -> Any:
+        """The same, of a request with a JSON body."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         return self._ask(urllib.request.Request(self.url + path, data, headers, method="POST"), timeout)
@@ -43,13 +46,13 @@ class Http:
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode(errors="replace")
             have = f"status {error.code}: {said[:600]}"
-            hint = _ROUTES if error.code == 404 else ""
+            hint = self._no_route if error.code == 404 else ""
             raise ChainError(
                 "engine-refused", where=request.full_url, have=have, need="status 200", hint=hint
             ) from error
         except (OSError, http.client.HTTPException) as error:
             have = f"no answer ({type(error).__name__}: {str(error)[:200]})"
-            hint = "Is it running? It is asked again, and brought to the newest step then."
+            hint = "Is it running? It is asked again, and then updated to the newest step."
             raise StoreError("engine-silent", where=request.full_url, have=have, need="an answer", hint=hint) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Ask", "load_weights"]
+__all__ = ["UpdateRequest", "load_weights"]
 
 
 def __getattr__(name: str) -> Any:

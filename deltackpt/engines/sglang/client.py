@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltackpt.engines.clients.base import Client, Host, Ready
+from deltackpt.engines.clients.base import Client, ClientOptions, EngineReport
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.format.manifest import Link
 
-# Its third one, in_place, goes on with what was computed with the old weights.
+# By ours. SGLang's third mode, in_place, goes on with what was computed with the old weights.
 _PAUSES = {"keep": "retract", "abort": "abort"}
 
 
@@ -17,29 +17,33 @@ class SglangClient(Client):
 
     kind = "sglang"
 
-    def __init__(self, url: str, host: Host) -> None:
-        """Raises UsageError ``engine-form`` for a way to pause that SGLang does not have."""
-        super().__init__(url, host)
-        if host.pause not in _PAUSES:
+    def __init__(self, url: str, options: ClientOptions) -> None:
+        """Raises UsageError ``engine-form`` for a pause mode that SGLang does not have."""
+        super().__init__(url, options)
+        if options.pause not in _PAUSES:
             need = " or ".join(_PAUSES)
-            raise UsageError("engine-form", where=f"--pause, for {self.name}", have=host.pause, need=need)
+            raise UsageError("engine-form", where=f"--pause, for {self.name}", have=options.pause, need=need)
         self._path, self._step = Path(), ""
         self._before = Path(), ""
 
     def version(self) -> str:
+        """The weight version that the engine tells its users."""
         return str(self.http.field("/model_info", "weight_version"))
 
-    def stage(self, link: Link, state: str, path: Path) -> Ready:
+    def stage(self, link: Link, state: str, path: Path) -> EngineReport:
+        """Nothing is prepared: the path is remembered, and the one that the engine has."""
         self._path, self._step = path, str(link.step)
         self._before = Path(str(self.http.field("/model_info", "model_path"))), self.version()
-        return Ready("reload", "SGLang reads whole checkpoints")
+        return EngineReport("reload", "SGLang reads whole checkpoints")
 
     def pause(self) -> None:
-        self.http.post("/pause_generation", {"mode": _PAUSES[self.host.pause]})
+        """Stop generation; requests in flight as the options say."""
+        self.http.post("/pause_generation", {"mode": _PAUSES[self.options.pause]})
 
-    def apply(self) -> Ready:
+    def apply(self) -> EngineReport:
+        """Load the whole checkpoint of the slot."""
         self._load(self._path, self._step)
-        return Ready("reload", "SGLang reads whole checkpoints")
+        return EngineReport("reload", "SGLang reads whole checkpoints")
 
     def _load(self, path: Path, version: str) -> None:
         body = {"model_path": str(path), "flush_cache": True, "abort_all_requests": False, "weight_version": version}
@@ -49,16 +53,20 @@ class SglangClient(Client):
             raise ChainError("engine-refused", where=self.name, have=have, need="success")
 
     def drop_cache(self) -> None:
+        """Flush the radix cache."""
         self.http.post("/flush_cache")
 
     def finish(self) -> None:
+        """The load has set the version: check it."""
         if (found := self.version()) != self._step:
             raise ChainError("engine-refused", where=self.name, have=f"version {found}", need=self._step)
 
     def undo(self) -> None:
+        """Load the old checkpoint, whose slot is still there."""
         self._load(*self._before)
 
     def resume(self) -> None:
+        """Generation goes on."""
         self.http.post("/continue_generation", {})
 
     def check(self) -> None:

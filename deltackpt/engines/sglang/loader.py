@@ -1,11 +1,11 @@
 """Inside of an unpatched SGLang: `--custom-weight-loader deltackpt.engines.sglang.load_weights`.
 
-Every worker then calls `load_weights` with what `update_weights_from_tensor` brings under that load format: here one
+Every worker then calls `load_weights` with what `update_weights_from_tensor` sends under that load format: here one
 tiny tensor that names repository, cache and step. The worker reads the patch itself.
 
-    ask = Ask("s3://bucket/run", "/var/cache/run", step=12)
-    engine.update_weights_from_tensor(ask.tensors, load_format=LOADER)
-    ask.taken()
+    request = UpdateRequest("s3://bucket/run", "/var/cache/run", step=12)
+    engine.update_weights_from_tensor(request.tensors, load_format=LOADER)
+    request.reports()
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.engines.receiver import Receiver
+from deltackpt.engines.sglang.traits import TRAITS
 from deltackpt.engines.update import RankReport, Update, raise_first, read_reports
 from deltackpt.engines.weights import to_torch
 from deltackpt.errors import DeltackptError, StoreError, UsageError
@@ -34,7 +35,7 @@ _RECEIVERS: WeakKeyDictionary[torch.nn.Module, tuple[tuple[str, str], Receiver]]
 
 
 @dataclass(frozen=True)
-class Ask:
+class UpdateRequest:
     """One update. ``cache`` is a directory of the engine's host; ``step`` and ``mode`` are those of `Update`."""
 
     repository: str
@@ -46,29 +47,31 @@ class Ask:
 
     @property
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """What every worker has to be given: one tensor of uint8, JSON."""
+        """What every worker has to receive: one tensor [n] of uint8, JSON."""
         return [(NAME, torch.frombuffer(bytearray(json.dumps(asdict(self)).encode()), dtype=torch.uint8))]
 
-    def taken(self) -> list[RankReport]:
-        """What the ranks say, once the call is back. Raises ChainError ``engine-refused`` or ``engine-wedged`` with
-        what one of them met, StoreError ``engine-silent`` where none says anything."""
-        reports = read_reports(self.cache, self.token)
-        if not reports:
+    def reports(self) -> list[RankReport]:
+        """The reports of the ranks, once the call is back; they are removed.
+
+        Raises ChainError ``engine-refused`` or ``engine-wedged`` with the error of one of them, StoreError
+        ``engine-silent`` where there is none."""
+        found = read_reports(self.cache, self.token)
+        if not found:
             need = "a report of every rank"
             raise StoreError("engine-silent", where=self.cache, have="no report", need=need)
-        raise_first(reports, "sglang")
-        return reports
+        raise_first(found, "sglang")
+        return found
 
 
 def load_weights(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """SGLang's custom weight loader. Raises UsageError ``engine-form`` for tensors that no `Ask` made.
+    """SGLang's custom weight loader. Raises UsageError ``engine-form`` for tensors that no `UpdateRequest` made.
 
-    What an update meets is not raised, since a loader that raises ends SGLang: the engine goes on with its old step,
-    and `Ask.taken` tells.
+    The error of an update is not raised, since a loader that raises ends SGLang: the engine goes on with its old step,
+    and `UpdateRequest.reports` raises it.
     """
     for name, tensor in named_tensors:
         if name != NAME or tensor.dtype != torch.uint8:
-            have, need = f"a tensor {name[:80]!r}", f"one named {NAME!r}, as `Ask` makes it"
+            have, need = f"a tensor {name[:80]!r}", f"one named {NAME!r}, as `UpdateRequest` makes it"
             raise UsageError("engine-form", where="load_weights", have=have, need=need)
         want = json.loads(bytes(tensor.cpu().numpy()))
         _update(model, want.pop("repository"), want.pop("cache"), Update(**want))
@@ -77,22 +80,24 @@ def load_weights(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torc
 def _update(model: torch.nn.Module, url: str, cache: str, want: Update) -> None:
     rank = SglangRank(model)
     try:
-        held = _RECEIVERS.get(model)
-        if held is None or held[0] != (url, cache):
-            held = _RECEIVERS[model] = (url, cache), Receiver(rank, url, cache)
+        known = _RECEIVERS.get(model)
+        if known is None or known[0] != (url, cache):
+            known = _RECEIVERS[model] = (url, cache), Receiver(rank, url, cache)
     except DeltackptError as error:
         log.error("deltackpt: %s", error)
         RankReport(rank.rank, want.phase, error=error.to_dict()).save(cache, want.token)
         return
     try:
-        held[1].update(want)
-        held[1].confirm()
+        known[1].update(want)
+        known[1].confirm()
     except DeltackptError as error:
         log.error("deltackpt: %s", error)
 
 
 class SglangRank:
-    """Implements `receiver.Engine` over a plain module with `load_weights`, and torch.distributed if there is any."""
+    """Implements `engine.Engine` over a plain module with `load_weights`, and torch.distributed if there is any."""
+
+    traits = TRAITS
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model, self.load = model, model.load_weights
@@ -102,6 +107,7 @@ class SglangRank:
         self.whole = self._ranks == 1
 
     def native(self, folder: Path) -> list[str]:
+        """Every tensor of a checkpoint through the model's own `load_weights`."""
         with Checkpoint.open(folder) as found:
             loaded = self.load(
                 (name, to_torch(found.bytes_of(name).copy(), t.dtype, t.shape, name))
@@ -110,10 +116,11 @@ class SglangRank:
         parameters = {name for name, _ in self.model.named_parameters()}
         return sorted(parameters - loaded) if isinstance(loaded, set) else []
 
-    def mend(self) -> None:
-        """A loader that copies needs no mending."""
+    def reset(self) -> None:
+        """A loader that copies has no state."""
 
     def agree(self, word: Any) -> list[Any]:
+        """The words of all ranks, by torch.distributed."""
         if self._ranks == 1:
             return [word]
         said: list[Any] = [None] * self._ranks

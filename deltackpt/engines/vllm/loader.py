@@ -2,7 +2,7 @@
 
     --load-format deltackpt --model-loader-extra-config '{"repository": URL, "cache": DIR, "step": "latest"}'
 
-The weights come from the host's managed cache, brought to the step; config and tokenizer from `--model`, which can be
+The weights come from the host's managed cache, moved to the step; config and tokenizer from `--model`, which can be
 `DIR/current`.
 """
 
@@ -15,55 +15,58 @@ from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
+from deltackpt.engines.cached_steps import CachedSteps
 from deltackpt.engines.engine import model_differs
-from deltackpt.engines.shared_cache import bring, reading
 from deltackpt.engines.vllm.disk import left_out, weights_in
 from deltackpt.engines.vllm.world import everyone
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
-from deltackpt.repository import Repository
 
 ORIGIN = ""  # the slot that this process loaded its weights from
 
 
 class DeltaLoader(BaseModelLoader):  # type: ignore[misc]
+    """vLLM's loader of a step in a repository. Raises UsageError ``loader-options`` for options it does not have."""
+
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
-        given = load_config.model_loader_extra_config
-        if not isinstance(given, dict) or not {"repository", "cache"} <= given.keys() <= _OPTIONS:
+        options = load_config.model_loader_extra_config
+        if not isinstance(options, dict) or not {"repository", "cache"} <= options.keys() <= _OPTIONS:
             need = "repository and cache, and if need be step and ref"
-            raise UsageError("loader-options", where="model_loader_extra_config", have=repr(given)[:200], need=need)
-        self._given = given
+            raise UsageError("loader-options", where="model_loader_extra_config", have=repr(options)[:200], need=need)
+        self._options = options
 
-    def _find(self) -> tuple[Repository, Link]:
-        repo = Repository.open(self._given["repository"])
-        return repo, repo.find(self._given.get("step", "latest"), self._given.get("ref", "main"))
+    def _find(self) -> tuple[CachedSteps, Link]:
+        steps = CachedSteps.open(self._options["repository"], self._options["cache"], self._options.get("ref", "main"))
+        return steps, steps.find(self._options.get("step", "latest"))
 
-    def _bring(self) -> Link:
-        """The same step on every rank, whatever is published in between."""
-        repo, mine = self._find()
+    def _cached(self) -> tuple[CachedSteps, Link]:
+        """The same step on every rank, whatever is published in between, in the host's cache."""
+        steps, mine = self._find()
         link: Link = everyone(mine)[0]
-        bring(repo, self._given["cache"], link)
-        return link
+        steps.ensure(link)
+        return steps, link
 
     def download_model(self, model_config: ModelConfig) -> None:
-        repo, link = self._find()
-        bring(repo, self._given["cache"], link)
+        """Have the step in the host's cache."""
+        steps, link = self._find()
+        steps.ensure(link)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
+        """Fill a new model. Raises CheckpointError ``model-differs`` where parameters are left without weights."""
         global ORIGIN
-        link = self._bring()
-        with reading(self._given["cache"]) as held:
-            ORIGIN = str(held.slot(link))
-            loaded = model.load_weights(weights_in(held.slot(link), model_config, model))
+        steps, link = self._cached()
+        with steps.folder(link) as folder:
+            ORIGIN = str(folder)
+            loaded = model.load_weights(weights_in(folder, model_config, model))
         if missing := left_out({name for name, _ in model.named_parameters()}, loaded, model_config):
             raise model_differs(f"step {link.step}", missing)
 
     def get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Any:
         """For vLLM's own `reload_weights`: the step that is asked for, as it is now."""
-        link = self._bring()
-        with reading(self._given["cache"]) as held:
-            yield from weights_in(held.slot(link), model_config, model)
+        steps, link = self._cached()
+        with steps.folder(link) as folder:
+            yield from weights_in(folder, model_config, model)
 
 
 _OPTIONS = {"repository", "cache", "step", "ref"}

@@ -11,8 +11,9 @@ KEEP_PACKED = "DELTACKPT_KEEP_ONEDNN"
 def register() -> None:
     """Make the backend and the load format known. Nothing else is imported until they are asked for.
 
-    On a CPU, vLLM hands weights to oneDNN in a form that nobody can read back, and that leaves a tied head at old
-    weights when they are loaded again. It is told not to, unless DELTACKPT_KEEP_ONEDNN is 1; then updates are refused.
+    On a CPU, vLLM hands weights to oneDNN in a form that cannot be read back, and that leaves a tied head at old
+    weights when they are loaded again. That is switched off, unless DELTACKPT_KEEP_ONEDNN is 1; then updates are
+    refused.
     """
     from vllm.platforms import current_platform
 
@@ -22,7 +23,7 @@ def register() -> None:
         ops._supports_onednn = False
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
-    except ImportError:  # before vLLM had that API: the worker extension stands in
+    except ImportError:  # before vLLM had that API: the worker extension is used instead
         pass
     else:
         if NAME not in Factory._registry:

@@ -11,16 +11,19 @@ from vllm.distributed.parallel_state import get_world_group
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.platforms import current_platform
 
-from deltackpt.engines.proof import quantized
 from deltackpt.engines.receiver import Receiver
+from deltackpt.engines.traits import quantized
 from deltackpt.engines.vllm import loader
 from deltackpt.engines.vllm.disk import left_out, weights_in
+from deltackpt.engines.vllm.traits import TRAITS
 from deltackpt.engines.vllm.world import everyone
 from deltackpt.errors import CheckpointError
 
 
 class VllmRank:
-    """Implements `receiver.Engine`."""
+    """Implements `engine.Engine`."""
+
+    traits = TRAITS
 
     def __init__(self, model: torch.nn.Module, config: VllmConfig) -> None:
         self.model, self.config = model, config
@@ -41,8 +44,8 @@ class VllmRank:
             layerwise.finalize_layerwise_reload(self.model, self.config.model_config)
         return left_out(parameters, loaded, self.config.model_config)
 
-    def mend(self) -> None:
-        """Layers that wait for the rest of their weights forget them, and get their memory back."""
+    def reset(self) -> None:
+        """Layers that wait for the rest of their weights discard them, and get their memory back."""
         with set_current_vllm_config(self.config):
             for module in self.model.modules():
                 info = layerwise.get_layerwise_info(module)
@@ -52,6 +55,7 @@ class VllmRank:
             layerwise.finalize_layerwise_reload(self.model, self.config.model_config)
 
     def agree(self, word: Any) -> list[Any]:
+        """The words of all ranks, by vLLM's group of them."""
         return everyone(word)
 
 
@@ -64,10 +68,10 @@ def attach(model: torch.nn.Module, config: VllmConfig, repository: str, cache: s
 
 def _packed(model: torch.nn.Module) -> str | None:
     """Why vLLM's own load in place would leave wrong weights: it packs them once only, which it does on CPUs."""
-    if current_platform.is_cpu() and (why := quantized(model)):
+    if current_platform.is_cpu() and (why := quantized(model, TRAITS)):
         return why
     for name, module in model.named_modules():
-        experts = getattr(getattr(getattr(module, "quant_method", None), "moe_kernel", None), "fused_experts", None)
+        experts = getattr(getattr(getattr(module, TRAITS.method, None), "moe_kernel", None), "fused_experts", None)
         packs = getattr(experts, "process_weights_after_loading", None)
         if getattr(packs, "__module__", "").endswith(".cpu_moe"):
             return f"experts {name!r} that were packed for the CPU"
@@ -86,5 +90,5 @@ def _local(config: VllmConfig) -> str:
 
         where = {"revision": config.model_config.revision, "cache_dir": config.load_config.download_dir}
         return str(snapshot_download(name, local_files_only=True, allow_patterns=["*.safetensors*"], **where))
-    except Exception:  # no snapshot, or no hub's name: then nobody knows which step it is
+    except Exception:  # no snapshot, or no hub's name: then its step is not known
         return ""

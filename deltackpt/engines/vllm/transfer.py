@@ -1,8 +1,8 @@
 """The weight-transfer backend: vLLM's own RL API and HTTP routes drive it.
 
-vLLM (0.32) reads the answers of its ranks in their order, stops at the first error, and takes what it left unread for
-the answers to the next call. So an error that all ranks share is raised by the last one alone; and whoever gives a
-token, and so reads the reports, has none raised at all, and closes the session with finish_weight_update.
+vLLM (0.32) reads the answers of its ranks in their order, stops at the first error, and then reads the rest as the
+answers to the next call. So an error that all ranks share is raised by the last one alone; and for a caller with a
+token, which reads the reports, none is raised at all, and it closes the session with finish_weight_update.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 class DeltaInit(WeightTransferInitInfo):  # type: ignore[misc]
     """``repository`` is a URL, ``cache`` a directory of this host that all its engines may share.
 
-    Said again it changes nothing. With a ``token``, the step is prepared in the background as well (`Update`).
+    A second call with the same three changes nothing. With a ``token``, the step is prepared in the background as well
+    (`Update`).
     """
 
     repository: str
@@ -43,12 +44,13 @@ class DeltaInit(WeightTransferInitInfo):  # type: ignore[misc]
 
     @property
     def where(self) -> tuple[str, str, str]:
+        """What a receiver is attached to."""
         return self.repository, self.cache, self.ref
 
 
 @dataclass
 class DeltaUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """`Update`, and the repository again for whoever wants to name it with every step."""
+    """`Update`, and the repository again for callers that name it with every step."""
 
     step: int | str = "latest"
     state: str | None = None
@@ -59,6 +61,8 @@ class DeltaUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class DeltaTransfer(WeightTransferEngine[DeltaInit, DeltaUpdate]):  # type: ignore[misc]
+    """A receiver behind vLLM's calls. Errors are ours, DeltackptError."""
+
     init_info_cls, update_info_cls, supports_draft_weight_update = DeltaInit, DeltaUpdate, False
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -68,6 +72,7 @@ class DeltaTransfer(WeightTransferEngine[DeltaInit, DeltaUpdate]):  # type: igno
         self._open = False  # vLLM's session, as far as this engine saw it
 
     def init_transfer_engine(self, init_info: DeltaInit) -> None:
+        """Attach to a repository; with a token, begin to prepare a step too."""
         i = init_info
         try:
             self._attach(i)
@@ -86,7 +91,7 @@ class DeltaTransfer(WeightTransferEngine[DeltaInit, DeltaUpdate]):  # type: igno
             self._init = info
 
     def start_weight_update(self) -> None:
-        """Nothing is begun before all is prepared."""
+        """Nothing is written yet."""
         self._open = True
 
     def receive_weights(self, update_info: DeltaUpdate) -> None:
@@ -107,11 +112,13 @@ class DeltaTransfer(WeightTransferEngine[DeltaInit, DeltaUpdate]):  # type: igno
         log.info("deltackpt: %s", report.to_dict())
 
     def finish_weight_update(self) -> None:
+        """The last update is final."""
         self._open = False
         if self.receiver is not None:
             self.receiver.confirm()
 
     def shutdown(self) -> None:
+        """Detach."""
         self.receiver = None
 
 

@@ -35,6 +35,7 @@ class DeltaWorker:
             return self._deltackpt_receiver().update(Update(**update)).to_dict()  # type: ignore[no-any-return]
 
     def deltackpt_confirm(self) -> None:
+        """The last update is final."""
         self._deltackpt_receiver().confirm()
 
     def _deltackpt_receiver(self) -> Any:

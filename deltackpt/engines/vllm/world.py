@@ -1,4 +1,4 @@
-"""What the ranks of a vLLM engine tell each other."""
+"""The group of all ranks of a vLLM engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm.distributed.parallel_state import get_world_group
 
 
 def everyone(word: Any) -> list[Any]:
-    """What every rank says, in their order. All have to ask at the same time."""
+    """The words of all ranks, in their order. Every rank has to call it at the same time."""
     world = get_world_group()
     if world.world_size == 1:
         return [word]

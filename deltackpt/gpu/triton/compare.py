@@ -1,4 +1,4 @@
-"""Kernels that find what changed: a pass that compares, a pass that gathers, and one that moves a snapshot on.
+"""Kernels that find what changed: a pass that compares, a pass that gathers, and one that writes them to a snapshot.
 
 A run is some consecutive elements of a tensor. Blocks of BLOCK elements are numbered through all runs of a launch, and
 every block has a bit an element. ``table`` has a row of int64 for each of: the run's first block, its elements, the
@@ -89,7 +89,7 @@ def _gather(
 
 
 @triton.jit
-def _settle(bases, owner, offsets, positions, news, word: tl.constexpr):
+def _advance(bases, owner, offsets, positions, news, word: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
     base = tl.load(bases + tl.load(owner + block)).to(tl.pointer_type(word))
     start = tl.load(offsets + block)
@@ -101,7 +101,7 @@ def _settle(bases, owner, offsets, positions, news, word: tl.constexpr):
 
 
 def compare(table: Any, owner: Any, width: int, aligned: bool) -> tuple[Any, Any]:
-    """-> (bits: a word of 0 follows them, changes before every block and in all), int32."""
+    """-> (bits [blocks * WORDS + 1], the last word is 0; changes before every block and in all [blocks + 1]), int32."""
     blocks = owner.numel()
     mask = torch.empty(blocks * WORDS + 1, dtype=torch.int32, device=owner.device)
     counts = torch.empty(blocks + 1, dtype=torch.int32, device=owner.device)
@@ -114,7 +114,8 @@ def compare(table: Any, owner: Any, width: int, aligned: bool) -> tuple[Any, Any
 def gather(
     table: Any, owner: Any, mask: Any, offsets: Any, total: int, low: Any, high: Any, like: torch.dtype
 ) -> tuple[Any, ...]:
-    """-> (changes before every word of ``mask``, positions, old and new words, gains of the two sums by run)."""
+    """-> (changes before every word of ``mask``, int32; positions, int32 [total]; old and new words, dtype ``like``
+    [total]; what the two sums of the digest gain, int64 [runs, 2])."""
     device, blocks, width = owner.device, owner.numel(), like.itemsize
     before = torch.empty(blocks * WORDS + 1, dtype=torch.int32, device=device)
     positions = torch.empty(total, dtype=torch.int32, device=device)
@@ -127,8 +128,8 @@ def gather(
     return before, positions, olds, news, sums
 
 
-def settle(bases: Any, owner: Any, offsets: Any, positions: Any, news: Any) -> None:
-    """Write the new words where ``bases`` says that the old ones are."""
-    _settle[(owner.numel(),)](
+def advance(bases: Any, owner: Any, offsets: Any, positions: Any, news: Any) -> None:
+    """Write the new words over the old ones: ``bases`` are the addresses of each piece's first old word, int64."""
+    _advance[(owner.numel(),)](
         bases, owner, offsets, positions, news, word=TYPES[news.element_size()], num_warps=4
     )  # fmt: skip

@@ -155,7 +155,7 @@ def quantized(folder, state):
 
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "quantized"])
 def test_weights_that_a_cpu_packs_are_refused(tmp_path, kind):
-    """vLLM's own load in place leaves them wrong there, and nobody can read them back to see."""
+    """vLLM's own load in place leaves them wrong there, and they cannot be read back to see."""
     if kind == "quantized":
         state = quantized(tmp_path / "side", tiny(tmp_path / "side"))
     else:

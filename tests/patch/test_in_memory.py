@@ -7,7 +7,7 @@ from support.chains import World, next_state, small_state
 from support.states import tree
 
 from deltackpt.cache import apply_to_cache, open_current
-from deltackpt.restore import in_memory
+from deltackpt.patch import in_memory
 from deltackpt.restore.patch_reader import PatchReader
 
 
@@ -61,7 +61,7 @@ def test_a_cache_that_moved_meanwhile(tmp_path: Path, monkeypatch: pytest.Monkey
     state = next_state(state, 4)
     done = world.publish(state)
     wrong.end = world.repo.find()
-    apply_to_cache(world.repo, cache, kept=wrong)
+    apply_to_cache(world.repo, cache, in_memory=wrong)
     assert tree(open_current(cache)[0]) == world.trees[done.id]
 
 
@@ -78,5 +78,5 @@ def test_wrong_changes_are_found(tmp_path: Path) -> None:
     done = world.publish(state)
     nothing = in_memory.InMemoryPatch(start)  # says that nothing changes
     nothing.end = world.repo.find()
-    apply_to_cache(world.repo, cache, kept=nothing)
+    apply_to_cache(world.repo, cache, in_memory=nothing)
     assert tree(open_current(cache)[0]) == world.trees[done.id]

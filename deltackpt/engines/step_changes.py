@@ -1,4 +1,4 @@
-"""The changed elements between two steps, tensor by tensor, decoded against the old words and never written."""
+"""The changed elements between two steps, tensor by tensor, decoded against the old words; nothing is written."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ from deltackpt.checkpoint.diff import changes
 from deltackpt.codecs import Decoded
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DTYPES, uint
+from deltackpt.patch.apply import decode_step
+from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch
+from deltackpt.patch.source import PartSource
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
-from deltackpt.restore.patch_reader import Found, PatchReader
-from deltackpt.restore.replay import Bytes, Known, Replay, decode_step
+from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.replay import Replay
+from deltackpt.restore.source import RepositorySource
 
 
-class Moves:
+class StepChanges:
     """What leads to a plan's target. Patches where it begins at a state that is there, all tensors where at an anchor.
 
-    A context manager: every part is fetched and hashed on entry.
+    A context manager: every part is fetched and hashed on entry, from ``source``, or the repository if it is None.
     """
 
-    def __init__(self, repo: Repository, plan: Plan) -> None:
-        self._repo, self._plan = repo, plan
+    def __init__(self, repo: Repository, plan: Plan, source: PartSource | None = None) -> None:
+        self._repo, self._plan, self._source = repo, plan, source or RepositorySource(repo)
         self._stack = ExitStack()
-        self._patches: Sequence[PatchReader] = ()
+        self._patches: Sequence[Patch] = ()
         self._whole: Replay | None = None
 
-    def __enter__(self) -> Moves:
+    def __enter__(self) -> StepChanges:
         if self._plan.anchor is not None:
             self._whole = self._stack.enter_context(Replay.open(self._repo, self._plan))
         else:
-            self._patches = self._stack.enter_context(PatchReader.open_all(self._repo, self._plan.patches))
+            self._patches = self._stack.enter_context(PatchReader.open_all(self._source, self._plan.patches))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,15 +52,15 @@ class Moves:
         return sorted(set().union(*(patch.names for patch in self._patches)), key=str.encode)
 
     def of(self, name: str, old: Bytes, known: Known) -> Decoded:
-        """The elements of a tensor that end up changed: sorted flat positions, and values.
+        """The elements of a tensor that end up changed: [n] flat positions, int64 and sorted, and [n] unsigned words.
 
-        ``old``: its bytes now, of dtype and shape ``known``. Raises ChainError ``tensor-shape`` for one that is
+        ``old``: its bytes now, uint8, of dtype and shape ``known``. Raises ChainError ``tensor-shape`` for one that is
         another tensor at the target, ``base-differs`` where ``old`` is not what the patches apply to.
         """
         words = old.view(uint(DTYPES[known[0]].width))
         if self._whole is not None:
             return _difference(words, self._whole.bytes_of(name).view(words.dtype))
-        steps = [found for patch in self._patches if (found := patch.entries_of(name))]
+        steps = [found for patch in self._patches if (found := patch.tensor(name)) is not None]
         if len(steps) == 1:
             return _sorted(_step(name, old, known, steps[0]), words.dtype)
         new = old.copy()
@@ -65,14 +69,14 @@ class Moves:
         return _difference(words, new.view(words.dtype))
 
 
-def _step(name: str, old: Bytes, known: Known, found: Sequence[Found]) -> Decoded:
+def _step(name: str, old: Bytes, known: Known, found: TensorPatch) -> Decoded:
     try:
         decoded = decode_step(old, known, found)
-    except FormatError as error:  # the parts have their sha256, so it is the old values that lead astray
+    except FormatError as error:  # the parts have their sha256, so the old values must be the wrong ones
         have, need = f"old values that a patch does not apply to [{error.code}]", "those of the step before"
-        hint = "Somebody else wrote to the weights. Load them again."
+        hint = "Other code wrote to the weights. Load them again."
         raise ChainError("base-differs", where=name[:80], have=have, need=need, hint=hint) from error
-    if decoded is None:
+    if decoded is None:  # [F-APPLY-5]: the set of tensors is the layout's
         raise ChainError("tensor-shape", where=name[:80], have="another tensor of this name", need="the same tensor")
     return decoded
 

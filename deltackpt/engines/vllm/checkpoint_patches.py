@@ -1,4 +1,4 @@
-"""deltackpt's patches as the class that vLLM takes in checkpoint coordinates."""
+"""deltackpt's patches as vLLM's own class for changes in checkpoint coordinates."""
 
 from __future__ import annotations
 

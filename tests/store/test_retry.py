@@ -8,7 +8,7 @@ import pytest
 
 from deltackpt.errors import DeltackptError, StoreError
 from deltackpt.store import translate
-from deltackpt.store.retry import Answer, Patience
+from deltackpt.store.retry import Answer, RetryPolicy
 from deltackpt.store.translate import Kind
 
 
@@ -44,7 +44,7 @@ def ask(*outcomes: Any, total: float = 60) -> tuple[Any, Clock]:
             raise outcome
         return outcome
 
-    return Patience(total=total).ask("there", attempt, sleep=clock.sleep, clock=clock), clock
+    return RetryPolicy(total=total).run("there", attempt, sleep=clock.sleep, clock=clock), clock
 
 
 def test_pauses_double_and_have_a_limit() -> None:
@@ -69,7 +69,7 @@ def test_the_time_in_all_is_kept() -> None:
         raise TimeoutError
 
     with pytest.raises(StoreError) as caught:
-        Patience(total=60).ask("there", attempt, sleep=clock.sleep, clock=clock)
+        RetryPolicy(total=60).run("there", attempt, sleep=clock.sleep, clock=clock)
     assert caught.value.code == "store-silent"
     assert 45 < clock.now <= 60
 
@@ -116,16 +116,16 @@ def test_answers_and_our_own_errors_pass_at_once() -> None:
     ],
 )
 def test_what_exceptions_mean(error: Exception, kind: Kind) -> None:
-    fault = translate.read(error, 0)
+    fault = translate.fault_of(error, 0)
     assert fault is not None
     assert fault.kind is kind
-    assert "secret" not in fault.said
+    assert "secret" not in fault.text
 
 
 def test_a_cause_says_more_than_what_was_made_of_it() -> None:
     outer = OSError("made of it")
     outer.__cause__ = Http(503, {"Retry-After": "3"}, "SlowDown")
     outer.__cause__.__cause__ = outer  # a ring
-    fault = translate.read(outer, 0)
+    fault = translate.fault_of(outer, 0)
     assert fault is not None
-    assert (fault.kind, fault.said, fault.wait) == (Kind.BUSY, "503 SlowDown", 3.0)
+    assert (fault.kind, fault.text, fault.wait) == (Kind.BUSY, "503 SlowDown", 3.0)

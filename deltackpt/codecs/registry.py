@@ -1,0 +1,62 @@
+"""The encodings that this library knows (REGISTRY section "Encodings"): one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from deltackpt.codecs.base import Codec
+from deltackpt.codecs.full import FullCodec
+from deltackpt.codecs.index import IndexCodec
+from deltackpt.codecs.nan import NanCodec
+from deltackpt.codecs.packed.encoding import PackedCodec
+from deltackpt.codecs.planes import PlanesCodec
+from deltackpt.codecs.removed import RemovedCodec
+
+FULL, REMOVED = FullCodec(), RemovedCodec()  # the two that a patch cannot do without
+
+
+class Registry:
+    """Encodings by name, and by their code in the part table. Names and codes are used once."""
+
+    def __init__(self, codecs: Iterable[Codec[Any]]) -> None:
+        self._by_name: dict[str, Codec[Any]] = {}
+        self._by_code: dict[int, Codec[Any]] = {}
+        for codec in codecs:
+            self._add(codec)
+
+    def __iter__(self) -> Iterator[Codec[Any]]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __getitem__(self, name: str) -> Codec[Any]:
+        """The encoding of this name. Raises KeyError."""
+        return self._by_name[name]
+
+    def of_code(self, code: int) -> Codec[Any] | None:
+        """The encoding of this code, without the bit that says "boxed"; None if it is not known."""
+        return self._by_code.get(code)
+
+    @contextmanager
+    def including(self, codec: Codec[Any]) -> Iterator[None]:
+        """With one more encoding, in the whole process: for an experiment. What it writes, nothing else can read."""
+        self._add(codec)
+        try:
+            yield
+        finally:
+            del self._by_name[codec.name], self._by_code[codec.code]
+
+    def _add(self, codec: Codec[Any]) -> None:
+        if codec.name in self._by_name or codec.code in self._by_code or not 0 <= codec.code < 128:
+            raise ValueError(f"an encoding of name {codec.name!r} or code {codec.code} cannot be added")
+        self._by_name[codec.name] = self._by_code[codec.code] = codec
+
+
+# In the order in which a writer is offered them, from the one of choice to the last resort.
+CODECS = Registry((PackedCodec(), IndexCodec(), NanCodec(), PlanesCodec(), FULL, REMOVED))

@@ -1,0 +1,94 @@
+"""Which encoding a change gets: the one asked for, or the smallest that carries it exactly."""
+
+from __future__ import annotations
+
+from deltackpt.codecs.base import Auto, Effect, Shape
+from deltackpt.codecs.packed.exponent_lists import SCAN_LIMIT
+from deltackpt.codecs.registry import CODECS, FULL
+from deltackpt.codecs.types import Change, Encoded
+from deltackpt.errors import UsageError
+from deltackpt.format.dtypes import DType
+
+AUTO = "auto"
+DENSE = 4  # more than a quarter changed: an encoding for dense change may win
+SMALL = 1 << 16  # elements below which `full` may be smaller than anything else
+
+
+def choices() -> tuple[str, ...]:
+    """What a writer may ask for: `auto`, and every encoding of a tensor that is there."""
+    return (AUTO, *(codec.name for codec in CODECS if codec.effect is not Effect.REMOVES))
+
+
+CHOICES = choices()
+
+
+def wants_base(dtype: DType, elements: int, changes: int, limit: int = SCAN_LIMIT) -> bool:
+    """May `auto` look at elements that did not change? ``limit``: elements below which it always may."""
+    return changes > 0 and (elements < max(limit, SMALL) or dtype.width == 8 or changes * DENSE > elements)
+
+
+def alone(encoding: str) -> str | None:
+    """The encoding that a writer who asked for ``encoding`` may use for a change whose other elements are not at hand.
+
+    None where it needs them all. Raises UsageError ``encoding-choice``.
+    """
+    _check_choice(encoding)
+    wanted = [c for c in CODECS if c.auto is Auto.SPARSE] if encoding == AUTO else [CODECS[encoding]]
+    return next((codec.name for codec in wanted if codec.alone), None)
+
+
+def encode(
+    change: Change,
+    shape: Shape,
+    encoding: str = AUTO,
+    *,
+    scan_limit: int = SCAN_LIMIT,
+    boxed: bool = False,
+) -> tuple[str, Encoded]:
+    """One tensor's change in the encoding asked for, or in the smallest one that can carry it exactly.
+
+    ``shape`` is the box's, as a checkpoint's header has it. Tensors with fewer elements than ``scan_limit`` may be
+    coded such that a reader has to scan their old values. ``boxed``: a box of a tensor, which some encodings do not
+    carry. -> (name of the encoding used, its bytes). Raises UsageError ``encoding-choice`` for a name that is not among
+    `choices`.
+    """
+    _check_choice(encoding)
+    if change.base is None:
+        return FULL.name, FULL.encode(change, shape, boxed=boxed)
+    if encoding != AUTO and (encoded := _tried(encoding, change, shape, scan_limit, boxed=boxed)) is not None:
+        return encoding, encoded
+    found = _candidates(change, shape, scan_limit, boxed=boxed)
+    sizes = {name: got.size + len(CODECS[name].write_detail(got.detail)) for name, got in found.items()}
+    best = min(sizes, key=lambda name: sizes[name]) if sizes else None
+    if best is None or sizes[best] >= change.target.nbytes:
+        return FULL.name, FULL.encode(change, shape, boxed=boxed)
+    return best, found[best]
+
+
+def _check_choice(encoding: str) -> None:
+    if encoding not in choices():
+        raise UsageError("encoding-choice", where="encoding", have=repr(encoding), need=", ".join(choices()))
+
+
+def _candidates(change: Change, shape: Shape, scan_limit: int, *, boxed: bool) -> dict[str, Encoded]:
+    """What `auto` tries: see `Auto`."""
+    found: dict[str, Encoded] = {}
+
+    def attempt(when: Auto) -> None:
+        for codec in CODECS:
+            if codec.auto is when and (encoded := _tried(codec.name, change, shape, scan_limit, boxed=boxed)):
+                found[codec.name] = encoded
+
+    attempt(Auto.SPARSE)
+    if not found:
+        attempt(Auto.SPARSE_ELSE)
+    if not found or len(change.positions) * DENSE > change.elements:
+        attempt(Auto.DENSE)
+    return found
+
+
+def _tried(name: str, change: Change, shape: Shape, scan_limit: int, *, boxed: bool) -> Encoded | None:
+    codec = CODECS[name]
+    if not codec.takes_dtype(change.dtype) or (boxed and not codec.boxes):
+        return None
+    return codec.encode(change, shape, scan_limit=scan_limit, boxed=boxed)

@@ -1,0 +1,111 @@
+"""The steps of a repository as an engine's rank reads them: all that it asks of the repository and of the host's cache.
+
+A source of steps other than a repository comes in here, and nowhere else in a rank.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt.cache.cache import find_current
+from deltackpt.cache.layout import CacheLayout
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.engines.identify import identify
+from deltackpt.engines.shared_cache import ensure_cached, reading
+from deltackpt.errors import NotFoundError
+from deltackpt.format.manifest import Link
+from deltackpt.format.safetensors_header import Tensor
+from deltackpt.repository import Repository
+from deltackpt.restore.journal import Journal
+
+ReadTensor = Callable[[str], npt.NDArray[np.uint8]]  # a tensor's bytes in row-major order, by its name
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A whole, proven checkpoint in the cache. ``table``: its tensors by name, in the order of the layout."""
+
+    root: Path
+    table: Mapping[str, Tensor]
+    read: ReadTensor
+
+
+class CachedSteps:
+    """The branch ``ref`` of a repository, and the managed cache at ``cache`` that the engines of a host share."""
+
+    def __init__(self, repo: Repository, cache: str | os.PathLike[str], ref: str = "main") -> None:
+        self._repo, self.cache, self.ref = repo, Path(cache), ref
+
+    @classmethod
+    def open(cls, url: str, cache: str | os.PathLike[str], ref: str = "main") -> CachedSteps:
+        """Raises what `Repository.open` raises."""
+        return cls(Repository.open(url), cache, ref)
+
+    # What steps there are
+
+    def find(self, step: int | str) -> Link:
+        """A step by its number, number and id, or ``latest``. Raises NotFoundError ``step-missing``."""
+        return self._repo.find(step, self.ref)
+
+    def identify(self, origin: str) -> Link | None:
+        """The step that a checkpoint directory is, as `identify.identify` tells it."""
+        return identify(self._repo, origin, self.ref)
+
+    def state(self, link: Link) -> str:
+        """The state digest of a step, hexadecimal."""
+        return self._repo.load(link).state
+
+    def shapes(self, link: Link) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """{name: (dtype, shape)} of every tensor of a step."""
+        return {name: (t.dtype, tuple(t.shape)) for name, t in self._table(link).items()}
+
+    def load_order(self, link: Link) -> Iterator[Tensor]:
+        """The tensors of a step in the order of its files, as a loader meets them."""
+        for shard in self._repo.layout(self._repo.load(link)).shards:
+            yield from shard.header.tensors
+
+    def _table(self, link: Link) -> Mapping[str, Tensor]:
+        return self._repo.layout(self._repo.load(link)).tensors
+
+    # What is in the cache
+
+    def ensure(self, link: Link) -> None:
+        """Move the cache to a step, unless it is there. Raises what `apply_to_cache` raises."""
+        ensure_cached(self._repo, self.cache, link)
+
+    def ensure_any(self, link: Link) -> None:
+        """Move the cache to a step if it has none yet."""
+        try:
+            find_current(self.cache)
+        except NotFoundError:
+            self.ensure(link)
+
+    @contextmanager
+    def folder(self, link: Link) -> Iterator[Path]:
+        """The directory of a step's slot, there or not, while no process moves the cache."""
+        with reading(self.cache) as cache:
+            yield cache.slot(link)
+
+    @contextmanager
+    def slot(self, link: Link | None) -> Iterator[Slot | None]:
+        """The slot of a step while no process moves the cache. None where it is not there, or not proven."""
+        with reading(self.cache) as cache:
+            root = cache.slot(link) if link is not None else None
+            if link is None or root is None or not root.is_dir() or not cache.trusted:
+                yield None
+                return
+            with Checkpoint.open(root) as found:
+                yield Slot(root, self._table(link), found.bytes_of)
+
+    def journal(self, start: Link, end: Link) -> Journal | None:
+        """What changed from one step to the next, where the last move of the cache was just that, else None. To be
+        called while no process moves the cache, as in `slot`."""
+        journal = Journal.read(CacheLayout(self.cache).journal)
+        return journal if journal is not None and (journal.start, journal.end) == (start, end) else None

@@ -1,0 +1,151 @@
+"""The options of the trainer hook, each checked when the hook is made."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from deltackpt.codecs import CHOICES, SCAN_LIMIT
+from deltackpt.errors import UsageError
+from deltackpt.hooks.metrics import StepMetrics
+from deltackpt.hooks.side import Side
+from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.torch_views.extract import Cast, Locate
+from deltackpt.torch_views.names import Rename
+from deltackpt.util.parallel import threads_or_default
+
+QUEUE = 2  # steps that may wait to be published
+TIMEOUT = 1800.0  # seconds that ranks wait for each other
+
+Resume = Literal["continue", "rewind", "anchor"]
+Errors = Literal["raise", "carry"]
+Full = Literal["wait", "merge"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookOptions:
+    """What `TrainerHook` documents, of the types that it documents.
+
+    Raises UsageError ``hook-option`` for a value that an option does not take, and says what it does take;
+    ``encoding-choice`` for an encoding that there is not.
+    """
+
+    ref: str = "main"
+    dtype: Cast = None
+    rename: Rename | None = None
+    locate: Locate | None = None
+    snapshot: str | os.PathLike[str] = "device"
+    full: Full = "wait"
+    errors: Errors = "raise"
+    queue: int = QUEUE
+    resume: Resume = "continue"
+    anchor: AnchorPolicy = AnchorPolicy()
+    side: Side = None
+    encoding: str = "auto"
+    scan_limit: int = SCAN_LIMIT
+    shard_bytes: int | None = None
+    threads: int | None = None
+    on_device: bool | None = None
+    sharded: bool | None = None
+    timeout: float = TIMEOUT
+    metadata: Mapping[str, Any] | None = None
+    report: Callable[[StepMetrics], None] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers()
+        self._check_kinds()
+
+    @property
+    def cache(self) -> str | os.PathLike[str] | None:
+        """The directory of the managed cache that is the snapshot, None if the snapshot is in memory."""
+        return None if self.snapshot in ("device", "host") else self.snapshot
+
+    @property
+    def threads_or_default(self) -> int:
+        """How many threads compare and encode."""
+        return threads_or_default(self.threads)
+
+    def _check_choices(self) -> None:
+        _one_of("full", self.full, ("wait", "merge"))
+        _one_of("errors", self.errors, ("raise", "carry"))
+        _one_of("resume", self.resume, ("continue", "rewind", "anchor"))
+        _one_of("on_device", self.on_device, (None, True, False))
+        _one_of("sharded", self.sharded, (None, True, False))
+        if self.encoding not in CHOICES:
+            raise UsageError("encoding-choice", where="encoding", have=repr(self.encoding), need=", ".join(CHOICES))
+        if isinstance(self.snapshot, str):
+            # A word is a mistyped choice rather than a directory; a path has a separator, or is a Path.
+            known = self.snapshot in ("device", "host") or "/" in self.snapshot or os.sep in self.snapshot
+        else:
+            known = isinstance(self.snapshot, os.PathLike)
+        need = "'device', 'host', or the path of a managed cache"
+        require("snapshot", self.snapshot, known, need, "A directory beside the script is Path('name') or './name'.")
+
+    def _check_numbers(self) -> None:
+        _whole_number("queue", self.queue, 1)
+        _whole_number("scan_limit", self.scan_limit, 0)
+        if self.shard_bytes is not None:
+            _whole_number("shard_bytes", self.shard_bytes, 1, " of bytes, or None")
+        if self.threads is not None:
+            _whole_number("threads", self.threads, 1, ", or None for one a processor")
+        number = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
+        known = number and math.isfinite(self.timeout) and self.timeout > 0
+        require("timeout", self.timeout, known, "a number of seconds above 0")
+
+    def _check_kinds(self) -> None:
+        require("ref", self.ref, isinstance(self.ref, str), "the name of a ref")
+        require("dtype", self.dtype, _is_cast(self.dtype), _CAST, _cast_hint(self.dtype))
+        known = self.rename is None or isinstance(self.rename, Mapping) or callable(self.rename)
+        require("rename", self.rename, known, "{stripped name: name}, a function of a name, or None")
+        require("locate", self.locate, self.locate is None or callable(self.locate), "a function, or None")
+        need, hint = "an AnchorPolicy", "AnchorPolicy(every=5) stores every fifth step whole."
+        require("anchor", self.anchor, isinstance(self.anchor, AnchorPolicy), need, hint)
+        known = self.side is None or (isinstance(self.side, Iterable) and not isinstance(self.side, str | bytes))
+        require("side", self.side, known, "{path: bytes}, or a list of things that have save_pretrained")
+        known = self.metadata is None or isinstance(self.metadata, Mapping)
+        require("metadata", self.metadata, known, "a mapping that JSON can hold, or None")
+        require("report", self.report, self.report is None or callable(self.report), "a function, or None")
+
+
+_CAST = "a floating-point torch.dtype, {name: torch.dtype}, a function, or None"
+
+
+def _is_cast(dtype: Any) -> bool:
+    if isinstance(dtype, torch.dtype):
+        return bool(dtype.is_floating_point)
+    if isinstance(dtype, Mapping):
+        return all(to is None or isinstance(to, torch.dtype) for to in dtype.values())
+    return dtype is None or callable(dtype)
+
+
+def _cast_hint(dtype: Any) -> str:
+    known = isinstance(dtype, str) and isinstance(getattr(torch, dtype.removeprefix("torch."), None), torch.dtype)
+    return f"dtype=torch.{dtype.removeprefix('torch.')}" if known else ""
+
+
+def require(name: str, value: object, known: bool, need: str, hint: str = "") -> None:
+    """Raise UsageError ``hook-option`` unless the value of an option is one that is ``known``."""
+    if not known:
+        where = f"the trainer hook, {name}="
+        raise UsageError("hook-option", where=where, have=repr(value)[:200], need=need, hint=hint)
+
+
+def _one_of(name: str, value: object, choices: Sequence[object]) -> None:
+    known = any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices)
+    require(name, value, known, f"one of {', '.join(map(repr, choices))}")
+
+
+def _whole_number(name: str, value: object, least: int, more: str = "") -> None:
+    known = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    require(name, value, known, f"a whole number from {least} on{more}")
+
+
+def check_every(every: object) -> None:
+    """Raise UsageError ``hook-option`` unless ``every`` is a number of optimizer steps."""
+    _whole_number("every", every, 1)

@@ -1,0 +1,65 @@
+"""A change as an entry of a part: encoded, or `full` where its plain tensors would take the name of another tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+from deltackpt.codecs import SCAN_LIMIT, Change, Encoded, Entry, encode
+from deltackpt.codecs.base import Shape
+from deltackpt.codecs.registry import FULL
+from deltackpt.format.dtypes import DType
+from deltackpt.format.safetensors_header import MAX_NAME
+
+Encode = Callable[[str], tuple[str, Encoded]]  # the encoding asked for -> the one used, and its bytes
+
+
+def encode_entry(
+    name: str,
+    change: Change,
+    shape: Shape,
+    names: AbstractSet[str],
+    encoding: str = "auto",
+    *,
+    scan_limit: int = SCAN_LIMIT,
+) -> tuple[Entry, Encoded]:
+    """A whole tensor's change. ``shape`` as its header has it; ``names``: of all tensors of the old and new state.
+
+    ``encoding`` and ``scan_limit`` as `deltackpt.codecs.encode` has them. Raises UsageError ``encoding-choice``.
+    """
+
+    def coded(choice: str) -> tuple[str, Encoded]:
+        return encode(change, shape, choice, scan_limit=scan_limit)
+
+    return fitting_entry(name, change.dtype, shape, shape, (0,) * len(shape), names, coded, encoding)
+
+
+def fitting_entry(
+    name: str,
+    dtype: DType,
+    shape: Shape,
+    whole: Shape,
+    offset: Shape,
+    names: AbstractSet[str],
+    coded: Encode,
+    encoding: str,
+) -> tuple[Entry, Encoded]:
+    """The entry of the box of ``shape`` at ``offset`` in ``whole``: what ``coded`` makes of it, if its names are free.
+
+    ``coded`` is asked for ``encoding``, and for `full` where that collides.
+    """
+    for choice in (encoding, FULL.name):
+        used, encoded = coded(choice)
+        entry = Entry(name, used, dtype, shape, whole, offset, encoded.detail)
+        if not collides(entry, names):
+            break
+    return entry, encoded
+
+
+def collides(entry: Entry, names: AbstractSet[str]) -> bool:
+    """Would a plain tensor of an entry take the name of another tensor of the checkpoint, or too long a one?
+
+    [F-PLAIN-11]
+    """
+    made = [entry.name + spec.suffix for spec in entry.plain_tensors if spec.suffix]
+    return any(name in names or len(name.encode()) > MAX_NAME for name in made)

@@ -1,0 +1,191 @@
+"""A tensor of a patch that is made of parts: the entries that hold it, whole or box by box."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from deltackpt.codecs import Entry
+from deltackpt.codecs.base import Effect, Shape
+from deltackpt.codecs.boxes import MAX_BOXES, overlap, slices, to_whole
+from deltackpt.codecs.types import DecodeBuffer, Decoded, Elements
+from deltackpt.errors import ChainError, FormatError
+from deltackpt.format.dtypes import DType, nbytes, uint
+from deltackpt.patch.base import Known, describe
+from deltackpt.patch.index import PartIndex
+
+
+class Part(PartIndex, ABC):
+    """A part whose entries can be decoded: in memory, or read by ranges. A `Patch` of what its own table holds."""
+
+    @abstractmethod
+    def decode(self, entry: Entry, base: Elements | None, buffer: DecodeBuffer | None = None) -> Decoded:
+        """New elements of an entry, at flat positions in its tensor or box. The result may lie in ``buffer``.
+
+        ``base``: flat old elements of its tensor or box; None is allowed where `Entry.base_use` is NOTHING. Raises
+        FormatError, and what reading raises.
+        """
+
+    @abstractmethod
+    def decode_into(self, entry: Entry, elements: Elements) -> None:
+        """The same, written to the flat ``elements``, which hold the old ones. After an error they are worthless."""
+
+    @cached_property
+    def _grouped(self) -> dict[str, EncodedTensor]:
+        return grouped([self])
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """Of the tensors that have entries. Raises FormatError ``boxes-overlap``, ``boxes-too-many``."""
+        return self._grouped.keys()
+
+    def tensor(self, name: str) -> EncodedTensor | None:
+        """The entries of a tensor; None if there is none. Raises FormatError ``boxes-overlap``, ``boxes-too-many``."""
+        return self._grouped.get(name)
+
+
+@dataclass(frozen=True)
+class EncodedTensor:
+    """The entries of one tensor, one that is not boxed or any number of boxes, and the parts that they are in.
+
+    A `TensorPatch`; see there for what its methods take and give.
+    """
+
+    held: tuple[tuple[Part, Entry], ...]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """In the order of the parts and of their tables."""
+        return [entry for _, entry in self.held]
+
+    @property
+    def name(self) -> str:
+        """Of the tensor."""
+        return self.held[0][1].name
+
+    @property
+    def where(self) -> str:
+        """The first part."""
+        return self.held[0][0].where
+
+    @property
+    def dtype(self) -> DType:
+        """All entries agree in it."""
+        return self.held[0][1].dtype
+
+    @property
+    def shape(self) -> Shape:
+        """All entries agree in it."""
+        return self.held[0][1].whole
+
+    @property
+    def effect(self) -> Effect:
+        """The one that asks for the least old elements, where boxes differ in it."""
+        if len(self.held) == 1:
+            return self.held[0][1].codec.effect
+        effects = {entry.codec.effect for _, entry in self.held}
+        return next(e for e in (Effect.REMOVES, Effect.REPLACES, Effect.CHANGES) if e in effects)
+
+    @property
+    def changes(self) -> int:
+        """Of all entries."""
+        return sum(entry.changes for _, entry in self.held)
+
+    def decode(self, old: Elements, buffer: DecodeBuffer | None = None) -> Decoded:
+        """One entry, or all boxes; positions of boxes are int64."""
+        part, entry = self.held[0]
+        if not entry.boxed:  # then it is the only one
+            return part.decode(entry, old, buffer)
+        return Decoded.joined([_decode_box(part, entry, old) for part, entry in self.held], old.dtype)
+
+    def decode_into(self, elements: Elements) -> None:
+        """One entry, or box by box, each in a copy unless it is contiguous."""
+        for part, entry in self.held:
+            if not entry.boxed:
+                part.decode_into(entry, elements)
+                continue
+            box = elements.reshape(entry.whole)[slices(entry.offset, entry.shape)]
+            inside = box.reshape(-1)  # a copy, unless the box is contiguous
+            part.decode_into(entry, inside)
+            box[...] = inside.reshape(box.shape)
+
+    def whole(self) -> Elements:
+        """From entries that replace, and cover the tensor."""
+        known: Known = (self.dtype.name, self.shape)
+        for part, entry in self.held:
+            if not entry.replaces or (entry.dtype.name, entry.whole) != known:  # [F-APPLY-2]
+                have = f"no {entry.name[:80]!r} to patch"
+                raise ChainError("base-shape", where=part.where, have=have, need=describe(known))
+        part, first = self.held[0]
+        if not first.boxed:
+            return part.decode(first, None).values
+        # Boxes do not overlap, so counting tells whether they cover it: before there is memory for all of it.
+        count = nbytes(self.dtype, self.shape) // self.dtype.width
+        if sum(entry.elements for _, entry in self.held) != count:  # [F-APPLY-3]
+            have = "boxes that leave parts of it open"
+            raise ChainError("base-shape", where=f"{part.where}, {first.name[:80]!r}", have=have, need=describe(known))
+        words = np.empty(count, uint(self.dtype.width))
+        for part, entry in self.held:
+            _decode_box(part, entry, words).write_to(words)
+        return words
+
+
+def _decode_box(part: Part, entry: Entry, words: Elements) -> Decoded:
+    """The new elements of a boxed entry, at positions in the whole tensor."""
+    decoded = part.decode(entry, entry.box_of(words))
+    inside = np.arange(entry.elements) if decoded.positions is None else decoded.positions
+    return Decoded(to_whole(inside, entry.offset, entry.shape, entry.whole), decoded.values)
+
+
+class PartsPatch:
+    """A `Patch` of several parts. Raises FormatError ``boxes-overlap``, ``boxes-too-many`` where they do not fit."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self._tensors = grouped(parts)
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """Of the tensors that have entries."""
+        return self._tensors.keys()
+
+    def tensor(self, name: str) -> EncodedTensor | None:
+        """The entries of a tensor; None if there is none."""
+        return self._tensors.get(name)
+
+
+def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
+    """The entries of all parts by tensor. Raises FormatError ``boxes-too-many``, ``boxes-overlap``."""
+    held: dict[str, list[tuple[Part, Entry]]] = {}
+    for part in parts:
+        for entry in part.entries:
+            held.setdefault(entry.name, []).append((part, entry))
+    for name, found in held.items():
+        if len(found) > 1:
+            _check_boxes(name, [entry for _, entry in found], parts[0].where)
+    return {name: EncodedTensor(tuple(found)) for name, found in held.items()}
+
+
+def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:
+    """What several parts, or several entries, hold of one tensor must be boxes of it that do not overlap."""
+    where = f"{where}, {name[:80]!r}"
+    if len(entries) > MAX_BOXES:  # [F-TAB-16]
+        have, need = f"{len(entries):,} boxes", f"at most {MAX_BOXES:,} of one tensor"
+        raise FormatError("boxes-too-many", where=where, have=have, need=need)
+    same = {(e.dtype.name, e.whole) for e in entries}
+    # [F-TAB-6]
+    if len(same) > 1 or not all(e.boxed for e in entries) or _overlap([e for e in entries if 0 not in e.shape]):
+        have = "boxes that overlap, or of different tensors"
+        raise FormatError("boxes-overlap", where=where, have=have, need="each element once")
+
+
+def _overlap(boxes: Sequence[Entry]) -> bool:
+    if not boxes:
+        return False
+    first = np.array([e.offset for e in boxes], np.int64)
+    return overlap(first, first + np.array([e.shape for e in boxes], np.int64))

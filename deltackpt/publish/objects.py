@@ -1,0 +1,84 @@
+"""The objects of a step in the making: put, durable, or withdrawn. No manifest names them yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+
+from deltackpt.errors import DeltackptError
+from deltackpt.format.manifest import File
+from deltackpt.publish.sink import EncodedPart
+from deltackpt.publish.uploads import AT_ONCE, Uploads
+from deltackpt.repository import Repository
+from deltackpt.repository.objects import new_folder
+from deltackpt.store import Buffer
+
+FIRST_PART = 4 << 20  # encoded bytes of a remote store's first parts; later ones grow with what was put before
+
+
+class StepObjects:
+    """A `PartSink`, and more. ``kind`` of folder is that of its parts; ``folders`` are the names of each kind's, where
+    others use them too. ``at_once`` objects are put in the background; 0: none, `put` returns when the part is durable.
+    ``check`` is called between the pieces of an object, and raises to stop.
+    """
+
+    def __init__(
+        self,
+        repo: Repository,
+        step: int,
+        kind: str = "patches",
+        *,
+        folders: Mapping[str, str] | None = None,
+        at_once: int = AT_ONCE,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.repo, self.step, self.check = repo, step, check
+        self.stored: list[File] = []  # all that is durable
+        self.patch_bytes = 0  # of all parts, those on their way included
+        self._kind, self._folders = kind, dict(folders or {})
+        self._uploads = Uploads(self.store, at_once)
+        self._parts: list[Future[File]] = []
+
+    def name(self, kind: str, path: str) -> str:
+        """The name of a new object, in the step's folder of its kind."""
+        return f"{self._folders.setdefault(kind, new_folder(kind, self.step))}/{path}"
+
+    def store(self, name: str, chunks: Iterable[Buffer]) -> File:
+        """Put an object; it is durable when this returns. Raises what `Store.put` raises."""
+        file = self.repo.put(name, self._checked(chunks))
+        self.stored.append(file)
+        return file
+
+    def begin(self, name: str, chunks: Iterable[Buffer]) -> Future[File]:
+        """`store` while the work goes on. Raises what an earlier object met with."""
+        return self._uploads.begin(name, chunks)
+
+    def part_bytes(self, most: int) -> int:
+        """Small parts for a remote store at first, larger ones later: `AT_ONCE` of them are put while one is made."""
+        if self.repo.store.capabilities.local:
+            return most
+        return min(most // 2, max(FIRST_PART, self.patch_bytes // 4))
+
+    def put(self, part: EncodedPart) -> None:
+        """`begin` for a part."""
+        self.patch_bytes += part.size
+        name = self.name(self._kind, f"part-{part.number:05d}.safetensors")
+        self._parts.append(self.begin(name, part.host_chunks()))
+
+    def wait(self) -> list[File]:
+        """Wait for all that was begun to be durable. -> the parts, in order. Raises what `store` raised."""
+        self._uploads.wait()
+        return [part.result() for part in self._parts]
+
+    def withdraw(self) -> None:
+        """Delete what no manifest names yet; gc finds what this misses."""
+        self._uploads.stop()
+        for file in self.stored:
+            with suppress(DeltackptError, OSError):
+                self.repo.store.delete(file.name)
+
+    def _checked(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
+        for chunk in chunks:
+            self.check()
+            yield chunk

@@ -1,0 +1,97 @@
+"""Which step a person means: by number, by number and id, by tag, or the newest."""
+
+from __future__ import annotations
+
+from deltackpt.errors import ConflictError, NotFoundError
+from deltackpt.format.manifest import Link
+from deltackpt.repository.manifests import Manifests
+from deltackpt.repository.objects import Objects
+from deltackpt.repository.refs import EXACT, Ref, Refs
+
+
+class StepFinder:
+    """Finds steps of a repository; every error names what is there instead."""
+
+    def __init__(self, objects: Objects, refs: Refs, manifests: Manifests) -> None:
+        self._objects, self._refs, self._manifests = objects, refs, manifests
+
+    def head(self, name: str) -> Ref | None:
+        """The branch, or None where it begins. Raises NotFoundError ``ref-missing``, see `Repository.head`."""
+        if (found := self._refs.branch(name)) is not None or next(self._refs.names("refs/"), None) is not None:
+            return found
+        for link in reversed(self._manifests.links()):  # a first publish that was killed leaves steps without parents
+            if self._manifests.load(link).parent is None:
+                continue
+            newest = f"{link.step}-{link.id[:12]}"
+            raise NotFoundError(
+                "ref-missing",
+                where=f"{self._objects.store.url}, ref {name}",
+                have=f"no ref at all, and steps up to {link.step}",
+                need="the ref that led to them",
+                hint=f"It was lost, or removed. `deltackpt mirror MIRROR REPO` sets it as a mirror has it. "
+                f"`--step {newest}` reads that step; "
+                f"`deltackpt write CHECKPOINT_DIR REPO --resume-from {newest}` goes on from it, with a new ref.",
+            )
+        return None
+
+    def find(self, spec: str | int | Link, ref: str) -> Link:
+        """The step that ``spec`` names, see `Repository.find`."""
+        if isinstance(spec, Link):
+            return spec
+        if spec == "latest":
+            if (newest := self.head(ref)) is None:
+                raise self._missing("step latest", [])
+            return newest.link
+        if isinstance(spec, str) and not (spec.isascii() and spec.isdigit()):
+            return self._named(spec)
+        return self._on_branch(int(spec), ref)
+
+    def _named(self, spec: str) -> Link:
+        """A step by number and id, or by tag."""
+        if (exact := EXACT.fullmatch(spec)) is not None:
+            links = self._manifests.numbered(int(exact[1]))
+            return self._only(spec, [link for link in links if link.id.startswith(exact[2])])
+        if (tag := self._refs.tag(spec)) is not None:
+            return tag.link
+        raise self._missing(f"tag {spec!r}", [])
+
+    def _on_branch(self, number: int, ref: str) -> Link:
+        """A step by number on a branch or, beyond what was collected, the only one of that number."""
+        head = self.head(ref)
+        after = None
+        link = head.link if head else None
+        while link is not None and link.step >= number:
+            if link.step == number:
+                return link
+            after = link
+            try:
+                link = self._manifests.load(link).parent
+            except NotFoundError:
+                if after == (head.link if head else None):
+                    raise
+                return self._only(number, self._manifests.numbered(number))
+        nearest = [found.step for found in (after, link) if found is not None]
+        raise self._missing(f"step {number}", nearest)
+
+    def _only(self, spec: str | int, found: list[Link]) -> Link:
+        if len(found) == 1:
+            return found[0]
+        if found:
+            ids = ", ".join(f"{link.step}-{link.id[:12]}" for link in found[:4])
+            have = f"{len(found)} steps that could be meant"
+            raise ConflictError(  # [S-REW-3]
+                "step-ambiguous", where=self._objects.store.url, have=have, need="one", hint=f"Name one of {ids}."
+            )
+        raise self.gone(int(str(spec).partition("-")[0]))
+
+    def gone(self, step: int) -> NotFoundError:
+        """The error for a step that is not there, or no longer; names the nearest ones that are."""
+        steps = [link.step for link in self._manifests.links()]
+        nearest = [max((s for s in steps if s < step), default=None), min((s for s in steps if s > step), default=None)]
+        return self._missing(f"step {step}", [s for s in nearest if s is not None])
+
+    def _missing(self, what: str, nearest: list[int]) -> NotFoundError:
+        hint = "`deltackpt log` lists what is there."
+        if nearest:
+            hint = f"The nearest step{'s are' if len(nearest) > 1 else ' is'} {' and '.join(map(str, nearest))}."
+        return NotFoundError("step-missing", where=self._objects.store.url, have="no such step", need=what, hint=hint)
