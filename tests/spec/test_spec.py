@@ -97,7 +97,7 @@ HELD_BY = {
     "MAX_HEADER": "format.safetensors_header.MAX_HEADER",
     "MAX_NAME": "format.safetensors_header.MAX_NAME",
     "MAX_RANK": "format.safetensors_header.MAX_RANK",
-    "MAX_OBJECT_NAME": "format.manifest.MAX_NAME",
+    "MAX_OBJECT_NAME": "store.base.MAX_NAME",
     "MAX_PATH": "format.manifest.MAX_PATH",
     "MAX_TABLE": "patch.index.MAX_TABLE",
     "MAX_ENTRIES": "codecs.table.MAX_ENTRIES",
