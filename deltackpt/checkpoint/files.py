@@ -95,7 +95,7 @@ def _read_index(path: Path) -> dict[str, str]:
     except FileNotFoundError as error:
         raise CheckpointError("not-readable", where=path, have="a link to nothing", need="the index") from error
     # Some tools write total_size as a float; it is not used here.
-    index: Any = loads_strict(data, limit=MAX_INDEX, where=str(path), depth=8, allow_floats=True)
+    index: Any = loads_strict(data, limit=MAX_INDEX, where=str(path), allow_floats=True)
     # [F-DIR-3]
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 from deltackpt.errors import FormatError
 
 MAX_DEPTH: Final = 16  # nested objects and arrays, unless the caller says otherwise
-MAX_MARKS: Final = 1 << 20  # commas and opening brackets, which bound the values, unless the caller says otherwise
+MAX_MARKS: Final = 1 << 21  # commas and opening brackets, which bound the values, unless the caller says otherwise
 INT_LIMIT: Final = 1 << 63  # integers are in [-2^63, 2^63)
 
 _STEP: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
