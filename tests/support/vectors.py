@@ -153,6 +153,11 @@ def read_checkpoint(path: Path) -> Found:
         return {n: (t.dtype, t.shape, checkpoint.bytes_of(n).tobytes()) for n, t in checkpoint.tensors.items()}
 
 
+def read_checkpoint_by_second(path: Path) -> Found:
+    found = second().read_checkpoint(path)
+    return {n: (t.dtype.name, tuple(t.shape), t.elements.tobytes()) for n, t in found.items()}
+
+
 def tree(path: Path) -> dict[str, str]:
     """Every file below a folder, and its sha256."""
     files = (p for p in path.rglob("*") if p.is_file())
