@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.lists import PACKED, job_of, mixed, pair, with_right_checksums
 
 from deltackpt import kernels
+from deltackpt.kernels import library
 from deltackpt.codecs.packed2 import codec, list_index
 from deltackpt.codecs.packed2.classes import ClassScale, choose_scale
 from deltackpt.codecs.packed2.jobs import DecodeJob
@@ -33,10 +34,10 @@ many = st.lists(one, min_size=1, max_size=4)
 def level(request):
     found = kernels.LIB.dk_scan_level(request.param)
     if found != request.param:
-        kernels.LIB.dk_scan_level(kernels.BEST_SCAN)
+        kernels.LIB.dk_scan_level(library.BEST_SCAN)
         pytest.skip("not on this processor")
     yield
-    kernels.LIB.dk_scan_level(kernels.BEST_SCAN)
+    kernels.LIB.dk_scan_level(library.BEST_SCAN)
 
 
 def in_numpy(work):
