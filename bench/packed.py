@@ -23,13 +23,13 @@ import numpy.typing as npt
 from floor import SMALL, ExponentFloor, floor_given_exponent, tensors
 
 from deltackpt import kernels
-from deltackpt.codecs.packed import codec as before
-from deltackpt.codecs.packed.exponent_lists import FAR_ONLY, choose_near
-from deltackpt.codecs.packed.steps import count_exponents
-from deltackpt.codecs.packed2 import codec, list_index
-from deltackpt.codecs.packed2.jobs import DecodeJob, EncodeJob
-from deltackpt.codecs.tiles import choose_grid
+from deltackpt.codecs.packed import codec, list_index
+from deltackpt.codecs.packed.jobs import DecodeJob, EncodeJob
 from deltackpt.codecs.types import DecodeBuffer
+from deltackpt.codecs.v1 import codec as before
+from deltackpt.codecs.v1.exponent_lists import FAR_ONLY, choose_near
+from deltackpt.codecs.v1.steps import count_exponents
+from deltackpt.codecs.v1.tiles import choose_grid
 from deltackpt.format.dtypes import DTYPES
 
 Words = npt.NDArray[Any]

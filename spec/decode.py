@@ -485,7 +485,6 @@ def decode_entry(e, plain, payload, old):
     need(found == crc, "tensor-checksum", e.name)
     if e.encoding == FULL:
         return as_elements(plain[0] if plain else payload, e.dtype)
-        return as_elements(payload if e.boxed else plain[0], e.dtype)
     new = old.copy()
     if e.encoding == NAN:  # [F-PLAIN-5], [F-PLAIN-7]
         values = as_elements(plain[0], e.dtype)

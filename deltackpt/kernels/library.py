@@ -37,7 +37,6 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
 BEST_SCAN = 2  # of dk_scan_level: whatever the processor has
 
 
-
 def load() -> tuple[ctypes.CDLL | None, str | None]:
     """The library and None, or None and why numpy does the work.
 

@@ -31,8 +31,7 @@ from support.vectors import (
     tree,
 )
 
-from deltackpt.codecs import Change, Entry, encode
-from deltackpt.codecs.registry import FULL
+from deltackpt.codecs import VERSIONS, Change, Entry, encode
 from deltackpt.codecs.table import read_table, write_table
 from deltackpt.codecs.types import words
 from deltackpt.format.dtypes import DTYPES, storage_shape
@@ -41,6 +40,9 @@ from deltackpt.repository import Repository
 from deltackpt.verify import verify_part, verify_repository
 
 pytestmark = pytest.mark.usefixtures("engine")
+
+# What a reader takes, though a writer has to say it shorter.
+LONGER = {f"valid/v2_{name}.safetensors" for name in ("form_stated_again", "names_that_share_less_than_they_could")}
 
 # What only the old elements tell; verify of a lone part cannot.
 NEEDS_OLD = {
@@ -87,13 +89,15 @@ def test_round_trip(vector):
     """The table, read and written, is the same bytes; so is the whole part where a writer has no choice."""
     base, part = base_of(vector), PartReader(memoryview(data_of(vector)), "vector")
     table = bytes(part._bytes(TABLE))
-    assert write_table(read_table(table, "vector")) == table
+    again = write_table(read_table(table, "vector", part.version), part.version)
+    assert again == table or (vector["path"] in LONGER and len(again) < len(table))
     if "written" not in vector:
         return
-    result, writer = streamed(data_of(vector), base), PartWriter(part.origin)
+    codecs = VERSIONS[part.version]
+    result, writer = streamed(data_of(vector), base), PartWriter(part.origin, part.version)
     for name, encoding in vector["written"].items():
         if (value := result[name]) is None:
-            writer.add(Entry.removal(name))
+            writer.add(Entry.removal(name, part.version))
             continue
         dtype, shape = DTYPES[value[0]], value[1]
         target = words(value[2], dtype.width)
@@ -103,11 +107,11 @@ def test_round_trip(vector):
         before = target[:0] if old is None else old[changed]
         change = Change(dtype, stored, changed, before, target[changed] if old is not None else before, old, target)
         if old is None:
-            used, encoded = FULL.name, FULL.encode(change, shape)
+            used, encoded = "full", codecs["full"].encode(change, shape, boxed=False)
         else:
-            used, encoded = encode(change, shape, encoding)
+            used, encoded = encode(change, shape, encoding, codecs=codecs)
         assert used == encoding
-        writer.add(Entry(name, used, dtype, shape, shape, (0,) * len(shape), encoded.detail), encoded)
+        writer.add(Entry(name, used, dtype, shape, shape, (0,) * len(shape), encoded.detail, part.version), encoded)
     assert b"".join(map(bytes, writer.chunks())) == data_of(vector)
 
 

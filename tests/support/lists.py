@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from deltackpt.codecs.packed2.jobs import DecodeJob, EncodeJob
-from deltackpt.codecs.packed2.list_index import ListIndex
+from deltackpt.codecs.packed.jobs import DecodeJob, EncodeJob
+from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.format.dtypes import DTYPES, uint
 
 PACKED = sorted(name for name, dtype in DTYPES.items() if dtype.width <= 4)
