@@ -504,7 +504,7 @@ def with_unknown_encoding(raw: bytes, start: int) -> bytes:
 
     reader = PartReader(memoryview(raw), "part")
     (table,) = (t for t in reader.header.tensors if t.name == TABLE)
-    at = start + table.start + 1 + 1 + 1 + len(reader.entries[0].name.encode())
+    at = start + table.start + 1 + 3 + len(reader.entries[0].name.encode())
     assert raw[at] < 6
     return raw[:at] + b"\x3f" + raw[at + 1 :]
 

@@ -150,22 +150,25 @@ def test_chains(vector, tmp_path):
         assert code in codes | {failed}
 
 
-GOLDEN = FIXTURES / "stores/golden-v1"
-EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+GOLDEN = {name: FIXTURES / "stores" / name for name in ("golden-v1", "golden-v2")}
+EXPECTED = {name: json.loads((path / "expected.json").read_text()) for name, path in GOLDEN.items()}
 
 
-@pytest.mark.parametrize("step", sorted(EXPECTED))
-def test_golden_repository(step, tmp_path):
-    """Written by version 0.1.0, and readable for ever."""
-    shutil.copytree(GOLDEN / "repository", tmp_path / "repository")
+@pytest.mark.parametrize(("name", "step"), [(name, step) for name, found in EXPECTED.items() for step in sorted(found)])
+def test_golden_repository(name, step, tmp_path):
+    """Of parts of each version, and readable for ever: golden-v1 was written by version 0.1.0."""
+    shutil.copytree(GOLDEN[name] / "repository", tmp_path / "repository")
     restore(tmp_path / "repository", int(step), tmp_path / "out")
-    assert tree(tmp_path / "out") == EXPECTED[step]
-    second().restore(GOLDEN / "repository", int(step), tmp_path / "second")
-    assert tree(tmp_path / "second") == EXPECTED[step]
+    assert tree(tmp_path / "out") == EXPECTED[name][step]
+    second().restore(GOLDEN[name] / "repository", int(step), tmp_path / "second")
+    assert tree(tmp_path / "second") == EXPECTED[name][step]
 
 
-def test_golden_repository_is_whole(tmp_path):
-    shutil.copytree(GOLDEN / "repository", tmp_path / "repository")
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_repository_is_whole(name, tmp_path):
+    shutil.copytree(GOLDEN[name] / "repository", tmp_path / "repository")
+    versions = {PartReader(memoryview(p.read_bytes()), p.name).version for p in tmp_path.rglob("part-*")}
+    assert versions == {int(name[-1])}
     repo = Repository.open(tmp_path / "repository")
     assert verify_repository(repo).ok
     assert repo.find("golden") == repo.find(2)
