@@ -28,6 +28,7 @@ from support.vectors import (
     restore,
     second,
     streamed,
+    sums_of,
     tree,
 )
 
@@ -77,6 +78,7 @@ def test_parts(vector):
         assert code_of(lambda: found.update(reader(data, base))) == code, reader  # noqa: B023
         if code is None:
             assert proofs(found).items() >= vector["result"].items()
+            assert sums_of(found).items() >= vector.get("sums", {}).items()
     for read in PARTS.values():
         apart = code_of(lambda: decoded_apart(data, base, read))  # noqa: B023
         assert apart == (None if code in ("base-shape", "boxes-overlap", "boxes-too-many") else code)
