@@ -5,6 +5,11 @@ Steps: the empirical entropy of new - old in the ordered integer map, of each te
 No side information (old exponents, earlier patches) is counted, so a codec that uses some can go below.
 Empirical entropy is biased low where a tensor has few changes, so the sum per tensor is the harder one to reach.
 
+Beside it the floor in the light of the old exponent, which no coder goes below that knows of a tensor's old elements
+their exponents alone: of the n elements with old exponent e, m changed, log2 C(n, m) bits say which, and the entropy of
+the steps given e says how far. Tensors below SMALL elements are reported apart: there n, m and the distribution of the
+steps, which are free here, cost a coder most.
+
 Shares no code with the library, whose sizes it judges.
 
     python bench/floor.py OLD_DIR NEW_DIR [--json]
@@ -24,6 +29,15 @@ import numpy as np
 import numpy.typing as npt
 
 CHUNK = 1 << 20  # elements
+SMALL = 1 << 16  # elements
+EXPONENT = {  # first bit and bits of the exponent field
+    "BF16": (7, 8),
+    "F16": (10, 5),
+    "F32": (23, 8),
+    "F64": (52, 11),
+    "F8_E4M3": (3, 4),
+    "F8_E5M2": (2, 5),
+}
 SIGN_MAGNITUDE = {"BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2"}
 
 Words = npt.NDArray[Any]
@@ -125,6 +139,65 @@ def _pairs(old: dict[str, tuple[str, Words]], new: dict[str, tuple[str, Words]])
             yield dtype, words, new[name][1]
 
 
+@dataclass(frozen=True)
+class ExponentFloor:
+    """Totals in bits, given the old exponent of every element, over some tensors."""
+
+    elements: int = 0
+    changes: int = 0
+    position_bits: float = 0.0
+    step_bits: float = 0.0
+
+    def __add__(self, other: ExponentFloor) -> ExponentFloor:
+        return ExponentFloor(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    @property
+    def bits(self) -> float:
+        return self.position_bits + self.step_bits
+
+    @property
+    def density(self) -> float:
+        return self.changes / self.elements if self.elements else 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        per_change = self.bits / self.changes if self.changes else 0.0
+        return {**vars(self), "bits": self.bits, "bits_per_change": per_change, "density": self.density}
+
+
+def floor_given_exponent(old: Words, new: Words, dtype: str) -> ExponentFloor:
+    """Of one tensor, given as two flat arrays of unsigned words."""
+    start, count = EXPONENT.get(dtype, (0, 0))
+    elements = np.zeros(1 << count, np.int64)
+    kinds: list[npt.NDArray[np.int64]] = [np.zeros((0, 2), np.int64)]
+    for at in range(0, len(old), CHUNK):
+        a, b = old[at : at + CHUNK], new[at : at + CHUNK]
+        elements += np.bincount(_exponent(a, start, count), minlength=1 << count)
+        where = np.flatnonzero(a != b)
+        steps = _ordered(b[where], dtype) - _ordered(a[where], dtype)
+        kinds.append(np.stack([_exponent(a[where], start, count), steps], axis=1))
+    pairs = np.concatenate(kinds)
+    changed = np.bincount(pairs[:, 0], minlength=1 << count)
+    _, counts = np.unique(pairs, axis=0, return_counts=True)
+    positions = sum(position_bits(int(n), int(m)) for n, m in zip(elements, changed, strict=True))
+    step_bits = entropy_bits(counts) - entropy_bits(changed[changed > 0])
+    return ExponentFloor(len(old), len(pairs), positions, step_bits)
+
+
+def _exponent(words: Words, start: int, count: int) -> npt.NDArray[np.int64]:
+    field = (words >> words.dtype.type(start)) & words.dtype.type((1 << count) - 1)
+    wide: npt.NDArray[np.int64] = field.astype(np.int64)
+    return wide
+
+
+def floors_given_exponent(old: Path, new: Path) -> tuple[ExponentFloor, ExponentFloor]:
+    """From one checkpoint directory to another -> (tensors of SMALL elements and more, those below)."""
+    large, small = ExponentFloor(), ExponentFloor()
+    for dtype, a, b in _pairs(tensors(old), tensors(new)):
+        found = floor_given_exponent(a, b, dtype)
+        large, small = (large + found, small) if len(a) >= SMALL else (large, small + found)
+    return large, small
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
@@ -132,8 +205,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found = floor(args.old, args.new)
+    large, small = floors_given_exponent(args.old, args.new)
     if args.json:
-        print(json.dumps(found.to_dict()))
+        given = {"large": large.to_dict(), "small": small.to_dict(), "all": (large + small).to_dict()}
+        print(json.dumps({**found.to_dict(), "given_exponent": given}))
         return
     print(f"{found.changes:,} of {found.elements:,} elements changed ({found.density:.3%})")
     for title, bits in {
@@ -144,6 +219,10 @@ def main() -> None:
         "floor, steps pooled": found.pooled_bits,
     }.items():
         print(f"{title:24} {found.per_change(bits):7.3f} bits per change {bits / 8:14,.0f} bytes")
+    for title, row in {"large": large, "small": small, "all": large + small}.items():
+        per_change = row.bits / row.changes if row.changes else 0.0
+        name = f"given exponent, {title}"
+        print(f"{name:24} {per_change:7.3f} bits per change {row.bits / 8:14,.0f} bytes, density {row.density:.4%}")
 
 
 if __name__ == "__main__":

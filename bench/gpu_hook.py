@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 
+from deltackpt.codecs import CODECS_V1
 from deltackpt.codecs import Change as HostChange
 from deltackpt.codecs import encode as encode_on_host
 from deltackpt.format import state_digest
@@ -34,6 +35,7 @@ from deltackpt.gpu.diff import groups
 from deltackpt.gpu.encode import encode
 from deltackpt.gpu.transfers import CopyStream, copy_stream
 from deltackpt.hooks import TrainerHook
+from deltackpt.hooks import capture as hook_capture
 from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.options import HookOptions
 from deltackpt.hooks.parts import encode_deltas
@@ -156,7 +158,7 @@ def check(pieces: list[Piece], snapshot: Snapshot, limit: int) -> str:
             continue
         at = np.flatnonzero(base != words)
         change = HostChange(piece.dtype, piece.storage, at, base[at], words[at], base, words)
-        _, want = encode_on_host(change, piece.storage, "packed", scan_limit=0)
+        _, want = encode_on_host(change, piece.storage, "packed", codecs=CODECS_V1)
         if b"".join(made[piece.name].payload) != b"".join(want.payload):
             raise SystemExit(f"gpu_hook: other bytes of {piece.name}")
     return f"{len(made)} tensors coded to the same bytes as on the host, and {len(some)} digests agree"
@@ -170,7 +172,8 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
     size = sum(piece.nbytes for piece in pieces)
     result: dict[str, float] = {"model bytes": float(size)}
     limit = 1 << (16 if args.size == "small" else 20)  # small shapes are to be coded too
-    options = HookOptions(scan_limit=limit, threads=4, on_device=True)
+    hook_capture.SCAN_LIMIT, CODECS_V1["packed"].scan_limit = limit, 0
+    options = HookOptions(threads=4, on_device=True)
     taker = Capture(None, pieces, None, options)  # type: ignore[arg-type]
     taker.capture(pieces)
     snapshot = taker._snapshot

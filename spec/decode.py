@@ -1,4 +1,4 @@
-"""A second reader of the deltackpt format, made from FORMAT.md, STORE.md and REGISTRY.md alone.
+"""A second reader of the deltackpt format, made from FORMAT.md, VERSION1.md, STORE.md and REGISTRY.md alone.
 
 It is meant to be read beside the spec, imports nothing of deltackpt, and prefers being plain to being fast.
 Needs numpy and zstandard; proves tensors by XXH3 too where the module xxhash happens to be there.
@@ -9,6 +9,7 @@ Needs numpy and zstandard; proves tensors by XXH3 too where the module xxhash ha
 
 import hashlib
 import json
+import math
 import mmap
 import re
 import stat
@@ -20,105 +21,100 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
+sys.path.insert(0, str(Path(__file__).parent))  # for whoever loads this file by its path
+import decode_v1
+from decode_base import (
+    BY_CODE,
+    DTYPES,
+    ENCODINGS,
+    FULL,
+    INDEX,
+    MAX_NAME,
+    MAX_RANK,
+    NAN,
+    PACKED,
+    PLANES,
+    REMOVED,
+    RESERVED,
+    SIZE_LIMIT,
+    Cursor,
+    Refused,
+    as_elements,
+    check_name,
+    check_shape,
+    exponents,
+    is_packed_dtype,
+    need,
+    ordered,
+    table_name,
+)
+
 try:
     import xxhash
 except ImportError:
     xxhash = None
 
-SIZE_LIMIT, MAX_NAME, MAX_RANK, MAX_HEADER = 1 << 62, 1024, 32, 100_000_000
-MAX_ENTRIES, MAX_CLASSES, MAX_TILE, MAX_K, MAX_EXCEPTION_K, CHUNK = 1 << 20, 15, 1 << 31, 31, 15, 131072
-MAX_MANIFEST, MAX_EDGE, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 4194304, 268435456, 268435456, 65536
-MAX_TABLE, MAX_BOXES, MAX_TENSORS, MAX_MARKS = 268435456, 4096, 1 << 20, {"header": 1 << 21, "json": 1 << 20}
-MAX_STEP, MAX_PARTS, MAX_FILES, MAX_PATH, BLOCK = 10**15, 100_000, 100_000, 960, 4096
-TABLE, PAYLOAD, RESERVED = "deltackpt:table", "deltackpt:payload", "deltackpt:"
-REMOVED, FULL, NAN, INDEX, PACKED, PLANES = range(6)
-ENCODINGS = ["removed", "full", "nan", "index", "packed", "planes"]
-
-# REGISTRY.md, "Dtypes": bits of an element, bytes of a storage element, exponent field (lowest bit, bits), sentinel.
-Dtype = namedtuple("Dtype", "code name bits width low b sentinel")
-_ROWS = """1 BOOL 8 1 0 0 -|2 F4 4 1 0 0 -|3 F6_E2M3 6 1 0 0 -|4 F6_E3M2 6 1 0 0 -|5 U8 8 1 0 0 -|6 I8 8 1 0 0 -
-7 F8_E5M2 8 1 2 5 7D|8 F8_E4M3 8 1 3 4 FF|9 F8_E8M0 8 1 0 0 FF|10 F8_E4M3FNUZ 8 1 3 4 80|11 F8_E5M2FNUZ 8 1 2 5 80
-12 I16 16 2 0 0 -|13 U16 16 2 0 0 -|14 F16 16 2 10 5 7EA5|15 BF16 16 2 7 8 7FE5|16 I32 32 4 0 0 -|17 U32 32 4 0 0 -
-18 F32 32 4 23 8 7FE5A5A5|19 C64 64 8 0 0 -|20 F64 64 8 52 11 7FFCA5A5A5A5A5A5|21 I64 64 8 0 0 -|22 U64 64 8 0 0 -"""
-DTYPES = {}
-for _row in _ROWS.replace("\n", "|").split("|"):
-    _code, _name, _bits, _width, _low, _b, _nan = _row.split()
-    _nan = None if _nan == "-" else int(_nan, 16)
-    DTYPES[_name] = Dtype(int(_code), _name, int(_bits), int(_width), int(_low), int(_b), _nan)
-BY_CODE = {d.code: d for d in DTYPES.values()}
+TABLE, PAYLOAD, MAX_TABLE, MAX_ENTRIES, MAX_BOXES = "deltackpt:table", "deltackpt:payload", 268435456, 1 << 20, 4096
+BOXED, REPEAT, CHUNK, MAX_WINDOW = 128, 64, 131072, 1 << 18
+MAX_CLASSES, MAX_TILE, MAX_LENGTH, MAX_K = 15, 1 << 31, 1 << 40, 31
+MAX_HEADER, JSON_DEPTH, JSON_MARKS = 100_000_000, 16, 1 << 21
+MAX_MANIFEST, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 268435456, 268435456, 65536
+MAX_STEP, MAX_PARTS, MAX_FILES, MAX_TENSORS = 10**15, 100_000, 100_000, 1 << 20
+MAX_PATH, MAX_OBJECT_NAME, BLOCK = 960, 1024, 4096
 
 Span = namedtuple("Span", "dtype shape start end")  # a tensor in a safetensors file, offsets from the end of the header
 Tensor = namedtuple("Tensor", "dtype shape elements")  # a tensor of a state: its storage elements in a flat array
 Entry = namedtuple("Entry", "name encoding boxed dtype shape whole offset detail")
-Packed = namedtuple("Packed", "grid classes threshold ceiling anchor exception_k counts unary lengths crcs")
+Packed = namedtuple("Packed", "grid classes sized top anchor counts lengths crcs")
 Planes = namedtuple("Planes", "changes sizes crcs")
 Part = namedtuple("Part", "metadata entries plain payloads")  # plain, payloads: for each entry, its bytes
 Layout = namedtuple("Layout", "shards side tensors")  # shards: (path, header, {name: Span}, size of the file)
 
 
-class Refused(Exception):
-    """Input that is not what the spec says. `code` is a code of REGISTRY.md."""
-
-    def __init__(self, code, why=""):
-        super().__init__(f"{code}: {why}" if why else code)
-        self.code = code
-
-
-def need(condition, code, why=""):
-    if not condition:
-        raise Refused(code, why)
-
-
 # -------------------------------------------------------------------------------------- JSON and names
 
 
-def load_json(data, prefix, depth):
-    """Strict JSON with integers only. `prefix` says whose codes to use: "header" ([F-PART-1], [F-PART-2]) or "json"."""
-    syntax, number = ("header-json", "header-json") if prefix == "header" else ("json-syntax", "json-number")
+def load_json(data, floats=False):
+    """The profile of JSON ([F-JSON-1], [F-JSON-2]); an index may have fractions and exponents ([F-DIR-3])."""
     level, marks, inside = 0, 0, False
-    for token in re.finditer(rb'\\.|["\[\]{},]', data, re.DOTALL):  # levels first: the parser recurses
+    for token in re.finditer(rb'\\.|["\[\]{},]', data, re.DOTALL):  # before the parser, which recurses
         if token[0] == b'"':
             inside = not inside
         elif not inside and token[0] in b"[{,":
             marks += 1
-            need(marks <= MAX_MARKS[prefix], prefix + "-too-long", "marks")  # [F-JSON-1]
+            need(marks <= JSON_MARKS, "json-too-long", "marks")
         if not inside and token[0] in b"[{":
             level += 1
-            need(level <= depth, prefix + "-depth")
+            need(level <= JSON_DEPTH, "json-depth")
         elif not inside and token[0] in b"]}":
             level -= 1
 
     def integer(text):
-        if prefix == "header" and text[0] == "-" and text != "-0":
-            return -1  # "no negative number": whoever takes it refuses it as header-field
-        need(len(text) <= 20 and text != "-0" and -(2**63) <= int(text) < 2**63, number)
+        need(len(text) <= 20 and text != "-0" and -(2**63) <= int(text) < 2**63, "json-number")
         return int(text)
 
+    def fraction(text):
+        need(floats and math.isfinite(float(text)), "json-number", text[:40])
+        return float(text)
+
+    def constant(text):  # NaN, Infinity
+        raise Refused("json-number", text)
+
     def pairs(items):
-        need(len(dict(items)) == len(items), prefix + "-duplicate-key")
+        need(len(dict(items)) == len(items), "json-duplicate-key")
         return dict(items)
 
-    def fail(text):
-        raise Refused(number, text[:40])
-
-    def constant(text):
-        raise Refused(number, text)
-
-    hooks = {"parse_int": integer, "parse_float": fail, "parse_constant": constant, "object_pairs_hook": pairs}
+    hooks = {"parse_int": integer, "parse_float": fraction, "parse_constant": constant, "object_pairs_hook": pairs}
     try:
         value = json.loads(bytes(data).decode("utf-8"), **hooks)
         json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails where there is a lone surrogate
         return value
     except ValueError as error:
-        raise Refused(syntax, str(error)) from None
+        raise Refused("json-syntax", str(error)) from None
 
 
-def is_canonical(value, data):
-    try:
-        text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-        return text.encode("utf-8") == data
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
+def is_canonical(value, data):  # [F-JSON-3]
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode("utf-8") == data
 
 
 def is_int(value, limit):
@@ -129,39 +125,21 @@ def is_hex(value, digits):
     return isinstance(value, str) and len(value) == digits and not set(value) - set("0123456789abcdef")
 
 
-def check_name(name):  # [F-PART-4]
+def is_plain(name, limit=MAX_PATH):
+    """[F-NAME-1], and the length of a path ([F-LAY-2]) or object name ([F-MAN-8])."""
     try:
-        size = len(name.encode("utf-8"))
+        raw = name.encode("utf-8")
     except UnicodeEncodeError:
-        raise Refused("name-refused", "not text") from None
-    need(1 <= size <= MAX_NAME, "name-refused", "length")
-    need(not re.search("[\x00-\x1f\x7f-\x9f]", name), "name-refused", "control character")
+        return False
+    if not 1 <= len(raw) <= limit or re.search("[\x00-\x1f\x7f-\x9f\\\\:]", name):
+        return False
+    segments = raw.lower().split(b"/")  # the lower case of bytes is that of A to Z alone
+    bad = (b"", b".", b"..", b".lock")
+    return all(s not in bad and len(s) <= 255 and not s.startswith(b".tmp-") for s in segments)
 
 
-def check_path(path, limit=MAX_PATH):  # [F-LAY-2]
-    try:
-        size = len(path.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise Refused("name-escapes", "not text") from None
-    need(1 <= size <= limit and not re.search("[\x00-\x1f\x7f\\\\:]", path), "name-escapes", ascii(path[:80]))
-    for segment in path.split("/"):
-        need(1 <= len(segment.encode()) <= 255 and segment not in (".", ".."), "name-escapes", path)
-        need(segment.lower() != ".lock" and not segment.lower().startswith(".tmp-"), "name-escapes", path)
-
-
-def storage_shape(dtype, shape):
-    """[F-ELEM-2], [F-ELEM-3]: the storage shape, and the number of storage elements."""
-    bits, total = dtype.bits, dtype.bits
-    for d in shape:
-        bits *= d
-        total *= max(d, 1)
-    need(len(shape) <= MAX_RANK and total < 8 * SIZE_LIMIT, "shape-overflow")
-    need(bits % 8 == 0, "shape-bits")
-    if dtype.bits == 8 * dtype.width:
-        return list(shape), bits // dtype.bits
-    if shape[-1] * dtype.bits % 8 == 0:
-        return [*shape[:-1], shape[-1] * dtype.bits // 8], bits // 8
-    return [bits // 8], bits // 8
+def check_path(path, limit=MAX_PATH):
+    need(is_plain(path, limit), "name-escapes", ascii(path[:80]))
 
 
 # ----------------------------------------------------------------------------------- safetensors files
@@ -169,8 +147,8 @@ def storage_shape(dtype, shape):
 
 def parse_header(text):
     """[F-PART-1] to [F-PART-6]: the metadata, the tensors in the order of their bytes, and where they end."""
-    need(text[:1] == b"{" and text.rstrip(b" \t\r\n")[-1:] == b"}", "header-json")
-    header = load_json(text, "header", 8)
+    need(text[:1] == b"{", "json-syntax")
+    header = load_json(text)
     metadata = header.pop("__metadata__", {})
     need(isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values()), "header-field")
     tensors = []
@@ -182,7 +160,7 @@ def parse_header(text):
         need(len(shape) <= MAX_RANK and len(offsets) == 2, "header-field", name)
         need(all(is_int(v, 2**63 - 1) for v in shape + offsets), "header-field", name)
         need(dtype in DTYPES, "dtype-unknown", name)
-        size = storage_shape(DTYPES[dtype], shape)[1] * DTYPES[dtype].width
+        size = check_shape(DTYPES[dtype], shape) * DTYPES[dtype].width
         start, end = offsets
         need(end - start == size and end < SIZE_LIMIT, "offsets-length", name)
         tensors.append((start, end, name, DTYPES[dtype], shape))
@@ -207,181 +185,157 @@ def open_safetensors(data):
 # -------------------------------------------------------------------------------------- part and table
 
 
-class Cursor:
-    """Reads a table. Whatever it returns has been paid for by bytes that were there ([F-READ-2])."""
-
-    def __init__(self, data):
-        self.data, self.at = data, 0
-
-    def left(self):
-        return len(self.data) - self.at
-
-    def take(self, size):
-        need(size <= self.left(), "table-short")
-        self.at += size
-        return bytes(self.data[self.at - size : self.at])
-
-    def byte(self):
-        return self.take(1)[0]
-
-    def number(self, limit, code="number-limit"):
-        value = 0
-        for i in range(9):  # [F-NUM-2]
-            byte = self.byte()
-            value |= (byte & 127) << 7 * i
-            if byte < 128:
-                need(byte > 0 or i == 0, "number-form")  # [F-NUM-1]
-                need(value <= limit, code)  # [F-NUM-3]
-                return value
-        raise Refused("number-form")
-
-    def numbers(self, count, limit, code="number-limit"):
-        return [self.number(limit, code) for _ in range(count)]
-
-    def crcs(self, count):
-        need(4 * count <= self.left(), "table-short")
-        return [int.from_bytes(self.take(4), "little") for _ in range(count)]
-
-
 class Grid:
     """The tiles of a storage shape ("Tiles")."""
 
-    def __init__(self, shape, slices, rows, columns):
-        self.lead, self.height, self.width = 1, 1, 1
-        for d in shape[:-2]:
-            self.lead *= d
-        if len(shape) > 1:
-            self.height = shape[-2]
-        if len(shape) > 0:
-            self.width = shape[-1]
-        need(slices >= 1 and slices in (1, self.lead), "grid")  # [F-TILE-5]
-        if slices == 1:  # the leading axes count as rows
-            self.lead, self.height = 1, self.lead * self.height
+    def __init__(self, shape, rows, columns):
+        self.height, self.width = (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
         need(1 <= rows <= max(1, self.height) and 1 <= columns <= max(1, self.width), "grid")  # [F-TILE-1]
-        self.rows, self.columns = rows, columns
+        self.columns, self.tiles = columns, rows * columns
         self.th, self.tw = -(-self.height // rows), -(-self.width // columns)
-        self.tiles, self.span = self.lead * rows * columns, self.th * self.tw
-        need(self.span <= MAX_TILE, "grid")  # [F-TILE-2]
+        need(self.th * self.tw <= MAX_TILE, "grid")  # [F-TILE-2]
 
     def tile(self, t):
-        """Row in the collapsed tensor of lead * height rows, column, and the extent of what exists in tile t."""
-        slice_, row, column = t // (self.rows * self.columns), t // self.columns % self.rows, t % self.columns
-        top, left = row * self.th, column * self.tw
-        high = max(0, min(self.th, self.height - top))
-        wide = max(0, min(self.tw, self.width - left))
-        return slice_ * self.height + top, left, high, wide
+        """First row, first column, and the rows and columns that exist in tile t."""
+        top, left = t // self.columns * self.th, t % self.columns * self.tw
+        return top, left, max(0, min(self.th, self.height - top)), max(0, min(self.tw, self.width - left))
 
 
 def parse_packed(r, dtype, shape):
-    need(dtype.width in (1, 2, 4), "encoding-dtype")  # [F-PACK-1]
-    slices, rows, columns = r.numbers(3, SIZE_LIMIT, "grid")
-    grid = Grid(shape, slices, rows, columns)
-    classes = r.number(MAX_CLASSES)
-    threshold = r.number(2**dtype.b - 1) if classes else 0
-    ceiling = r.number(2**dtype.b)
-    anchor, exception_k = (r.number(255), r.number(MAX_EXCEPTION_K)) if ceiling else (0, 0)
-    need(grid.tiles * (classes + 7) <= r.left(), "grid")
-    counts = []
-    for t in range(grid.tiles):
-        counts.append(r.numbers(classes + 1, grid.span))
+    if is_packed_dtype(dtype):  # [F-ELEM-4]
+        shape = [check_shape(dtype, shape)]
+    rows, columns = r.numbers(2, SIZE_LIMIT, "grid")
+    grid, scale = Grid(shape, rows, columns), r.byte()
+    classes, sized = scale & 15, scale >> 4
+    need(1 <= classes <= MAX_CLASSES and sized <= classes, "number-limit", "scale")  # [F-PACK-7]
+    top = r.byte() if classes > 1 else 0
+    need(top < 2**dtype.b, "number-limit", "top")
+    anchor = r.byte() if sized else 0
+    need(grid.tiles * (classes + sized + 5) <= r.left(), "grid")
+    counts = [r.numbers(classes + sized, MAX_TILE) for _ in range(grid.tiles)]
+    lengths = r.numbers(grid.tiles, MAX_LENGTH)
+    for t, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         _, _, high, wide = grid.tile(t)
-        need(sum(counts[t]) <= high * wide, "count-outside")  # [F-PACK-3]
-    unary, lengths = r.numbers(grid.tiles, 1 << 40), r.numbers(grid.tiles, 1 << 40)
-    for t in range(grid.tiles):
-        need((sum(counts[t]) + 7) // 8 + unary[t] <= lengths[t], "tile-short")
-    return Packed(grid, classes, threshold, ceiling, anchor, exception_k, counts, unary, lengths, r.crcs(grid.tiles))
+        changes, long = sum(count[:classes]), count[classes:]
+        need(changes <= high * wide, "count-outside")  # [F-PACK-8]
+        need(all(m <= n for m, n in zip(long, count[classes - sized : classes], strict=True)), "count-outside")
+        need(changes <= 8 * length, "tile-short")  # [F-PACK-9]
+    return Packed(grid, classes, sized, top, anchor, counts, lengths, r.crcs(grid.tiles))
 
 
-def parse_entry(r, before):
-    shared = r.number(len(before))  # [F-TAB-2]
-    raw = before[:shared] + r.take(r.number(MAX_NAME))
-    try:
-        name = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise Refused("name-refused", "not UTF-8") from None
-    check_name(name)
-    need(not name.startswith(RESERVED) and name != "__metadata__", "name-refused", name)  # [F-TAB-3], [F-PART-9]
-    code = r.byte()
-    encoding, boxed = code & 127, code >= 128
+def parse_planes(r, dtype, elements):
+    changes, chunks = r.number(elements), -(-elements // CHUNK)
+    need(chunks * (dtype.width + 4) <= r.left(), "table-short")
+    return Planes(changes, r.numbers(chunks * dtype.width, 4 * CHUNK), r.crcs(chunks))
+
+
+def parse_name(r, before, version):
+    """The bytes of a name after the name before ([F-TAB-17]; in version 1 [F-TAB-2])."""
+    shared = r.number(len(before))
+    tail = r.number(len(before) - shared) if version > 1 else 0
+    return before[:shared] + r.take(r.number(MAX_NAME)) + before[len(before) - tail :]
+
+
+def parse_entry(r, before, last, version):
+    """`before`: the bytes of the name before; `last`: the entry before, or None."""
+    raw = parse_name(r, before, version)
+    name, code = table_name(raw), r.byte()
+    encoding, boxed, repeat = code & 127, code >= BOXED, False
+    if version > 1:
+        encoding, repeat = code & 63, bool(code & REPEAT)
     need(encoding < len(ENCODINGS), "encoding-unknown", name)
+    if repeat:  # [F-TAB-18]
+        need(last and last.encoding != REMOVED and encoding != REMOVED and not boxed, "table-repeat", name)
     if encoding == REMOVED:
         need(not boxed, "box-outside", name)
         return raw, Entry(name, encoding, False, None, None, None, [], None)
-    number = r.byte()
-    need(number in BY_CODE, "dtype-unknown", name)
-    dtype, rank = BY_CODE[number], r.byte()
-    need(rank <= MAX_RANK, "shape-overflow", name)  # [F-TAB-7]
-    shape = r.numbers(rank, 2**63 - 1)
-    whole, offset = shape, [0] * rank
+    if repeat:
+        dtype, shape = last.dtype, last.shape
+    else:
+        number = r.byte()
+        need(number in BY_CODE, "dtype-unknown", name)
+        dtype, rank = BY_CODE[number], r.byte()
+        need(rank <= MAX_RANK, "shape-overflow", name)  # [F-TAB-7]
+        shape = r.numbers(rank, 2**63 - 1)
+    whole, offset = shape, [0] * len(shape)
     if boxed:  # [F-TAB-8], [F-TAB-9]
-        whole, offset = r.numbers(rank, 2**63 - 1), r.numbers(rank, 2**63 - 1)
+        whole, offset = r.numbers(len(shape), 2**63 - 1), r.numbers(len(shape), 2**63 - 1)
         need(all(o + s <= w for o, s, w in zip(offset, shape, whole, strict=True)), "box-outside", name)
-        need(shape != whole and dtype.bits == 8 * dtype.width, "box-outside", name)
+        need(shape != whole and not is_packed_dtype(dtype), "box-outside", name)
         need(encoding not in (NAN, INDEX), "encoding-boxed", name)
     if encoding == NAN:
         need(dtype.sentinel is not None, "encoding-dtype", name)  # [F-PLAIN-4]
-    storage_shape(dtype, whole)
-    stored, elements = storage_shape(dtype, shape)
     if encoding == PACKED:
-        detail = parse_packed(r, dtype, stored)
+        need(dtype.width in (1, 2, 4), "encoding-dtype", name)  # [F-PACK-1]
+    check_shape(dtype, whole)
+    elements = check_shape(dtype, shape)
+    if encoding == PACKED:
+        detail = (parse_packed if version > 1 else decode_v1.parse_packed)(r, dtype, shape)
     elif encoding == PLANES:
-        changes = r.number(elements)
-        chunks = -(-elements // CHUNK)
-        need(chunks * (dtype.width + 4) <= r.left(), "table-short")
-        detail = Planes(changes, r.numbers(chunks * dtype.width, 4 * CHUNK), r.crcs(chunks))
+        detail = parse_planes(r, dtype, elements)
     else:
         detail = (r.number(elements), r.crcs(1)[0])  # changes, crc32
     return raw, Entry(name, encoding, boxed, dtype, shape, whole, offset, detail)
 
 
-def parse_table(data):
+def parse_table(data, version=2):
     r = Cursor(data)
-    entries, raw, last = [], b"", None
+    entries, raw, entry = [], b"", None
     for _ in range(r.number(MAX_ENTRIES)):  # [F-TAB-1]
-        raw, entry = parse_entry(r, raw)
+        last, before = entry, raw
+        raw, entry = parse_entry(r, before, last, version)
         if last:  # [F-TAB-4], [F-TAB-5]
-            need((last[0], last[1].offset) < (raw, entry.offset), "table-order", entry.name)
-            need(last[0] != raw or (last[1].boxed and entry.boxed), "table-order", entry.name)
+            need((before, last.offset) < (raw, entry.offset), "table-order", entry.name)
+            need(before != raw or (last.boxed and entry.boxed), "table-order", entry.name)
         entries.append(entry)
-        last = (raw, entry)
     need(r.left() == 0, "table-long")  # [F-TAB-11]
     return entries
+
+
+FORMS = {"repository": "[0-9a-f]{32}", "step": "0|[1-9][0-9]{0,15}", "parent": "[0-9a-f]{64}", "base": "[0-9a-f]{64}"}
+
+
+def plain_tensors(e, version):
+    """The plain tensors of an entry, as (name, dtype, shape)."""
+    if e.encoding == INDEX:  # [F-PLAIN-8], [F-PLAIN-9]
+        indices = DTYPES["U32" if check_shape(e.dtype, e.shape) <= 1 << 32 else "U64"]
+        values = DTYPES["U8"] if is_packed_dtype(e.dtype) else e.dtype
+        return [(e.name + ".indices", indices, [e.detail[0]]), (e.name + ".values", values, [e.detail[0]])]
+    if e.encoding == NAN or (e.encoding == FULL and version == 1 and not e.boxed):
+        return [(e.name, e.dtype, e.shape)]  # [F-PLAIN-5], [F-PLAIN-1]
+    return []
+
+
+def payload_size(e, version):
+    if e.encoding == FULL and (version > 1 or e.boxed):
+        return check_shape(e.dtype, e.shape) * e.dtype.width  # [F-FULL-1], [F-PLAIN-2]
+    if e.encoding == PACKED:
+        return sum(e.detail.lengths)  # [F-PACK-2]
+    return sum(s >> 1 for s in e.detail.sizes) if e.encoding == PLANES else 0  # [F-PLANE-1]
 
 
 def parse_part(data):
     """All checks of a part that need neither the manifest nor the old tensors."""
     metadata, spans, body = open_safetensors(data)
-    need(metadata.get("deltackpt") == "1", "version-unknown")  # [F-META-2]
-    need(re.fullmatch("0|[1-9][0-9]{0,17}", metadata.get("step", ""), re.ASCII), "part-metadata", "step")  # [F-META-1]
-    for key in ("repository", "parent", "base"):  # their form is that of the manifest's: see [F-META-3]
-        need(metadata.get(key), "part-metadata", key)
+    need(metadata.get("deltackpt") in ("1", "2"), "version-unknown")  # [F-META-2]
+    version = int(metadata["deltackpt"])
+    for key, form in FORMS.items():  # [F-META-1]
+        need(re.fullmatch(form, metadata.get(key, "")), "part-metadata", key)
+    need(int(metadata["step"]) <= MAX_STEP, "part-metadata", "step")
     rest = dict(spans)
     for name in (TABLE, PAYLOAD):  # [F-PART-7]
         need(name in rest and rest[name].dtype.name == "U8" and len(rest[name].shape) == 1, "part-tensors", name)
     table, payload = (body[span.start : span.end] for span in (rest.pop(TABLE), rest.pop(PAYLOAD)))
     need(len(table) <= MAX_TABLE, "object-too-large", "table")  # [F-TAB-15]
-    entries, plain, payloads, at = parse_table(table), [], [], 0
+    entries, plain, payloads, at = parse_table(table, version), [], [], 0
     for e in entries:
-        wanted, size = [], 0  # plain tensors as (name, dtype, shape); bytes of the payload
-        elements = storage_shape(e.dtype, e.shape)[1] if e.dtype else 0
-        if e.encoding == INDEX:  # [F-PLAIN-8], [F-PLAIN-9]
-            indices = DTYPES["U32" if elements <= 1 << 32 else "U64"]
-            values = e.dtype if e.dtype.bits == 8 * e.dtype.width else DTYPES["U8"]
-            wanted = [(e.name + ".indices", indices, [e.detail[0]]), (e.name + ".values", values, [e.detail[0]])]
-        elif e.encoding == NAN or (e.encoding == FULL and not e.boxed):
-            wanted = [(e.name, e.dtype, e.shape)]  # [F-PLAIN-1], [F-PLAIN-5]
-        elif e.encoding == FULL:
-            size = elements * e.dtype.width  # [F-PLAIN-2]
-        elif e.encoding == PACKED:
-            size = sum(e.detail.lengths)  # [F-PACK-2]
-        elif e.encoding == PLANES:
-            size = sum(s >> 1 for s in e.detail.sizes)  # [F-PLANE-1]
         found = []
-        for name, dtype, shape in wanted:
+        for name, dtype, shape in plain_tensors(e, version):
             span = rest.pop(name, None)  # popped: it belongs to no other entry
             need(span and span.dtype is dtype and span.shape == shape, "part-tensors", name)
             found.append(body[span.start : span.end])
         plain.append(found)
+        size = payload_size(e, version)
         need(size <= len(payload) - at, "payload-length", e.name)  # [F-PART-10]
         payloads.append(payload[at : at + size])
         at += size
@@ -393,149 +347,99 @@ def parse_part(data):
 # ------------------------------------------------------------------------------------ decoding entries
 
 
-def as_elements(data, dtype):
-    return np.frombuffer(data, f"<u{dtype.width}")  # [F-ELEM-1]
+def rice(listed, candidates):  # [F-GAP-6]
+    t = candidates - (listed >> 1)
+    fitting = [k for k in range(MAX_K + 1) if listed << k <= t - (t >> 5)]
+    return max(fitting, default=0)
 
 
-def bits_of(data, count, what="padding"):
-    """The first `count` bits of a section; those that fill up its last byte are zero ([F-BIT-1], [F-BIT-2])."""
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-    need(not bits[count:].any(), "padding", what)
-    return bits[:count].astype(np.int64)
+def fields(bits, at, widths):
+    """Values of their own widths, one after the other from bit `at` on, lowest bit first."""
+    starts = at + np.cumsum(widths) - widths
+    values = np.zeros(len(widths), np.int64)
+    for j in range(int(widths.max(initial=0))):
+        has = np.flatnonzero(widths > j)
+        values[has] |= bits[starts[has] + j].astype(np.int64) << j
+    return values
 
 
-def ordered(elements, dtype):
-    """[F-ORD-1], [F-ORD-2], as unsigned words that may be added modulo 2^W; its own inverse."""
-    if not dtype.b:
-        return elements
-    s = elements.view(f"<i{dtype.width}")
-    return (s ^ ((s >> (8 * dtype.width - 1)) & np.iinfo(s.dtype).max)).view(elements.dtype)
+def chosen_of(m, n, k, quotients, low):
+    """Which of n candidates a list chooses ([F-GAP-1], [F-GAP-2]): their ranks, rising."""
+    need(not np.any(quotients > n >> k), "gap-outside")  # [F-READ-3]
+    listed = np.cumsum((quotients << k) + low + 1) - 1
+    need(len(listed) == 0 or listed[-1] < n, "gap-outside")
+    if 2 * m <= n:
+        return listed
+    chosen = np.ones(n, bool)
+    chosen[listed] = False
+    return np.flatnonzero(chosen)
 
 
-def exponents(elements, dtype):
-    return (elements.astype(np.int64) >> dtype.low) & (2**dtype.b - 1)  # 0 for a dtype without an exponent field
+class Tile:
+    """The lists of a tile: which elements changed, which of the changes are long, and where the values begin."""
+
+    def __init__(self, p, counts, data, e):
+        kind = np.clip(p.top - e, 0, p.classes - 1)
+        first = p.classes - p.sized
+        sizes = [int(np.count_nonzero(kind == c)) for c in range(p.classes)] + counts[first : p.classes]
+        need(all(m <= n for m, n in zip(counts, sizes, strict=True)), "count-outside")  # [F-PACK-8]
+        listed = [n - m if 2 * m > n else m for m, n in zip(counts, sizes, strict=True)]
+        ks = [rice(m, n) if m else 0 for m, n in zip(listed, sizes, strict=True)]
+        self.bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")  # [F-BIT-1]
+        low_bits = sum(k * m for k, m in zip(ks, listed, strict=True))
+        codes = sum(listed) + sum(counts[p.classes :])
+        need(low_bits + codes <= len(self.bits), "tile-short")
+        ones = np.flatnonzero(self.bits[low_bits:])[:codes]
+        need(len(ones) == codes, "tile-short")
+        unary = np.diff(ones, prepend=-1) - 1
+        self.end = low_bits + (int(ones[-1]) + 1 if codes else 0)
+        low = fields(self.bits, 0, np.repeat(ks, listed))
+        lists, at = [], 0
+        for m, n, k, count in zip(counts, sizes, ks, listed, strict=True):
+            lists.append(chosen_of(m, n, k, unary[at : at + count], low[at : at + count]))
+            at += count
+        self.changes = [np.flatnonzero(kind == c)[lists[c]] for c in range(p.classes)]  # local, class by class
+        self.long = [np.zeros(m, bool) for m in counts[: p.classes]]
+        for c in range(first, p.classes):
+            self.long[c][lists[p.sized + c]] = True  # list classes + (c - first)
+        self.excess = unary[at:]
 
 
-def rice(c, s):  # [F-GAP-3]
-    k = 0
-    while max(c, 1) << (k + 1) <= s - (s >> 5):
-        k += 1
-    return k
-
-
-def unfold(quotients, low, k, limit):
-    """Ranks below `limit` from the quotients and the low bits of their gaps ([F-GAP-2], [F-STEP-3])."""
-    # The quotients alone must stay inside, so that the shift cannot overflow ([F-READ-3]).
-    need(int(quotients.sum()) <= limit >> k, "gap-outside")
-    ranks = np.cumsum((quotients << k) + low + 1) - 1
-    need(len(ranks) == 0 or ranks[-1] < limit, "gap-outside")
-    return ranks
-
-
-def decode_tile(p, t, tile, dtype, old):
+def decode_tile(p, t, data, dtype, old):
     """The flat positions of a tile's changes, and their new elements."""
-    grid, counts, w_bits = p.grid, p.counts[t], 8 * dtype.width
-    top, left, high, wide = grid.tile(t)
-    # Lists: how many candidates has each, and for near lists, which.
-    candidates = [grid.span] + [0] * p.classes
-    if p.classes:
-        class_of = np.zeros(0, np.int64)
-        if high and wide:
-            e = exponents(old.reshape(-1, grid.width)[top : top + high, left : left + wide], dtype).reshape(-1)
-            class_of = np.where(e > p.threshold, 0, 1 + np.minimum(p.threshold - e, p.classes - 1))
-        for j in range(1, p.classes + 1):
-            candidates[j] = int(np.count_nonzero(class_of == j))
-    for c, s in zip(counts, candidates, strict=True):
-        need(c <= s, "count-outside")  # [F-PACK-3]
-    need(zlib.crc32(tile) == p.crcs[t], "tile-checksum")
-
-    # Sections: how many gaps has each list, with which parameter, and where does each section lie.
-    flipped = [2 * c > s for c, s in zip(counts, candidates, strict=True)]  # [F-GAP-1]
-    listed = [s - c if f else c for c, s, f in zip(counts, candidates, flipped, strict=True)]
-    ks, k = [], MAX_K
-    for m_list, s in zip(listed, candidates, strict=True):
-        if m_list:
-            k = min(k, rice(m_list, s))
-        ks.append(k if m_list else 0)
-    n, m = sum(counts), sum(listed)
-    prefixes = []  # [F-GAP-5]: gaps in plane j
-    for j in range(max(ks)):
-        prefixes.append(sum(m_list for m_list, k in zip(listed, ks, strict=True) if k > j))
-    n_at = sum((prefix + 7) // 8 for prefix in prefixes)
-    u_at = n_at + (n + 7) // 8
-    x_at = u_at + p.unary[t]
-    need(x_at <= len(tile), "tile-short")
-
-    # U. A code is the distance of its one from the one before; what follows the last one is not needed.
-    need(m <= 8 * p.unary[t], "unary-count")
-    ones = np.flatnonzero(np.unpackbits(np.frombuffer(tile[u_at:x_at], np.uint8), bitorder="little"))
-    need(len(ones) >= m and (len(ones) - m) % 2 == 0, "unary-count")
-    need(p.unary[t] == (int(ones[-1]) // 8 + 1 if len(ones) else 0), "unary-count")  # [F-PACK-6]
-    codes = np.diff(ones, prepend=-1) - 1
-    x = (len(ones) - m) // 2
-    r_at = x_at + p.exception_k * ((x + 7) // 8)
-    need(r_at <= len(tile), "tile-short")
-
-    # G, and from it the ranks and local indices of the changes, list by list ([F-PACK-5]).
-    low, at = np.zeros(m, np.int64), 0
-    for j, prefix in enumerate(prefixes):
-        low[:prefix] |= bits_of(tile[at : at + (prefix + 7) // 8], prefix, "G") << j
-        at += (prefix + 7) // 8
-    rows, columns, at = [], [], 0
-    for j, (m_list, s, k) in enumerate(zip(listed, candidates, ks, strict=True)):
-        ranks = unfold(codes[at : at + m_list], low[at : at + m_list], k, s)
-        at += m_list
-        if flipped[j]:
-            changed = np.ones(s, bool)
-            changed[ranks] = False
-            ranks = np.flatnonzero(changed)
-        if j == 0:  # list 0: the rank is the local index, of pitch tw
-            row, column = ranks // max(1, grid.tw), ranks % max(1, grid.tw)
-            need(np.all((row < high) & (column < wide)), "position-outside")  # [F-TILE-3]
-            need(not p.classes or not np.any(class_of[row * wide + column]), "list-wrong")  # [F-LIST-1]
-        else:  # near: the rank counts the elements of this class
-            local = np.flatnonzero(class_of == j)[ranks] if len(ranks) else ranks
-            row, column = local // max(1, wide), local % max(1, wide)
-        rows.append(row)
-        columns.append(column)
-    positions = (top + np.concatenate(rows)) * grid.width + left + np.concatenate(columns)
-    before = old[positions]
-
-    # Steps: the widths of the raw fields, of which exceptions have their own.
-    e = exponents(before, dtype)
-    eligible = e < p.ceiling
-    raw = np.where(eligible, np.clip(p.anchor - e, 0, w_bits - 1), 0)
-    x_low = np.zeros(x, np.int64)
-    for j in range(p.exception_k):  # [F-STEP-4]
-        start = x_at + j * ((x + 7) // 8)
-        x_low |= bits_of(tile[start : start + (x + 7) // 8], x, "X") << j
-    among = np.flatnonzero(eligible)
-    exceptions = among[unfold(codes[m : m + x], x_low, p.exception_k, len(among))]
-    bit_length = raw[exceptions] + codes[m + x :] + 1
-    need(np.all(bit_length <= w_bits), "step-outside")
-    raw[exceptions] = bit_length - 1
-
-    # R: field after field ([F-STEP-5]); bit j of all fields that have one at a time.
-    ends = np.cumsum(raw)
-    total = int(ends[-1]) if n else 0
-    need(len(tile) - r_at == (total + 7) // 8, "tile-length")
-    fields = bits_of(tile[r_at:], total, "R")
-    size = np.zeros(n, np.uint64)
-    for j in range(w_bits):
-        has = np.flatnonzero(raw > j)
-        size[has] |= fields[(ends - raw)[has] + j].astype(np.uint64) << np.uint64(j)
-    size[exceptions] |= np.uint64(1) << (bit_length - 1).astype(np.uint64)  # the leading one is implied
-    down = bits_of(tile[n_at:u_at], n, "N")
-    step = (size + np.uint64(1)).astype(before.dtype)  # modulo 2^W
-    return positions, ordered(ordered(before, dtype) + np.where(down, 0 - step, step), dtype)
+    need(zlib.crc32(data) == p.crcs[t], "tile-checksum")
+    top, left, high, wide = p.grid.tile(t)
+    region = old.reshape(p.grid.height, p.grid.width)[top : top + high, left : left + wide].reshape(-1)
+    tile = Tile(p, p.counts[t], data, exponents(region, dtype))
+    local, long = np.concatenate(tile.changes), np.concatenate(tile.long)
+    before, w_bits = region[local], 8 * dtype.width
+    # [F-STEP-7]: the bits of size that stand in the value, by class.
+    unsized = sum(map(len, tile.changes[: p.classes - p.sized]))
+    raw = np.clip(p.anchor - exponents(before, dtype), 0, w_bits - 1)
+    raw[:unsized] = 0
+    need(not np.any(tile.excess > w_bits - raw[long] - 1), "step-outside")  # [F-READ-3]
+    raw[long] += tile.excess
+    widths = 1 + raw
+    end = tile.end + int(widths.sum())
+    need(end <= len(tile.bits), "tile-short")
+    need(len(data) == -(-end // 8), "tile-length")
+    need(not tile.bits[end:].any(), "padding")  # [F-BIT-3]
+    values = fields(tile.bits, tile.end, widths)
+    size = values >> 1
+    size[long] |= np.int64(1) << raw[long]  # the leading one is implied
+    step = (size + 1).astype(np.uint64).astype(before.dtype)  # modulo 2^W
+    new = ordered(ordered(before, dtype) + np.where(values & 1 == 1, 0 - step, step), dtype)
+    row, column = local // max(1, wide), local % max(1, wide)
+    return (top + row) * p.grid.width + left + column, new
 
 
 def decode_packed(e, payload, old):
+    decode = decode_tile if isinstance(e.detail, Packed) else decode_v1.decode_tile
     new, at = old.copy(), 0
     for t in range(e.detail.grid.tiles):
         tile = payload[at : at + e.detail.lengths[t]]
         at += len(tile)
-        positions, values = decode_tile(e.detail, t, tile, e.dtype, old)
+        positions, values = decode(e.detail, t, tile, e.dtype, old)
         new[positions] = values
     return new
 
@@ -564,7 +468,7 @@ def decompress(zstd, frame, length):  # [F-PLANE-3], [F-PLANE-4]
     need(frame[:4] == b"\x28\xb5\x2f\xfd", "frame-broken")
     try:
         head = zstandard.get_frame_parameters(frame)
-        need(head.content_size == length and head.window_size <= 1 << 18 and not head.dict_id, "frame-size")
+        need(head.content_size == length and head.window_size <= MAX_WINDOW and not head.dict_id, "frame-size")
         return zstd.decompress(frame, max_output_size=length, read_across_frames=False, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Refused("frame-broken", str(error)) from None
@@ -576,11 +480,11 @@ def decode_entry(e, plain, payload, old):
         return (decode_packed if e.encoding == PACKED else decode_planes)(e, payload, old)
     changes, crc = e.detail
     found = 0
-    for data in [payload] if e.boxed else plain:
+    for data in plain or [payload]:
         found = zlib.crc32(data, found)
     need(found == crc, "tensor-checksum", e.name)
     if e.encoding == FULL:
-        return as_elements(payload if e.boxed else plain[0], e.dtype)
+        return as_elements(plain[0] if plain else payload, e.dtype)
     new = old.copy()
     if e.encoding == NAN:  # [F-PLAIN-5], [F-PLAIN-7]
         values = as_elements(plain[0], e.dtype)
@@ -599,6 +503,7 @@ def decode_entry(e, plain, payload, old):
 def apply_patch(state, parts):
     """The state after a patch ([F-APPLY-1]): every entry is decoded against `state`, which is left as it is."""
     by_name = {}
+    need(len({part.metadata["deltackpt"] for part in parts}) <= 1, "version-mixed")  # [F-META-5]
     for part in parts:
         for e, plain, payload in zip(part.entries, part.plain, part.payloads, strict=True):
             by_name.setdefault(e.name, []).append((e, plain, payload))
@@ -624,15 +529,15 @@ def apply_patch(state, parts):
 
 
 def apply_boxes(group, first, old):
-    whole, elements = first.whole, storage_shape(first.dtype, first.whole)[1]
+    whole, elements = first.whole, check_shape(first.dtype, first.whole)
     if old is None:  # [F-APPLY-3]: as many elements as it takes; that no two boxes overlap is seen below
-        covered = sum(storage_shape(e.dtype, e.shape)[1] for e, _, _ in group)
+        covered = sum(check_shape(e.dtype, e.shape) for e, _, _ in group)
         need(covered >= elements, "base-shape", first.name)
         need(covered == elements, "boxes-overlap", first.name)
     new = np.zeros(elements, f"<u{first.dtype.width}") if old is None else old.copy()
     seen = np.zeros(elements, bool)
     for e, plain, payload in group:
-        if storage_shape(e.dtype, e.shape)[1] == 0:
+        if check_shape(e.dtype, e.shape) == 0:
             decode_entry(e, plain, payload, new[:0])
             continue
         region = tuple(slice(o, o + s) for o, s in zip(e.offset, e.shape, strict=True))
@@ -692,7 +597,7 @@ def is_file(value):
 
 
 def check_object_name(file):  # [F-MAN-8]
-    check_path(file["name"], 1024)
+    check_path(file["name"], MAX_OBJECT_NAME)
     need(file["name"].startswith(("anchors/", "patches/", "states/", "folds/")), "name-escapes", file["name"])
 
 
@@ -704,7 +609,7 @@ def is_link(value):
 def parse_manifest(data, manifest_id=None):
     need(len(data) <= MAX_MANIFEST, "json-too-long")
     need(manifest_id is None or hashlib.sha256(data).hexdigest() == manifest_id, "manifest-hash")  # [F-MAN-2]
-    m = load_json(data, "json", 16)
+    m = load_json(data)
     need(isinstance(m, dict) and m.get("format") == "deltackpt", "manifest-field", "format")
     need(is_int(m.get("version"), 1) and m["version"] == 1, "version-unknown")
     requires = m.get("requires", [])
@@ -745,9 +650,8 @@ def parse_manifest(data, manifest_id=None):
 
 
 def parse_edge(data):
-    """An edge by itself. Nothing here follows one: a reader need not ([F-EDGE-6])."""
-    need(len(data) <= MAX_EDGE, "json-too-long")
-    edge = load_json(data, "json", 16)
+    need(len(data) <= MAX_MANIFEST, "json-too-long")
+    edge = load_json(data)
     need(isinstance(edge, dict) and edge.get("format") == "deltackpt-edge", "manifest-field", "format")
     need(is_int(edge.get("version"), 1) and edge["version"] == 1, "version-unknown")
     need(is_canonical(edge, data), "manifest-canonical")
@@ -768,7 +672,7 @@ def parse_edge(data):
 
 def parse_layout(data):
     need(len(data) <= MAX_LAYOUT, "json-too-long")  # [F-LAY-5]
-    value = load_json(data, "json", 16)
+    value = load_json(data)
     need(isinstance(value, dict) and value.get("format") == "deltackpt-layout", "layout-field", "format")
     # [F-LAY-1]. Version first: another version may have other fields ([F-VER-2]).
     need(is_int(value.get("version"), 1) and value["version"] == 1, "version-unknown")
@@ -786,7 +690,7 @@ def parse_layout(data):
         try:
             header = item["header"].encode("utf-8")
         except UnicodeEncodeError:
-            raise Refused("header-json", "not text") from None
+            raise Refused("json-syntax", "not text") from None
         need(len(header) <= MAX_HEADER, "header-too-long")
         _, spans, end = parse_header(header)  # [F-LAY-4]
         for name, span in spans.items():
@@ -819,6 +723,8 @@ def parse_digests(data, layout, state):
 
 def prove(state, layout, digests):
     """[F-APPLY-5]: the layout's tensors, each with the bits of its digests, and no others."""
+    for name in state:
+        need(name in layout.tensors, "tensor-shape", name)
     proven = {}
     for name, span in layout.tensors.items():
         tensor = state.get(name)
@@ -829,6 +735,68 @@ def prove(state, layout, digests):
             need(xxhash.xxh3_128_digest(np.ascontiguousarray(tensor.elements).data) == xxh3, "tensor-differs", name)
         proven[name] = tensor
     return proven
+
+
+# -------------------------------------------------------------------------------- checkpoint directory
+
+SINGLE = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_model.safetensors")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+FOREIGN = (
+    b"PK\3\4",
+    b"\x80\2",
+    b"\x80\3",
+    b"\x80\4",
+    b"\x80\5",
+    b"\x1f\x8b",
+    b"\x28\xb5\x2f\xfd",
+    b"GGUF",
+    b"<",
+    b"version ",
+)
+
+
+def find_shards(root):
+    """The shards of a checkpoint, and its weight_map or None ([F-DIR-1] to [F-DIR-4])."""
+    names = sorted(path.name for path in root.iterdir())
+    indexes = [name for name in names if name.endswith(".safetensors.index.json")]
+    need(len(indexes) <= 1, "checkpoint-ambiguous")
+    if not indexes:
+        files = [name for name in SINGLE if name in names][:1] or [n for n in names if n.endswith(".safetensors")]
+        need(files or not any(name.endswith(PICKLES) for name in names), "checkpoint-pickle")  # [F-DIR-7]
+        need(files, "checkpoint-empty")
+        need(len(files) == 1, "checkpoint-ambiguous")
+        return files, None
+    data = (root / indexes[0]).read_bytes()
+    need(len(data) <= MAX_HEADER, "json-too-long")
+    index = load_json(data, floats=True)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    need(isinstance(weight_map, dict) and weight_map, "index-field")
+    need(all(isinstance(shard, str) for shard in weight_map.values()), "index-field")
+    shards = sorted(set(weight_map.values()))
+    need(all(map(is_plain, shards)), "shard-escapes")
+    return shards, weight_map
+
+
+def read_checkpoint(root):
+    """{name: Tensor} of a checkpoint directory ([F-DIR-5], [F-DIR-6])."""
+    root, state, where = Path(root), {}, {}
+    shards, weight_map = find_shards(root)
+    for shard in shards:
+        need((root / shard).is_file(), "shard-missing", shard)
+        data = (root / shard).read_bytes()
+        try:
+            _, spans, body = open_safetensors(data)
+        except Refused as refusal:
+            other = refusal.code == "offsets-end" or data.startswith(FOREIGN)
+            raise Refused("not-safetensors" if other else refusal.code, shard) from None
+        for name, span in spans.items():
+            need(name not in state, "tensor-duplicate", name)
+            state[name] = Tensor(span.dtype, span.shape, as_elements(body[span.start : span.end], span.dtype))
+            where[name] = shard
+    if weight_map is not None:
+        need(where.keys() <= weight_map.keys(), "tensor-unlisted")
+        need(weight_map == where, "tensor-missing")
+    return state
 
 
 # ------------------------------------------------------------------------------------------ repository
@@ -864,7 +832,7 @@ def fetch_file(root, file, limit=SIZE_LIMIT):  # [F-MAN-12], [F-APPLY-4]
 
 def read_marker(root):  # [S-MARK-1], [S-MARK-5]
     data = bytes(fetch(root, "deltackpt.json", MAX_SMALL, "repository-missing"))
-    marker = load_json(data, "json", 16)
+    marker = load_json(data)
     need(isinstance(marker, dict) and marker.get("format") == "deltackpt", "marker-field")
     need(is_int(marker.get("version"), 1) and marker["version"] == 1, "version-unknown")
     need(marker.keys() == {"format", "repository", "version"} and is_canonical(marker, data), "marker-field")
@@ -875,7 +843,7 @@ def read_marker(root):  # [S-MARK-1], [S-MARK-5]
 def read_ref(root, name):  # [S-REF-1]
     need(re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name), "ref-name", name)  # [S-NAME-7]
     data = bytes(fetch(root, f"refs/{name}.json", MAX_SMALL, "ref-missing"))
-    ref = load_json(data, "json", 16)
+    ref = load_json(data)
     need(isinstance(ref, dict) and ref.keys() == {"id", "step"}, "manifest-field", "ref")
     need(is_hex(ref["id"], 64) and is_int(ref["step"], MAX_STEP), "manifest-field", "ref")
     need(is_canonical(ref, data), "manifest-canonical", "ref")
@@ -889,24 +857,78 @@ def read_manifest(root, repository, link):
     return m
 
 
-def read_plan(root, step, ref):
-    """Manifests (with their ids) from the nearest anchor to the step ([S-READ-1])."""
-    repository, link, plan = read_marker(root), read_ref(root, ref), []
-    while True:
-        need((link is not None and link["step"] >= step) or plan, "step-missing", str(step))
+def find_step(root, repository, step, link):
+    """The step of this number on the chain of a ref; beyond a hole in it, the only one there is ([S-READ-6])."""
+    first = link
+    while link is not None and link["step"] >= step:
         try:
             m = read_manifest(root, repository, link)
-        except Refused as refusal:  # a parent that is gone, and no step after it has another way
-            need(not plan or refusal.code != "object-missing", "chain-broken", str(link["step"]))
-            raise
-        if plan:
-            need(plan[-1][1]["base"] == m["state"], "chain-differs")  # [F-MAN-7]
-        if plan or m["step"] == step:
-            plan.append((link["id"], m))
-            if m["anchor"] is not None:
-                return plan[::-1]
-            need(m["parent"] is not None, "chain-broken")
+        except Refused as refusal:
+            need(refusal.code == "object-missing" and link is not first, refusal.code, str(refusal))
+            found = sorted((Path(root) / "steps").glob(f"{step:08d}-*.json"))
+            need(found, "step-missing", str(step))
+            need(len(found) == 1, "step-ambiguous", str(step))
+            return {"step": step, "id": found[0].stem.partition("-")[2]}
+        if m["step"] == step:
+            return link
         link = m["parent"]
+    raise Refused("step-missing", str(step))
+
+
+def read_edges(root, repository):
+    """{id of a step: the edges that lead to it}; one that fails a check is passed over ([F-EDGE-5], [F-EDGE-6])."""
+    edges = {}
+    for path in sorted((Path(root) / "edges").glob("*.json")):
+        try:
+            data = bytes(fetch(root, f"edges/{path.name}", MAX_MANIFEST))
+            edge = parse_edge(data)
+            name = f"{edge['to']['step']:08d}-{hashlib.sha256(data).hexdigest()}"
+            need(path.stem == name, "manifest-hash")
+            need(edge["repository"] == repository, "manifest-elsewhere")
+        except Refused:
+            continue
+        edges.setdefault(edge["to"]["id"], []).append(edge)
+    return edges
+
+
+def find_way(root, repository, target, edges):
+    """(manifest of an anchor, its files, hops), each hop (files, id it starts from, manifest it leads to); or None."""
+    untried, seen = [(target, None)], set()  # with what follows: (files, manifest, what follows)
+    while untried:
+        link, follow = untried.pop()
+        if link["id"] in seen:
+            continue
+        seen.add(link["id"])
+        try:
+            m = read_manifest(root, repository, link)
+        except Refused as refusal:
+            need(refusal.code == "object-missing" and follow, refusal.code, str(refusal))
+            continue
+        if follow and follow[0] is follow[1]["patch"]:
+            need(follow[1]["base"] == m["state"], "chain-differs")  # [F-MAN-7]
+        ways = edges.get(link["id"], [])
+        anchors = [m["anchor"], *(edge["files"] for edge in ways if edge["from"] is None)]
+        for files in anchors:
+            if files is not None:
+                hops, start = [], link["id"]
+                first = m
+                while follow:
+                    hops.append((follow[0], start, m, follow[1]))
+                    start, m, follow = follow[2], follow[1], follow[3]
+                return first, files, hops
+        untried += [(edge["from"], (edge["files"], m, link["id"], follow)) for edge in ways if edge["from"]]
+        if m["patch"] is not None:  # last, hence tried first
+            untried.append((m["parent"], (m["patch"], m, link["id"], follow)))
+    return None
+
+
+def read_plan(root, step, ref):
+    """The nearest way to a step: of manifests, or else of manifests and edges ([S-READ-1], [F-EDGE-7])."""
+    repository = read_marker(root)
+    target = find_step(root, repository, step, read_ref(root, ref))
+    way = find_way(root, repository, target, {}) or find_way(root, repository, target, read_edges(root, repository))
+    need(way, "chain-broken", str(step))
+    return way
 
 
 def read_state(root, m):
@@ -914,9 +936,8 @@ def read_state(root, m):
     return layout, parse_digests(fetch_file(root, m["digests"], MAX_DIGESTS), layout, m["state"])
 
 
-def read_anchor(root, m, layout):
-    files = m["anchor"]  # [F-MAN-9]
-    need([file["size"] for file in files] == [shard[3] for shard in layout.shards], "anchor-files")
+def read_anchor(root, files, layout):
+    need([file["size"] for file in files] == [shard[3] for shard in layout.shards], "anchor-files")  # [F-MAN-9]
     state = {}
     for file, (_, header, spans, _) in zip(files, layout.shards, strict=True):
         body = memoryview(fetch_file(root, file))[8 + len(header) :]
@@ -925,11 +946,12 @@ def read_anchor(root, m, layout):
     return state
 
 
-def read_patch(root, m):
+def read_patch(root, files, start, before, after):
+    """The parts that lead from the step of id `start` and manifest `before` to that of manifest `after`."""
     parts = []
-    for file in m["patch"]:
+    for file in files:
         part = parse_part(fetch_file(root, file))
-        wanted = (m["repository"], str(m["step"]), m["parent"]["id"], m["base"])  # [F-META-3]
+        wanted = (after["repository"], str(after["step"]), start, before["state"])  # [F-META-3], [F-EDGE-4]
         found = tuple(part.metadata[key] for key in ("repository", "step", "parent", "base"))
         need(found == wanted, "part-elsewhere", file["name"])
         parts.append(part)
@@ -938,11 +960,11 @@ def read_patch(root, m):
 
 def read_step(root, step, ref="main"):
     """The layout, the proven state and the side files of a step. Every step on the way is proven too."""
-    plan = read_plan(root, step, ref)
-    objects = [read_state(root, m) for _, m in plan]
-    patches = [read_patch(root, m) for _, m in plan[1:]]  # [F-APPLY-4]: all of them before any is applied
+    first, files, hops = read_plan(root, step, ref)
+    objects = [read_state(root, m) for m in (first, *(after for *_, after in hops))]
+    patches = [read_patch(root, *hop) for hop in hops]  # [F-APPLY-4]: all of them before any is applied
     layout, digests = objects[0]
-    state = prove(read_anchor(root, plan[0][1], layout), layout, digests)
+    state = prove(read_anchor(root, files, layout), layout, digests)
     for parts, (layout, digests) in zip(patches, objects[1:], strict=True):
         state = prove(apply_patch(state, parts), layout, digests)
     side = [(path, fetch_file(root, file)) for path, file in layout.side]
@@ -972,7 +994,8 @@ def list_part(path):
         box = f"{e.shape} at {e.offset} of {e.whole}" if e.boxed else e.shape
         changes = "" if e.encoding == REMOVED else e.detail[0]
         if e.encoding == PACKED:
-            changes = sum(map(sum, e.detail.counts))
+            lists = e.detail.classes if part.metadata["deltackpt"] == "2" else e.detail.classes + 1
+            changes = sum(sum(count[:lists]) for count in e.detail.counts)
         print(ascii(e.name), ENCODINGS[e.encoding], e.dtype.name if e.dtype else "", box or "", changes)
 
 

@@ -63,15 +63,6 @@ Density = Annotated[
         help="Also store it whole if more than a share D of the elements changed.",
     ),
 ]
-ScanLimit = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=0,
-        show_default=False,
-        help="Tensors below N elements may be coded so that readers scan their old values.",
-    ),
-]
 
 
 def write(
@@ -89,14 +80,12 @@ def write(
     anchor_when_density: Density = None,
     ref: Ref = "main",
     threads: Threads = None,
-    scan_limit: ScanLimit = None,
 ) -> None:
     """Publish a checkpoint directory.
 
     The first step is stored whole, an anchor; the next ones as patches. The repository is made if there is none. Until
     the step is published whole, readers see the one before.
     """
-    from deltackpt.codecs import SCAN_LIMIT
     from deltackpt.publish import write as library
 
     ratio = library.ANCHOR_RATIO if anchor_when_ratio is None else anchor_when_ratio
@@ -112,7 +101,6 @@ def write(
             anchor=library.AnchorPolicy(anchor, anchor_every, ratio, anchor_when_density),
             ref=ref,
             threads=threads,
-            scan_limit=SCAN_LIMIT if scan_limit is None else scan_limit,
             progress=progress,
         )
     for path, reason in done.left_out:

@@ -20,7 +20,7 @@ from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.materialize import beside, build, build_order
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import Replay
+from deltackpt.restore.replay import Replay, check_left_over
 from deltackpt.restore.squashed import open_squashed
 from deltackpt.util.progress import Progress
 
@@ -146,10 +146,16 @@ class CacheMove:
             return
         if len(hops) > 1:
             with open_squashed(self.repo, hops, self.held.slot(current), self.threads) as squashed:
+                self._check_left_over(current, squashed.patches)
                 yield [squashed]
             return
         with PatchReader.open_all(self.repo, hops) as patches:
+            self._check_left_over(current, patches)
             yield [known.over(patches[0]) if known else patches[0]]
+
+    def _check_left_over(self, current: Link, patches: Sequence[Patch]) -> None:
+        held, layout = self.repo.layout(self.repo.load(current)), self.repo.layout(self.plan.target)
+        check_left_over(held.tensors, patches, layout)
 
     def copy(self) -> int:
         """A new slot from the current one and the patches; the current one stays as the other slot."""

@@ -209,7 +209,7 @@ def _locate(root: Path, shards: tuple[CheckpointShard, ...]) -> dict[str, Locate
     for shard in shards:
         base = shard.header.data_start
         for t in shard.header.tensors:
-            if t.name in found:
+            if t.name in found:  # [F-DIR-5]
                 raise CheckpointError(
                     "tensor-duplicate",
                     where=root,
@@ -223,7 +223,7 @@ def _locate(root: Path, shards: tuple[CheckpointShard, ...]) -> dict[str, Locate
 
 def _check_index(root: Path, weight_map: dict[str, str], tensors: dict[str, Located]) -> None:
     for name, tensor in tensors.items():
-        if name not in weight_map:
+        if name not in weight_map:  # [F-DIR-6]
             raise CheckpointError(
                 "tensor-unlisted",
                 where=root / tensor.shard,

@@ -48,7 +48,7 @@ def find_files(root: Path) -> CheckpointFiles:
         have = error.strerror or "an error"
         raise CheckpointError("checkpoint-missing", where=root, have=have, need="a checkpoint directory") from error
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
-    if len(indexes) > 1:
+    if len(indexes) > 1:  # [F-DIR-1]
         raise _ambiguous(root, indexes, "Keep the index of one checkpoint here, and move the others.")
     weight_map = _read_index(root / indexes[0]) if indexes else None
     shards = (_single(root, names),) if weight_map is None else tuple(sorted(set(weight_map.values())))
@@ -75,12 +75,12 @@ def _single(root: Path, names: list[str]) -> str:
             return name
     if len(weights) > 1 and all(_SLICES.fullmatch(name) for name in weights):
         raise slices(root, f"a file of each rank ({_some(weights)})")
-    if len(weights) > 1:
+    if len(weights) > 1:  # [F-DIR-2]
         raise _ambiguous(root, weights, f"Add the index that names the shards (model{INDEX_SUFFIX}), or keep one file.")
     if weights:
         return weights[0]
     pickles = [name for name in names if name.endswith(_PICKLES)]
-    if pickles:
+    if pickles:  # [F-DIR-7]
         have = f"pickles ({_some(pickles)})"
         raise CheckpointError("checkpoint-pickle", where=root, have=have, need="safetensors files", hint=CONVERT)
     raise CheckpointError(
@@ -111,14 +111,15 @@ def _read_index(path: Path) -> dict[str, str]:
     except FileNotFoundError as error:
         raise CheckpointError("not-readable", where=path, have="a link to nothing", need="the index") from error
     # Some tools write total_size as a float; it is not used here.
-    index: Any = loads_strict(data, limit=MAX_INDEX, where=str(path), depth=8, allow_floats=True)
+    index: Any = loads_strict(data, limit=MAX_INDEX, where=str(path), allow_floats=True)
+    # [F-DIR-3]
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(
             "index-field", where=path, have="no such weight_map", need="weight_map: an object of tensor name to shard"
         )
     for shard in set(weight_map.values()):
-        if not is_plain(shard):
+        if not is_plain(shard):  # [F-DIR-4]
             have = f"the shard name {shard[:80]!r}"
             raise CheckpointError(
                 "shard-escapes", where=path, have=have, need="a plain relative path inside the folder"

@@ -7,22 +7,23 @@ change, an `Entry` of the `table` asks its own.
 from __future__ import annotations
 
 from deltackpt.codecs.entry import Entry
-from deltackpt.codecs.packed.exponent_lists import SCAN_LIMIT
-from deltackpt.codecs.registry import CODECS
+from deltackpt.codecs.registry import CODECS, CODECS_V1, VERSIONS, Registry
 from deltackpt.codecs.select import CHOICES, DENSE, SMALL, alone, choices, encode, wants_base
 from deltackpt.codecs.types import Change, ChangedElements, DecodeBuffer, Decoded, Elements, Encoded, Source
 
 __all__ = [
     "CHOICES",
     "CODECS",
+    "CODECS_V1",
     "DENSE",
-    "SCAN_LIMIT",
     "SMALL",
+    "VERSIONS",
     "Change",
     "ChangedElements",
     "Decoded",
     "Encoded",
     "Entry",
+    "Registry",
     "alone",
     "check",
     "choices",

@@ -2,7 +2,7 @@
 
 An encoding is one module with one class that implements `Codec`. Everything else asks the codec of an entry, or a
 property of the entry, and never compares names. To add an encoding: write its module, name it in `registry`, give it a
-section and a code in spec/, and vectors in fixtures/.
+section and a code in spec/, and vectors in fixtures/. Two versions of a part may have other codecs of one code.
 
 A decoder that runs elsewhere, on a GPU say, is found the same way: its package has a mapping from `Codec.name` to
 decoder, and an encoding without one there is decoded on the host. It gets what `Codec.decode` gets: the entry with its
@@ -72,6 +72,10 @@ class CodecEntry(Protocol[D_co]):
     @property
     def shape(self) -> Shape:
         """Of the tensor or box, in elements as the header of a checkpoint counts them."""
+
+    @property
+    def storage(self) -> Shape:
+        """The same in storage elements, as the part's version counts them."""
 
     @property
     def boxed(self) -> bool:
@@ -156,11 +160,10 @@ class Codec(Protocol[D]):
         """How some of an entry is decoded without the rest; None for an encoding that is read whole."""
         return None
 
-    def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
+    def encode(self, change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
         """A tensor's or box's change; None where this encoding cannot carry it exactly.
 
-        ``shape`` as the header of a checkpoint has it. Tensors with fewer elements than ``scan_limit`` may be coded
-        such that a reader has to scan all their old elements.
+        ``shape`` as the header of a checkpoint has it. ``boxed``: a box of a tensor.
         """
 
     def decode(

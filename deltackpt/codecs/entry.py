@@ -7,7 +7,7 @@ from typing import Any
 
 from deltackpt.codecs.base import BaseUse, Codec, Effect, PlainSpec, Shape
 from deltackpt.codecs.boxes import slices
-from deltackpt.codecs.registry import CODECS, REMOVED
+from deltackpt.codecs.registry import CODECS, REMOVED, VERSIONS
 from deltackpt.codecs.types import NO_DETAIL, Detail, Elements
 from deltackpt.format.dtypes import DTYPES, DType, nbytes
 
@@ -25,16 +25,17 @@ class Entry:
     whole: Shape = ()
     offset: Shape = ()
     detail: Detail = NO_DETAIL
+    version: int = CODECS.version  # of the part, which says what its bytes are
 
     @classmethod
-    def removal(cls, name: str) -> Entry:
+    def removal(cls, name: str, version: int = CODECS.version) -> Entry:
         """Of a tensor that goes."""
-        return cls(name, REMOVED.name, NO_DTYPE)
+        return cls(name, REMOVED.name, NO_DTYPE, version=version)
 
     @property
     def codec(self) -> Codec[Any]:
         """The encoding."""
-        return CODECS[self.encoding]
+        return VERSIONS[self.version][self.encoding]
 
     @property
     def boxed(self) -> bool:
@@ -65,6 +66,11 @@ class Entry:
     def changes(self) -> int:
         """Changed storage elements."""
         return self.detail.changes
+
+    @property
+    def storage(self) -> Shape:
+        """Shape of the tensor or box in storage elements, as the part's version counts them."""
+        return VERSIONS[self.version].storage_shape(self.dtype, self.shape)
 
     @property
     def elements(self) -> int:

@@ -1,23 +1,13 @@
-"""`full`: all the new bytes, under the tensor's own name, dtype and shape; a box's are the payload (FORMAT "full")."""
+"""`full`: all the new bytes of a tensor or box, as payload (FORMAT section "full")."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from deltackpt.codecs import plain
-from deltackpt.codecs.base import Auto, CodecEntry, Effect, PlainSpec, Shape
+from deltackpt.codecs.base import Auto, CodecEntry, Effect, Shape
 from deltackpt.codecs.plain import Checked, PlainCodec
-from deltackpt.codecs.types import (
-    Change,
-    DecodeBuffer,
-    Decoded,
-    Elements,
-    Encoded,
-    PlainTensor,
-    Source,
-    view,
-    words,
-)
+from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Source, view, words
 from deltackpt.format.dtypes import nbytes
 
 
@@ -30,25 +20,18 @@ class FullCodec(PlainCodec):
     auto = Auto.WHOLE
 
     def payload_size(self, entry: CodecEntry[Checked]) -> int:
-        """All bytes of a box; none of a whole tensor."""
-        return nbytes(entry.dtype, entry.shape) if entry.boxed else 0
-
-    def plain_tensors(self, entry: CodecEntry[Checked]) -> Sequence[PlainSpec]:
-        """The tensor itself; none of a box."""
-        return () if entry.boxed else (PlainSpec("", entry.dtype.name, entry.shape),)
+        """All bytes. [F-FULL-1]"""
+        return nbytes(entry.dtype, entry.shape)
 
     def data(self, entry: CodecEntry[Checked], source: Source) -> Sequence[memoryview]:
         """All new bytes."""
-        return [source.payload()] if entry.boxed else super().data(entry, source)
+        return [source.payload()]
 
-    def encode(self, change: Change, shape: Shape, *, scan_limit: int = 0, boxed: bool = False) -> Encoded:
+    def encode(self, change: Change, shape: Shape, *, boxed: bool = False) -> Encoded:
         """Never None."""
         data = view(change.target)
         changes = len(change.positions) if change.base is not None else change.elements  # [F-PLAIN-3]
-        detail = Checked(changes, plain.crc32([data]))
-        if boxed:
-            return Encoded(detail, payload=[data])
-        return Encoded(detail, plain=[PlainTensor("", change.dtype.name, shape, data)])
+        return Encoded(Checked(changes, plain.crc32([data])), payload=[data])
 
     def decode(
         self,

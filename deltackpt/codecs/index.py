@@ -39,7 +39,7 @@ class IndexCodec(PlainCodec):
         """Positions, and values."""
         return _specs(entry.dtype, entry.elements, entry.detail.changes)
 
-    def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
+    def encode(self, change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
         """None where there is no old tensor of the same shape."""
         if change.base is None:
             return None

@@ -39,7 +39,7 @@ class NanCodec(PlainCodec):
         """One, as large as the tensor."""
         return (PlainSpec("", entry.dtype.name, entry.shape),)
 
-    def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
+    def encode(self, change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
         """None also where a new element is the sentinel."""
         if change.dtype.nan is None or change.base is None:
             return None

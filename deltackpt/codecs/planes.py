@@ -20,10 +20,11 @@ from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.boxes import flat_index
 from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Positions, Source
 from deltackpt.errors import FormatError
-from deltackpt.format.dtypes import DType, in_order, out_of_order, storage_shape, uint
+from deltackpt.format.dtypes import DType, in_order, out_of_order, uint
 from deltackpt.format.varint import VarintReader, arrays, write
 
 CHUNK = 1 << 17
+MAX_WINDOW = 1 << 18  # bytes of a frame's window
 LEVEL = 1
 STORED_ABOVE = 97  # percent
 
@@ -75,7 +76,7 @@ class PlanesCodec(Codec[ChunkIndex]):
         """Chunks."""
         return _CHUNKS
 
-    def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
+    def encode(self, change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
         """None where there is no old tensor of the same shape."""
         return encode(change)
 
@@ -107,7 +108,7 @@ class Chunks(Pieces[ChunkIndex]):
 
     def touched(self, entry: CodecEntry[ChunkIndex], offset: Shape, shape: Shape) -> Ints:
         """All chunks from the one of the first element of the box to that of its last."""
-        stored = storage_shape(entry.dtype, entry.shape)
+        stored = entry.storage
         first = flat_index(stored, offset) // CHUNK
         last = flat_index(stored, [o + n - 1 for o, n in zip(offset, shape, strict=True)]) // CHUNK
         return np.arange(first, last + 1)
@@ -147,6 +148,7 @@ def encode(change: Change) -> Encoded | None:
         for j in range(change.dtype.width):
             plane = zigzag.view(np.uint8)[j :: change.dtype.width].tobytes()
             packed = compressor.compress(plane)
+            # [F-WRITE-8]
             small = len(packed) * 100 < len(plane) * STORED_ABOVE
             plane = packed if small else plane
             payload.append(plane)
@@ -195,14 +197,14 @@ def _inflate(plane: memoryview, compressed: int, length: int, where: str) -> byt
     try:
         parameters = zstandard.get_frame_parameters(plane)
         # [F-PLANE-4]
-        if parameters.content_size != length or parameters.dict_id or parameters.window_size > max(length, 1 << 18):
+        if parameters.content_size != length or parameters.dict_id or parameters.window_size > max(length, MAX_WINDOW):
             raise FormatError(
                 "frame-size",
                 where=where,
                 have=f"a frame of {parameters.content_size:,} bytes",
                 need=f"{length:,} bytes",
             )
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 18).decompressobj()
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompressobj()
         data = decompressor.decompress(plane)
     except zstandard.ZstdError as error:
         raise FormatError(

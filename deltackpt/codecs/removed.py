@@ -26,7 +26,7 @@ class RemovedCodec(Codec[NoDetail]):
         """Nothing."""
         return NoDetail()
 
-    def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
+    def encode(self, change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
         """Always None."""
         return None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from deltackpt.codecs.base import Auto, Effect, Shape
-from deltackpt.codecs.packed.exponent_lists import SCAN_LIMIT
-from deltackpt.codecs.registry import CODECS, FULL
+from typing import Any
+
+from deltackpt.codecs.base import Auto, Codec, Effect, Shape
+from deltackpt.codecs.registry import CODECS, FULL, Registry
 from deltackpt.codecs.types import Change, Encoded
 from deltackpt.errors import UsageError
 from deltackpt.format.dtypes import DType
@@ -22,18 +23,18 @@ def choices() -> tuple[str, ...]:
 CHOICES = choices()
 
 
-def wants_base(dtype: DType, elements: int, changes: int, limit: int = SCAN_LIMIT) -> bool:
+def wants_base(dtype: DType, elements: int, changes: int, limit: int) -> bool:
     """May `auto` look at elements that did not change? ``limit``: elements below which it always may."""
     return changes > 0 and (elements < max(limit, SMALL) or dtype.width == 8 or changes * DENSE > elements)
 
 
-def alone(encoding: str) -> str | None:
+def alone(encoding: str, codecs: Registry = CODECS) -> str | None:
     """The encoding that a writer who asked for ``encoding`` may use for a change whose other elements are not at hand.
 
-    None where it needs them all. Raises UsageError ``encoding-choice``.
+    ``codecs``: those of the part's version. None where it needs them all. Raises UsageError ``encoding-choice``.
     """
     _check_choice(encoding)
-    wanted = [c for c in CODECS if c.auto is Auto.SPARSE] if encoding == AUTO else [CODECS[encoding]]
+    wanted = [c for c in codecs if c.auto is Auto.SPARSE] if encoding == AUTO else [codecs[encoding]]
     return next((codec.name for codec in wanted if codec.alone), None)
 
 
@@ -42,27 +43,27 @@ def encode(
     shape: Shape,
     encoding: str = AUTO,
     *,
-    scan_limit: int = SCAN_LIMIT,
     boxed: bool = False,
+    codecs: Registry = CODECS,
 ) -> tuple[str, Encoded]:
     """One tensor's change in the encoding asked for, or in the smallest one that can carry it exactly.
 
-    ``shape`` is the box's, as a checkpoint's header has it. Tensors with fewer elements than ``scan_limit`` may be
-    coded such that a reader has to scan their old values. ``boxed``: a box of a tensor, which some encodings do not
-    carry. -> (name of the encoding used, its bytes). Raises UsageError ``encoding-choice`` for a name that is not among
-    `choices`.
+    ``shape`` is the box's, as a checkpoint's header has it. ``boxed``: a box of a tensor, which some encodings do not
+    carry. ``codecs``: those of the part's version. -> (name of the encoding used, its bytes). Raises UsageError
+    ``encoding-choice`` for a name that is not among `choices`.
     """
     _check_choice(encoding)
-    if change.base is None:
-        return FULL.name, FULL.encode(change, shape, boxed=boxed)
-    if encoding != AUTO and (encoded := _tried(encoding, change, shape, scan_limit, boxed=boxed)) is not None:
-        return encoding, encoded
-    found = _candidates(change, shape, scan_limit, boxed=boxed)
-    sizes = {name: got.size + len(CODECS[name].write_detail(got.detail)) for name, got in found.items()}
-    best = min(sizes, key=lambda name: sizes[name]) if sizes else None
-    if best is None or sizes[best] >= change.target.nbytes:
-        return FULL.name, FULL.encode(change, shape, boxed=boxed)
-    return best, found[best]
+    if change.base is not None:
+        if encoding != AUTO and (encoded := _tried(codecs[encoding], change, shape, boxed=boxed)) is not None:
+            return encoding, encoded
+        found = _candidates(change, shape, codecs, boxed=boxed)
+        sizes = {name: got.size + len(codecs[name].write_detail(got.detail)) for name, got in found.items()}
+        best = min(sizes, key=lambda name: sizes[name]) if sizes else None
+        if best is not None and sizes[best] < change.target.nbytes:
+            return best, found[best]
+    encoded = codecs[FULL.name].encode(change, shape, boxed=boxed)
+    assert encoded is not None
+    return FULL.name, encoded
 
 
 def _check_choice(encoding: str) -> None:
@@ -70,13 +71,13 @@ def _check_choice(encoding: str) -> None:
         raise UsageError("encoding-choice", where="encoding", have=repr(encoding), need=", ".join(choices()))
 
 
-def _candidates(change: Change, shape: Shape, scan_limit: int, *, boxed: bool) -> dict[str, Encoded]:
+def _candidates(change: Change, shape: Shape, codecs: Registry, *, boxed: bool) -> dict[str, Encoded]:
     """What `auto` tries: see `Auto`."""
     found: dict[str, Encoded] = {}
 
     def attempt(when: Auto) -> None:
-        for codec in CODECS:
-            if codec.auto is when and (encoded := _tried(codec.name, change, shape, scan_limit, boxed=boxed)):
+        for codec in codecs:
+            if codec.auto is when and (encoded := _tried(codec, change, shape, boxed=boxed)):
                 found[codec.name] = encoded
 
     attempt(Auto.SPARSE)
@@ -87,8 +88,7 @@ def _candidates(change: Change, shape: Shape, scan_limit: int, *, boxed: bool) -
     return found
 
 
-def _tried(name: str, change: Change, shape: Shape, scan_limit: int, *, boxed: bool) -> Encoded | None:
-    codec = CODECS[name]
+def _tried(codec: Codec[Any], change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
     if not codec.takes_dtype(change.dtype) or (boxed and not codec.boxes):
         return None
-    return codec.encode(change, shape, scan_limit=scan_limit, boxed=boxed)
+    return codec.encode(change, shape, boxed=boxed)

@@ -10,7 +10,6 @@ from deltackpt.codecs.base import Pieces, Shape
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.entry import Entry
 from deltackpt.codecs.types import Decoded, Detail, Elements
-from deltackpt.format.dtypes import storage_shape
 
 
 def _pieces(entry: Entry) -> Pieces[Detail]:
@@ -29,7 +28,7 @@ def touched(entry: Entry, offset: Shape, shape: Shape) -> Ints:
 
     ``offset`` and ``shape`` count in the storage shape of the entry's tensor or box.
     """
-    if 0 in shape or 0 in storage_shape(entry.dtype, entry.shape):
+    if 0 in shape or 0 in entry.storage:
         return np.zeros(0, np.int64)
     return _pieces(entry).touched(entry, offset, shape)
 

@@ -1,108 +1,170 @@
 """The part table: one entry per tensor or box, before any of its bytes are touched (FORMAT section "Part table").
 
 An entry that was read may be trusted: names, shapes, counts, lengths and offsets are checked against each other and
-against the limits, and nothing was allocated that the table's own bytes do not pay for.
+against the limits, and nothing was allocated that the table's own bytes do not pay for. Tables of version 1 share the
+start of a name alone, and state every form (VERSION1 section "Table").
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from deltackpt.codecs.base import Effect
+from deltackpt.codecs.base import Codec, Effect
 from deltackpt.codecs.entry import Entry
-from deltackpt.codecs.registry import CODECS
-from deltackpt.format.dtypes import BY_CODE, DType, nbytes, storage_shape
-from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, check_name
+from deltackpt.codecs.registry import CODECS, VERSIONS, Registry
+from deltackpt.format.dtypes import BY_CODE, DType, nbytes
+from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, METADATA, RESERVED, check_name
 from deltackpt.format.varint import VarintReader, write
 
 MAX_ENTRIES = 1 << 20
 BOXED = 0x80
+REPEAT = 0x40  # dtype, rank and shape are those of the entry before
 
 
-def write_table(entries: Sequence[Entry]) -> bytes:
-    """Entries, sorted by (name, offset), as the bytes of the table tensor."""
+def write_table(entries: Sequence[Entry], version: int = CODECS.version) -> bytes:
+    """Entries of parts of ``version``, sorted by (name, offset), as the bytes of the table tensor."""
     out, last = [write([len(entries)])], b""
+    before: Entry | None = None
     for e in entries:
         name = e.name.encode()
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(name, last, strict=False)) if a != b), min(len(name), len(last))
-        )
-        out.append(write([shared, len(name) - shared]) + name[shared:])
-        codec = e.codec
-        out.append(bytes([codec.code | BOXED * e.boxed]))
+        out.append(_write_name(name, last, tail=version > 1))
+        codec, repeats = e.codec, version > 1 and _may_repeat(e, before) and _form(e) == _form(before)
+        out.append(bytes([codec.code | BOXED * e.boxed | REPEAT * repeats]))
         if codec.effect is not Effect.REMOVES:
-            out.append(bytes([e.dtype.code, len(e.shape)]) + write(e.shape))
+            if not repeats:
+                out.append(bytes([e.dtype.code, len(e.shape)]) + write(e.shape))
             if e.boxed:
                 out.append(write(e.whole) + write(e.offset))
             out.append(codec.write_detail(e.detail))
-        last = name
+        last, before = name, e
     return b"".join(out)
 
 
-def read_table(data: bytes | memoryview, where: str) -> list[Entry]:
+def _write_name(name: bytes, last: bytes, *, tail: bool) -> bytes:
+    shared = _common(name, last)  # [F-TAB-17], [F-TAB-2]
+    if not tail:
+        return write([shared, len(name) - shared]) + name[shared:]
+    ends = _common(name[shared:][::-1], last[shared:][::-1])
+    middle = name[shared : len(name) - ends]
+    return write([shared, ends, len(middle)]) + middle
+
+
+def _common(a: bytes, b: bytes) -> int:
+    """Bytes of the longest common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _may_repeat(entry: Entry, before: Entry | None) -> bool:
+    """[F-TAB-18]"""
+    return before is not None and not (before.removes or entry.removes or entry.boxed)
+
+
+def _form(entry: Entry | None) -> tuple[DType, tuple[int, ...]] | None:
+    return (entry.dtype, entry.shape) if entry else None
+
+
+def read_table(data: bytes | memoryview, where: str, version: int = CODECS.version) -> list[Entry]:
     """Inverse of :func:`write_table`. Raises FormatError."""
-    r = VarintReader(data, where)
-    entries: list[Entry] = []
-    last = b""
-    order: tuple[bytes, tuple[int, ...]] = (b"", (-1,))
-    for _ in range(r.number(MAX_ENTRIES)):  # [F-TAB-1]
-        name = last[: r.number(len(last))]  # [F-TAB-2]
-        name += bytes(r.raw(r.number(MAX_NAME)))
-        entry = _read_entry(r, name, where)
-        key = (name, entry.offset)
-        # [F-TAB-4], [F-TAB-5]
-        if key <= order or (entries and name == last and not (entry.boxed and entries[-1].boxed)):
-            r.refuse("table-order", f"{entry.name[:80]!r} out of order or twice", "entries sorted by name and offset")
-        entries.append(entry)
-        last, order = name, key
-    if r.left:  # [F-TAB-11]
-        r.refuse("table-long", f"{r.left} bytes after the last entry", "none")
-    return entries
+    return _TableReader(data, where, VERSIONS[version]).entries()
 
 
-def _read_entry(r: VarintReader, raw: bytes, where: str) -> Entry:
-    try:
-        name = raw.decode()
-    except UnicodeDecodeError:  # [F-TAB-3]
-        r.refuse("name-refused", "a name that is not UTF-8", "text")
-    check_name(name, where)  # [F-TAB-3]
-    code = r.byte()
-    codec, boxed = CODECS.of_code(code & ~BOXED), code & BOXED > 0
-    if codec is None:  # [F-VER-6]
-        need = f"one of {len(CODECS)}: a newer deltackpt may know it"
-        r.refuse("encoding-unknown", f"encoding {code & ~BOXED}", need)
-    if codec.effect is Effect.REMOVES:
-        if boxed:  # [F-TAB-9]
-            r.refuse("box-outside", "a removed box", "a whole tensor")
-        return Entry.removal(name)
-    dtype = BY_CODE.get(r.byte())
-    if dtype is None:  # [F-VER-6]
-        r.refuse("dtype-unknown", "an unknown dtype code", "one of the registry")
-    shape, whole, offset = _read_box(r, dtype, boxed=boxed)
-    if boxed and not codec.boxes:  # [F-TAB-9]
-        need = ", ".join(c.name for c in CODECS if c.boxes)
-        r.refuse("encoding-boxed", f"a box in encoding {codec.name}", need)
-    if not codec.takes_dtype(dtype):  # [F-PLAIN-4], [F-PACK-1]
-        r.refuse("encoding-dtype", f"{codec.name} {dtype.name}", codec.dtypes)
-    at = f"{where}, {name[:80]!r}"
-    nbytes(dtype, whole, where=at)  # [F-TAB-7]
-    elements = nbytes(dtype, shape, where=at) // dtype.width
-    detail = codec.read_detail(r, dtype, storage_shape(dtype, shape), elements)
-    return Entry(name, codec.name, dtype, shape, whole, offset, detail)
+class _TableReader:
+    """The entries of one table, one after the other."""
 
+    def __init__(self, data: bytes | memoryview, where: str, codecs: Registry) -> None:
+        self._bytes, self._where, self._codecs = VarintReader(data, where), where, codecs
+        self._entries: list[Entry] = []
 
-def _read_box(r: VarintReader, dtype: DType, *, boxed: bool) -> tuple[tuple[int, ...], ...]:
-    """-> (shape, whole, offset)."""
-    rank = r.byte()
-    if rank > MAX_RANK:  # [F-TAB-7]
-        r.refuse("shape-overflow", f"{rank} dimensions", f"at most {MAX_RANK}")
-    shape = whole = tuple(r.numbers(rank).tolist())
-    offset = (0,) * rank
-    if boxed:
-        whole, offset = tuple(r.numbers(rank).tolist()), tuple(r.numbers(rank).tolist())
-        # [F-TAB-8]
-        if shape == whole or any(o + s > w for o, s, w in zip(offset, shape, whole, strict=True)):
-            r.refuse("box-outside", f"box {shape} at {offset} of {whole}", "a proper part of the tensor")
-        if dtype.bits != 8 * dtype.width:  # [F-TAB-9]
-            r.refuse("box-outside", f"a box of {dtype.name}", "whole tensors of packed dtypes")
-    return shape, whole, offset
+    def entries(self) -> list[Entry]:
+        r, found = self._bytes, self._entries
+        last = b""
+        order: tuple[bytes, tuple[int, ...]] = (b"", (-1,))
+        for _ in range(r.number(MAX_ENTRIES)):  # [F-TAB-1]
+            name = self._name(last)
+            entry = self._entry(name)
+            key = (name, entry.offset)
+            # [F-TAB-4], [F-TAB-5]
+            if key <= order or (found and name == last and not (entry.boxed and found[-1].boxed)):
+                have = f"{entry.name[:80]!r} out of order or twice"
+                r.refuse("table-order", have, "entries sorted by name and offset")
+            found.append(entry)
+            last, order = name, key
+        if r.left:  # [F-TAB-11]
+            r.refuse("table-long", f"{r.left} bytes after the last entry", "none")
+        return found
+
+    def _name(self, last: bytes) -> bytes:
+        r = self._bytes
+        shared = r.number(len(last))  # [F-TAB-2], [F-NUM-3]
+        tail = r.number(len(last) - shared) if self._codecs.version > 1 else 0  # [F-NUM-3]
+        return last[:shared] + bytes(r.raw(r.number(MAX_NAME))) + last[len(last) - tail :]
+
+    def _entry(self, raw: bytes) -> Entry:
+        r, where = self._bytes, self._where
+        name = self._text(raw)
+        code = r.byte()
+        boxed = code & BOXED > 0
+        repeats = self._codecs.version > 1 and code & REPEAT > 0
+        codec = self._codecs.of_code(code & ~(BOXED | REPEAT * repeats))
+        if codec is None:  # [F-VER-6]
+            need = f"one of {len(self._codecs)}: a newer deltackpt may know it"
+            r.refuse("encoding-unknown", f"encoding {code & ~BOXED}", need)
+        removes = codec.effect is Effect.REMOVES
+        before = self._entries[-1] if self._entries else None
+        if repeats and (before is None or before.removes or removes or boxed):  # [F-TAB-18]
+            need = "dtype and shape, or an entry before that has them"
+            r.refuse("table-repeat", "a form that is said to repeat", need)
+        if removes:
+            if boxed:  # [F-TAB-9]
+                r.refuse("box-outside", "a removed box", "a whole tensor")
+            return Entry.removal(name, self._codecs.version)
+        if repeats:
+            assert before is not None
+            form = Entry(name, codec.name, before.dtype, before.shape, before.shape, (0,) * len(before.shape))
+        else:
+            form = self._form(name, codec, boxed=boxed)
+        if not codec.takes_dtype(form.dtype):  # [F-PLAIN-4], [F-PACK-1]
+            r.refuse("encoding-dtype", f"{codec.name} {form.dtype.name}", codec.dtypes)
+        at = f"{where}, {name[:80]!r}"
+        nbytes(form.dtype, form.whole, where=at)  # [F-TAB-7]
+        elements = nbytes(form.dtype, form.shape, where=at) // form.dtype.width
+        stored = self._codecs.storage_shape(form.dtype, form.shape)
+        detail = codec.read_detail(r, form.dtype, stored, elements)
+        return replace(form, detail=detail, version=self._codecs.version)
+
+    def _text(self, raw: bytes) -> str:
+        """[F-TAB-3]"""
+        try:
+            name = raw.decode()
+        except UnicodeDecodeError:
+            self._bytes.refuse("name-refused", "a name that is not UTF-8", "text")
+        check_name(name, self._where)
+        if name.startswith(RESERVED) or name == METADATA:  # [F-PART-9]
+            need = f"no {METADATA}, and nothing that starts with {RESERVED}"
+            self._bytes.refuse("name-refused", f"a tensor named {name[:80]!r}", need)
+        return name
+
+    def _form(self, name: str, codec: Codec[Any], *, boxed: bool) -> Entry:
+        """An entry without its detail: dtype, shape, and what it is a box of."""
+        r = self._bytes
+        dtype = BY_CODE.get(r.byte())
+        if dtype is None:  # [F-VER-6]
+            r.refuse("dtype-unknown", "an unknown dtype code", "one of the registry")
+        rank = r.byte()
+        if rank > MAX_RANK:  # [F-TAB-7]
+            r.refuse("shape-overflow", f"{rank} dimensions", f"at most {MAX_RANK}")
+        shape = whole = tuple(r.numbers(rank).tolist())
+        offset = (0,) * rank
+        if boxed:
+            whole, offset = tuple(r.numbers(rank).tolist()), tuple(r.numbers(rank).tolist())
+            # [F-TAB-8]
+            if shape == whole or any(o + s > w for o, s, w in zip(offset, shape, whole, strict=True)):
+                r.refuse("box-outside", f"box {shape} at {offset} of {whole}", "a proper part of the tensor")
+            if dtype.bits != 8 * dtype.width:  # [F-TAB-9]
+                r.refuse("box-outside", f"a box of {dtype.name}", "whole tensors of packed dtypes")
+            if not codec.boxes:  # [F-TAB-9]
+                need = ", ".join(c.name for c in self._codecs if c.boxes)
+                r.refuse("encoding-boxed", f"a box in encoding {codec.name}", need)
+        return Entry(name, codec.name, dtype, shape, whole, offset)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from deltackpt.errors import CheckpointError
-from deltackpt.format.dtypes import DTYPES, storage_shape
+from deltackpt.format.dtypes import DTYPES, byte_shape
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.materialize import check_tensor
@@ -60,7 +60,7 @@ def to_torch(data: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...], wh
         need = "a dtype of this torch"
         raise CheckpointError("dtype-torch", where=where[:80], have=dtype, need=need, hint=hint)
     flat = torch.from_numpy(data) if len(data) else torch.empty(0, dtype=torch.uint8)
-    stored = storage_shape(DTYPES[dtype], shape)
+    stored = byte_shape(DTYPES[dtype], shape)
     return flat.view(wanted).reshape(stored)
 
 

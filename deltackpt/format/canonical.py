@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 from deltackpt.errors import FormatError
 
 MAX_DEPTH: Final = 16  # nested objects and arrays, unless the caller says otherwise
-MAX_MARKS: Final = 1 << 20  # commas and opening brackets, which bound the values, unless the caller says otherwise
+MAX_MARKS: Final = 1 << 21  # commas and opening brackets, which bound the values, unless the caller says otherwise
 INT_LIMIT: Final = 1 << 63  # integers are in [-2^63, 2^63)
 
 _STEP: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
@@ -70,7 +70,7 @@ def _check_bounds(data: bytes, limit: int, depth: int, marks: int, where: str) -
     if has_more_marks(data, marks):  # [F-JSON-1] [F-PART-1]
         have, need = f"more than {marks:,} commas and brackets", f"at most {marks:,}"
         raise FormatError("json-too-long", where=where, have=have, need=need)
-    if _deeper(data, depth):  # [F-PART-1]
+    if _deeper(data, depth):  # [F-JSON-1]
         raise FormatError("json-depth", where=where, have=f"more than {depth} levels", need=f"at most {depth} levels")
 
 
@@ -81,12 +81,12 @@ class _StrictValues:
         self._where, self._allow_floats = where, allow_floats
 
     def integer(self, text: str) -> int:
-        if len(text) > 20 or text == "-0" or not -INT_LIMIT <= (value := int(text)) < INT_LIMIT:  # [F-PART-2]
+        if len(text) > 20 or text == "-0" or not -INT_LIMIT <= (value := int(text)) < INT_LIMIT:  # [F-JSON-2]
             self._refuse_number(text, "an integer of 64 bits")
         return value
 
     def fraction(self, text: str) -> float:
-        if not self._allow_floats or not isfinite(value := float(text)):  # [F-PART-2]
+        if not self._allow_floats or not isfinite(value := float(text)):  # [F-JSON-2]
             self._refuse_number(text, "a finite number" if self._allow_floats else "an integer")
         return value
 
@@ -95,7 +95,7 @@ class _StrictValues:
 
     def mapping(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
-        if len(result) != len(pairs):  # [F-PART-1]
+        if len(result) != len(pairs):  # [F-JSON-2]
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             have, need = f"the key {twice[:80]!r} twice", "each key once"

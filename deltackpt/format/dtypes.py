@@ -115,7 +115,17 @@ def nbytes(dtype: DType, shape: Sequence[int], *, where: str = "tensor") -> int:
 def storage_shape(dtype: DType, shape: Sequence[int]) -> tuple[int, ...]:
     """``shape`` in storage elements of ``dtype.width`` bytes; raises what `nbytes` raises.
 
+    Only packed dtypes differ: they are flat bytes. [F-ELEM-4]
+    """
+    total = nbytes(dtype, shape)
+    return tuple(shape) if dtype.bits == dtype.width * 8 else (total,)
+
+
+def byte_shape(dtype: DType, shape: Sequence[int]) -> tuple[int, ...]:
+    """``shape`` as parts of version 1, and torch, count it in storage elements; raises what `nbytes` raises.
+
     Only packed dtypes differ: the last dim counts bytes, or, where a row does not end on a byte, the tensor is flat.
+    [F-ELEM-3]
     """
     total = nbytes(dtype, shape)
     if dtype.bits == dtype.width * 8:

@@ -307,5 +307,5 @@ def _plain(path: str, limit: int) -> bool:
 
 def check_path(path: str, where: str) -> None:
     """Refuse a path of a checkpoint's file that leaves the checkpoint's folder: ``name-escapes``."""
-    if not is_path(path):  # [F-LAY-2]
+    if not is_path(path):  # [F-LAY-2] [F-NAME-1]
         raise FormatError("name-escapes", where=where, have=repr(path)[:120], need="a plain path inside the checkpoint")

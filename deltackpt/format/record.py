@@ -37,5 +37,5 @@ class RecordKind:
 
 def check_canonical(canonical: bool, where: str) -> None:
     """Refuse a record that is not in the one form: FormatError ``manifest-canonical``."""
-    if not canonical:  # [F-MAN-1] [F-EDGE-1] [S-REF-1]
+    if not canonical:  # [F-JSON-3] [F-MAN-1] [F-EDGE-1] [S-REF-1]
         raise FormatError("manifest-canonical", where=where, have="JSON in another form", need="canonical JSON")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from deltackpt.codecs import DENSE, SMALL, Encoded, wants_base
-from deltackpt.codecs.packed.codec import WIDTHS
+from deltackpt.codecs.v1.codec import WIDTHS
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
 from deltackpt.format.state_digest import Sums

@@ -12,13 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.codecs import Encoded
-from deltackpt.codecs.packed.exponent_lists import FAR_ONLY
-from deltackpt.codecs.packed.steps import MAX_EXCEPTION_K, Scale
-from deltackpt.codecs.packed.tile_index import TileIndex
-from deltackpt.codecs.tiles import Grid, choose_grid
+from deltackpt.codecs import CODECS_V1, Encoded
+from deltackpt.codecs.v1.exponent_lists import FAR_ONLY
+from deltackpt.codecs.v1.steps import MAX_EXCEPTION_K, Scale
+from deltackpt.codecs.v1.tile_index import TileIndex
+from deltackpt.codecs.v1.tiles import Grid, choose_grid
+from deltackpt.format.dtypes import byte_shape
 from deltackpt.gpu.diff import Group
 from deltackpt.gpu.transfers import Copy, CopyStream, Sent, owners, send, table
+
+# The kernels write `packed` of this version: a hook whose changes are encoded on a GPU writes whole parts of it.
+CODECS = CODECS_V1
 
 _UNARY, _COUNT, _BYTES = slice(1, 4), 6, 7  # columns of a tile's statistics: bits of the unary codes, changes, bytes
 
@@ -47,7 +51,7 @@ def encode(
 ) -> Generator[None, None, dict[int, Encoded]]:
     """Encode the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
 
-    -> by index of the piece: the tile index, and the tiles in host memory. The bytes are those of `codecs.packed`
+    -> by index of the piece: the tile index, and the tiles in host memory. The bytes are those of `codecs.v1`
     without exponent lists. A piece with a tile of which more than half changed is left out: the host encodes such a
     list by what did not change.
     """
@@ -87,7 +91,8 @@ def _measure(group: Group, which: Sequence[int]) -> _Measured:
     from deltackpt.gpu.triton.scale import scale
 
     changes, dtype = group.changes, group.changes.pieces[0].dtype
-    grids = [choose_grid(changes.pieces[i].storage, changes.counts[i]) for i in which]
+    shapes = [byte_shape(dtype, changes.pieces[i].box.shape) for i in which]
+    grids = [choose_grid(shape, changes.counts[i]) for shape, i in zip(shapes, which, strict=True)]
     tiles = [grid.tiles for grid in grids]
     first = [0, *accumulate(tiles)]
     rows = table(_rows(grids, first, [group.words[i] for i in which]))

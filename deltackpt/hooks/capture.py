@@ -8,12 +8,13 @@ from contextlib import contextmanager
 
 import torch
 
-from deltackpt.codecs import alone
+from deltackpt.codecs import CODECS, VERSIONS, alone
+from deltackpt.codecs.v1.exponent_lists import SCAN_LIMIT
 from deltackpt.compaction.fold import write_anchor
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums
-from deltackpt.hooks.compare import compare
+from deltackpt.hooks.compare import ALWAYS, compare
 from deltackpt.hooks.finite import count_pieces
 from deltackpt.hooks.mapped import MappedSnapshot
 from deltackpt.hooks.options import HookOptions
@@ -27,23 +28,49 @@ from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import from_host
 from deltackpt.util.parallel import ordered_map
 
-ALWAYS = 1 << 62  # a limit that makes all old words of every tensor that changed go with its delta
+
+def part_version(pieces: Sequence[Piece], options: HookOptions) -> int:
+    """The version of the parts of what this process captures: that of the kernels where a GPU encodes, else the newest.
+
+    Every entry of such a part is of it, those that the host encodes too.
+    """
+    if options.cache is None and any(p.tensor.device.type == "cuda" and on_device(p, options) for p in pieces):
+        from deltackpt.gpu.digest import has_triton
+        from deltackpt.gpu.encode import CODECS as BY_KERNELS
+
+        if has_triton() and alone(options.encoding, BY_KERNELS):
+            return BY_KERNELS.version
+    return CODECS.version
+
+
+def on_device(piece: Piece, options: HookOptions) -> bool:
+    """Is a piece compared where it is?"""
+    return piece.tensor.device.type != "cpu" if options.on_device is None else options.on_device
 
 
 class Capture:
     """Holds the snapshot: the words of ``pieces`` as of the last capture.
 
-    Without a step to compare with (``link`` None), the first capture makes it, and finds no change. Raises UsageError
-    ``snapshot-sharded`` for a managed cache where there are several ``ranks``.
+    Without a step to compare with (``link`` None), the first capture makes it, and finds no change. ``version``: of the
+    parts that the changes go into; None: `part_version` of the pieces. Raises UsageError ``snapshot-sharded`` for a
+    managed cache where there are several ``ranks``.
     """
 
     def __init__(
-        self, repo: Repository, pieces: Sequence[Piece], link: Link | None, options: HookOptions, *, ranks: int = 1
+        self,
+        repo: Repository,
+        pieces: Sequence[Piece],
+        link: Link | None,
+        options: HookOptions,
+        *,
+        ranks: int = 1,
+        version: int | None = None,
     ) -> None:
         self.names = {piece.name for piece in pieces}
         self.threads = options.threads_or_default
         self.lock = threading.Lock()  # held from before a change is captured until it is in the queue
-        self._limit = options.scan_limit if alone(options.encoding) else ALWAYS
+        codecs = VERSIONS[version or part_version(pieces, options)]
+        self._limit = SCAN_LIMIT if alone(options.encoding, codecs) else ALWAYS
         self._repo, self._options, self._cache = repo, options, options.cache
         self._pieces = list(pieces)
         self._snapshot: Snapshot | None = None
@@ -115,8 +142,7 @@ class Capture:
         return {delta.name: delta for delta in found}
 
     def _on_device(self, piece: Piece) -> bool:
-        on_device = self._options.on_device
-        return piece.tensor.device.type != "cpu" if on_device is None else on_device
+        return on_device(piece, self._options)
 
     def _capture_on_host(self, snapshot: Snapshot, pieces: Sequence[Piece], found: list[Delta]) -> None:
         def one(piece: Piece) -> None:

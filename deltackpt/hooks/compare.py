@@ -9,16 +9,17 @@ import numpy.typing as npt
 import xxhash
 
 from deltackpt.checkpoint.diff import Comparison
-from deltackpt.codecs import SCAN_LIMIT, wants_base
+from deltackpt.codecs import wants_base
 from deltackpt.format.dtypes import uint
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.words import on_host
 
+ALWAYS = 1 << 62  # a limit that makes all old words of every tensor that changed go with its delta
 CHUNK = 1 << 20  # bytes: both sides stay in the cache while they are compared and hashed
 
 
-def compare(piece: Piece, old: npt.NDArray[Any], *, limit: int = SCAN_LIMIT, always: bool = False) -> Delta | None:
+def compare(piece: Piece, old: npt.NDArray[Any], *, limit: int = ALWAYS, always: bool = False) -> Delta | None:
     """The change from ``old``, the piece's old words, flat and unsigned, to the piece; None if there is none, unless
     ``always``.
 

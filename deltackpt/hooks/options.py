@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from deltackpt.codecs import CHOICES, SCAN_LIMIT
+from deltackpt.codecs import CHOICES
 from deltackpt.errors import UsageError
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.side import Side
@@ -52,7 +52,6 @@ class HookOptions:
     anchor: AnchorPolicy = AnchorPolicy()
     side: Side = None
     encoding: str = "auto"
-    scan_limit: int = SCAN_LIMIT
     shard_bytes: int | None = None
     threads: int | None = None
     on_device: bool | None = None
@@ -96,7 +95,6 @@ class HookOptions:
 
     def _check_numbers(self) -> None:
         _whole_number("queue", self.queue, 1)
-        _whole_number("scan_limit", self.scan_limit, 0)
         if self.shard_bytes is not None:
             _whole_number("shard_bytes", self.shard_bytes, 1, " of bytes, or None")
         if self.threads is not None:

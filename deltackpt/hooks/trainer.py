@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 import torch
 
-from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
-from deltackpt.hooks.capture import Capture
+from deltackpt.hooks.capture import Capture, part_version
 from deltackpt.hooks.finite import counts_after, refuse
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import everyones, existing, extractor, process_groups
@@ -91,10 +90,10 @@ class TrainerHook:
     ``anchor``      which steps are also stored whole
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
     ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be
-    ``scan_limit``  storage elements of a tensor below which its encoding may depend on all old elements
     ``shard_bytes`` bytes of an anchor's file; None: as Hugging Face's tools cut them, less where there are more ranks
     ``threads``     that compare and encode; None: one a processor
-    ``on_device``   compare and encode on the weights' device; None: on all but CPUs
+    ``on_device``   compare and encode on the weights' device; None: on all but CPUs. What a CUDA device encodes are
+                    parts of version 1 of the format, and those of all ranks then are; all others are of version 2
     ``sharded``     None: if torch.distributed runs, every rank makes a hook, and publishes what it owns
     ``timeout``     seconds that ranks wait for each other: more than the slowest of them takes to store its share
     ``metadata``    of every step's manifest
@@ -125,7 +124,6 @@ class TrainerHook:
         anchor: AnchorPolicy = AnchorPolicy(),
         side: Side = None,
         encoding: str = "auto",
-        scan_limit: int = SCAN_LIMIT,
         shard_bytes: int | None = None,
         threads: int | None = None,
         on_device: bool | None = None,
@@ -137,7 +135,7 @@ class TrainerHook:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, model=model, locate=locate, snapshot=snapshot, full=full,
             errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, anchor=anchor, side=side,
-            encoding=encoding, scan_limit=scan_limit, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
+            encoding=encoding, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
             sharded=sharded, timeout=timeout, metadata=metadata, report=report,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
@@ -154,7 +152,9 @@ class TrainerHook:
         start = self._start(source, pieces, plan, found or repository)
         self.repo = start.repo
         mine, link = owned(pieces, plan, self._group.rank), None if start.fresh else start.link
-        self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size)
+        # All parts of a patch have one version: that of the rank with the oldest.
+        self._version = min(everyone(self._group, part_version(mine, options)))
+        self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size, version=self._version)
         self.publisher = self._publisher(publishing, plan, start)
         self._unchanged = Unchanged(source)
         self._last: int | None = start.link.step if start.link else None
@@ -198,8 +198,8 @@ class TrainerHook:
     def _publisher(self, group: ProcessGroup, plan: Mapping[str, Global], start: _Start) -> Publisher:
         options = self._options
         state = TrainerState(plan, start.files, self._capture.words, self._capture.sums)
-        encode = EncodeOptions(options.encoding, options.scan_limit, options.threads_or_default)
-        publishing = PublishOptions(options.anchor, encode, dict(options.metadata or {}))
+        encode = EncodeOptions(options.encoding, options.threads_or_default)
+        publishing = PublishOptions(options.anchor, encode, dict(options.metadata or {}), self._version)
         publisher = Publisher(self.repo, options.ref, group, state, publishing)
         publisher.base, publisher.seek, publisher.fresh = start.base, start.seek, start.fresh
         return publisher

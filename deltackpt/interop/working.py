@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.checkpoint.diff import Difference, State, changes
-from deltackpt.codecs import Change, wants_base
+from deltackpt.codecs import Change
 from deltackpt.codecs.types import Elements
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
@@ -88,7 +88,7 @@ class Working:
             self._populate(update.name)
         positions, new = changed_words(update, words)
         old = words[positions]
-        keep = wants_base(dtype, len(words), len(positions))
+        keep = len(positions) > 0
         base = words.copy() if keep else np.broadcast_to(np.zeros(1, words.dtype), words.shape)
         scatter(words, positions, new)
         if update.check is not None:

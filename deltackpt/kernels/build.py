@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "kernels.so"
-FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
+FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
 def fingerprint() -> int:

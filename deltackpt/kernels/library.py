@@ -26,7 +26,15 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_pack_write": (None, [_P, _P, _N, _I, _P, _P, _P, _P, _P, _I, _I, _P, _P, _P, _P]),
     "dk_population": (None, [_P, _P, _P, _P, _P, _P]),
     "dk_unpack": (_I, [_P, _N, *[_P] * 8]),
+    "dk_crc32_start": (None, []),
+    "dk_crc32": (ctypes.c_uint32, [_P, _N]),
+    "dk_scan_level": (_I, [_I]),
+    "dk_lists_read": (_I, [_P, _N, _I, _P]),
+    "dk_lists_measure": (_I, [_P, _N, _I]),
+    "dk_lists_write": (_I, [_P, _N, _I]),
+    "dk_lists_release": (None, [_P, _N]),
 }
+BEST_SCAN = 2  # of dk_scan_level: whatever the processor has
 
 
 def load() -> tuple[ctypes.CDLL | None, str | None]:
@@ -61,6 +69,8 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
     except (OSError, AttributeError) as error:
         return None, str(error)
     library.dk_digest_start()
+    library.dk_crc32_start()
+    library.dk_scan_level(BEST_SCAN)
     return library, None
 
 

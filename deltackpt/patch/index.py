@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deltackpt.codecs import Entry
+from deltackpt.codecs import CODECS, VERSIONS, Entry
 from deltackpt.codecs.base import PlainSpec
 from deltackpt.codecs.table import read_table
 from deltackpt.errors import FormatError
-from deltackpt.format.safetensors_header import METADATA, RESERVED, Header, Tensor
+from deltackpt.format.manifest import MAX_STEP
+from deltackpt.format.safetensors_header import Header, Tensor
 
-VERSION = "1"
+VERSION = str(CODECS.version)  # of the parts that are written
 TABLE = "deltackpt:table"
 PAYLOAD = "deltackpt:payload"
 MAX_TABLE = 256 << 20  # bytes: a table is read whole, and all else of a part is not
@@ -26,10 +28,10 @@ class Origin:
     parent: str  # id of the parent's manifest
     base: str  # state digest it applies to
 
-    def to_metadata(self) -> dict[str, str]:
-        """``__metadata__`` of the part's header."""
+    def to_metadata(self, version: int = CODECS.version) -> dict[str, str]:
+        """``__metadata__`` of the header of a part of ``version``."""
         return {
-            "deltackpt": VERSION,
+            "deltackpt": str(version),
             "repository": self.repository,
             "step": str(self.step),
             "parent": self.parent,
@@ -39,17 +41,33 @@ class Origin:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], where: str) -> Origin:
         """Inverse of `to_metadata`. Raises FormatError ``version-unknown``, ``part-metadata``."""
-        if metadata.get("deltackpt") != VERSION:  # [F-META-2]
-            have = f"version {metadata['deltackpt'][:20]!r}" if "deltackpt" in metadata else "no deltackpt metadata"
-            hint = "Is this file a part of a patch? A newer deltackpt reads newer versions."
-            raise FormatError("version-unknown", where=where, have=have, need=f"part version {VERSION}", hint=hint)
-        step = metadata.get("step", "")
-        values = [metadata.get(key, "") for key in ("repository", "parent", "base")]
+        version_of(metadata, where)
+        found = [metadata.get(key, "") for key in _FORMS]
         # [F-META-1]
-        if not (step.isascii() and step.isdigit() and len(step) <= 18 and str(int(step)) == step) or not all(values):
+        if not all(map(re.fullmatch, _FORMS.values(), found)) or int(found[1]) > MAX_STEP:
             need = "repository, step, parent and base"
             raise FormatError("part-metadata", where=where, have="missing or broken fields", need=need)
-        return cls(values[0], int(step), values[1], values[2])
+        return cls(found[0], int(found[1]), found[2], found[3])
+
+
+_HEX = "[0-9a-f]"
+_FORMS = {
+    "repository": f"{_HEX}{{32}}",
+    "step": "0|[1-9][0-9]{0,15}",
+    "parent": f"{_HEX}{{64}}",
+    "base": f"{_HEX}{{64}}",
+}
+
+
+def version_of(metadata: Mapping[str, str], where: str) -> int:
+    """The version that a part states. Raises FormatError ``version-unknown``."""
+    stated = metadata.get("deltackpt")
+    if stated is None or stated not in {str(version) for version in VERSIONS}:  # [F-META-2]
+        have = "no deltackpt metadata" if stated is None else f"version {stated[:20]!r}"
+        hint = "Is this file a part of a patch? A newer deltackpt reads newer versions."
+        need = f"part version {' or '.join(map(str, VERSIONS))}"
+        raise FormatError("version-unknown", where=where, have=have, need=need, hint=hint)
+    return int(stated)
 
 
 Span = tuple[int, int]  # first byte and end in the file
@@ -86,8 +104,9 @@ class PartIndex:
         self.where = where
         self.header = header
         self.origin = Origin.from_metadata(header.metadata, where)
+        self.version = version_of(header.metadata, where)
         self._tensors = {t.name: t for t in header.tensors}
-        self.entries = read_table(table, f"{where}, table")
+        self.entries = read_table(table, f"{where}, table", self.version)
         self._offset: dict[tuple[str, tuple[int, ...]], int] = {}
         self._check()
 
@@ -107,9 +126,6 @@ class PartIndex:
         at, expected = 0, {TABLE, PAYLOAD}
         payload = self._tensors[PAYLOAD].end - self._tensors[PAYLOAD].start
         for e in self.entries:
-            if e.name.startswith(RESERVED) or e.name == METADATA:  # [F-PART-9]
-                need = f"no {METADATA}, and nothing that starts with {RESERVED}"
-                raise self._refuse("name-refused", f"a tensor named {e.name[:80]!r}", need)
             self._offset[e.name, e.offset] = at
             at += e.payload
             # [F-PART-10], in floats too: the sum of an entry's lengths could come back to where it should be, modulo

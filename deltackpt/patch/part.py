@@ -6,22 +6,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from deltackpt.codecs import Decoded, Encoded, Entry, check, decode, decode_into
+from deltackpt.codecs import CODECS, Decoded, Encoded, Entry, check, decode, decode_into
 from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Buffer, DecodeBuffer, Elements
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
-from deltackpt.patch.index import PAYLOAD, TABLE, VERSION, Origin, Span, table_of
+from deltackpt.patch.index import PAYLOAD, TABLE, Origin, Span, table_of
 from deltackpt.patch.tensor import Part
 
-__all__ = ["PAYLOAD", "TABLE", "VERSION", "Origin", "PartReader", "PartWriter"]
+__all__ = ["PAYLOAD", "TABLE", "Origin", "PartReader", "PartWriter"]
 
 
 class PartWriter:
-    """Collects the encoded tensors of one part; :meth:`chunks` is the file. Holds encoded bytes, never a tensor."""
+    """Collects the encoded tensors of one part; :meth:`chunks` is the file. Holds encoded bytes, never a tensor.
 
-    def __init__(self, origin: Origin) -> None:
-        self.origin = origin
+    ``version`` is that of the part, and of every entry.
+    """
+
+    def __init__(self, origin: Origin, version: int = CODECS.version) -> None:
+        self.origin, self.version = origin, version
         self._items: list[tuple[Entry, Encoded]] = []
         self.size = 0
 
@@ -35,13 +38,14 @@ class PartWriter:
 
     def add(self, entry: Entry, encoded: Encoded | None = None) -> None:
         """One tensor or box; ``encoded`` has its bytes, if it has some."""
+        assert entry.version == self.version, "an entry of another version"
         self._items.append((entry, encoded or Encoded(entry.detail)))
         self.size += self._items[-1][1].size
 
     def chunks(self) -> Iterator[Buffer]:
         """The bytes of the file: header, plain tensors by falling width (so that all are aligned), table, payload."""
         items = self._ordered()
-        table = write_table([entry for entry, _ in items])
+        table = write_table([entry for entry, _ in items], self.version)
         plain = [(entry.name + p.suffix, p) for entry, encoded in items for p in encoded.plain]
         plain.sort(key=lambda item: (-DTYPES[item[1].dtype].width, item[0].encode()))
         payload = sum(entry.payload for entry, _ in items)
@@ -49,7 +53,7 @@ class PartWriter:
         rows += [(TABLE, "U8", (len(table),), len(table)), (PAYLOAD, "U8", (payload,), payload)]
         ends = list(accumulate(size for *_, size in rows))
         tensors = [Tensor(n, d, s, end - size, end) for (n, d, s, size), end in zip(rows, ends, strict=True)]
-        yield build_header(tensors, self.origin.to_metadata())
+        yield build_header(tensors, self.origin.to_metadata(self.version))
         for _, p in plain:
             yield p.data
         yield table

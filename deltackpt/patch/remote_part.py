@@ -15,7 +15,6 @@ from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.boxes import inside
 from deltackpt.codecs.types import DecodeBuffer, Elements
 from deltackpt.errors import UsageError
-from deltackpt.format.dtypes import storage_shape
 from deltackpt.format.safetensors_header import head_size, parse_header
 from deltackpt.patch.index import Span, table_of
 from deltackpt.patch.tensor import Part
@@ -92,7 +91,7 @@ class RemotePart(Part):
         ``offset`` and ``shape`` count storage elements of the entry's own tensor or box. An encoding without tiles is
         read whole. Raises UsageError ``usage`` for a box that lies elsewhere.
         """
-        at, size, stored = tuple(offset), tuple(shape), storage_shape(entry.dtype, entry.shape)
+        at, size, stored = tuple(offset), tuple(shape), entry.storage
         if not len(at) == len(size) == len(stored) or any(
             o < 0 or n < 0 or o + n > d for o, n, d in zip(at, size, stored, strict=True)
         ):

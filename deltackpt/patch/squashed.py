@@ -37,16 +37,16 @@ class SquashedPatch:
     """
 
     def __init__(self, patches: Sequence[Patch], ahead: Ahead = _nothing) -> None:
-        self._patches, self._ahead = patches, ahead
+        self.patches, self._ahead = patches, ahead
 
     @property
     def names(self) -> AbstractSet[str]:
         """Of the tensors that any of the patches holds."""
-        return set().union(*(patch.names for patch in self._patches))
+        return set().union(*(patch.names for patch in self.patches))
 
     def tensor(self, name: str) -> TensorPatch | None:
         """The patches of a tensor as one, which then has to keep its dtype and shape; the only one, if it is that."""
-        found = [held for patch in self._patches if (held := patch.tensor(name)) is not None]
+        found = [held for patch in self.patches if (held := patch.tensor(name)) is not None]
         if len(found) < 2:
             return found[0] if found else None
         return SquashedTensor(tuple(found), self._ahead)

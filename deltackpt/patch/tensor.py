@@ -160,7 +160,14 @@ class PartsPatch:
 
 
 def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
-    """The entries of all parts by tensor. Raises FormatError ``boxes-too-many``, ``boxes-overlap``."""
+    """The entries of all parts by tensor.
+
+    Raises FormatError ``version-mixed``, ``boxes-too-many``, ``boxes-overlap``.
+    """
+    versions = sorted({part.version for part in parts})
+    if len(versions) > 1:  # [F-META-5]
+        have = f"parts of versions {' and '.join(map(str, versions))}"
+        raise FormatError("version-mixed", where=parts[0].where, have=have, need="one version in a patch")
     held: dict[str, list[tuple[Part, Entry]]] = {}
     for part in parts:
         for entry in part.entries:

@@ -13,7 +13,7 @@ import xxhash
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import Difference, State, difference
-from deltackpt.codecs import SCAN_LIMIT, Entry
+from deltackpt.codecs import Entry
 from deltackpt.errors import ChainError, CheckpointError
 from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED, proves
@@ -36,11 +36,9 @@ Compare = Callable[[str, State, State], Difference]
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """How tensors are encoded: by ``encoding``, or the smallest of all with "auto"; tensors below ``scan_limit``
-    elements may be encoded so that readers scan their old values; by so many ``threads``."""
+    """How tensors are encoded: by ``encoding``, or the smallest of all with "auto"; by so many ``threads``."""
 
     encoding: str = "auto"
-    scan_limit: int = SCAN_LIMIT
     threads: int = 1
 
 
@@ -159,7 +157,7 @@ def encode_step(
         found, before = states.compare(name, old, new), states.before.get(name)
         if found.old_xxh3 is not None and (before is None or not _same(found.old_xxh3, name, old, before)):
             wrong.append(name)
-        entry, encoded, after = _encode(found, before, new, options.encoding, options.scan_limit, all_names)
+        entry, encoded, after = _encode(found, before, new, options.encoding, all_names)
         for state in (old, new):
             if name in state.tensors:
                 state.release(name)
@@ -193,7 +191,7 @@ def _same(xxh3: bytes, name: str, old: State, before: TensorDigest) -> bool:
 
 
 def _encode(
-    found: Difference, before: TensorDigest | None, new: State, encoding: str, scan_limit: int, names: set[str]
+    found: Difference, before: TensorDigest | None, new: State, encoding: str, names: set[str]
 ) -> tuple[Entry | None, Any, TensorDigest | None]:
     change = found.change
     if change is None:
@@ -207,7 +205,7 @@ def _encode(
     else:
         sums = state_digest.add(before.sums, state_digest.of_change(change.positions, change.old, change.new))
     shape = tuple(new.tensors[found.name].shape)
-    entry, encoded = encode_entry(found.name, change, shape, names, encoding, scan_limit=scan_limit)
+    entry, encoded = encode_entry(found.name, change, shape, names, encoding)
     return entry, encoded, TensorDigest(sums, found.new_xxh3)
 
 

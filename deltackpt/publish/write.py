@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import Difference, State, difference
-from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.patch.in_memory import InMemoryPatch
@@ -50,13 +49,11 @@ class WriteOptions(TypedDict, total=False):
     """How `write` works: options that change no step's state.
 
     ``encoding``    of the changes, "auto" (the default) for the smallest of each tensor; `deltackpt.codecs` has them
-    ``scan_limit``  elements below which a tensor may be encoded so that readers scan its old values
     ``threads``     None (the default): one for every processor that this process may use
     ``progress``    counts the bytes that are done
     """
 
     encoding: str
-    scan_limit: int
     threads: int | None
     progress: Progress
 
@@ -121,7 +118,7 @@ def write(
     if base is not None and cache is not None:
         raise UsageError("base-and-cache", where="write", have="a base and a cache", need="one of them")
     progress, count = options.get("progress", SILENT), threads_or_default(options.get("threads"))
-    encode = EncodeOptions(options.get("encoding", "auto"), options.get("scan_limit", SCAN_LIMIT), count)
+    encode = EncodeOptions(options.get("encoding", "auto"), count)
     store = repository.store if isinstance(repository, Repository) else open_store(repository)
     with Checkpoint.open(checkpoint) as new, ExitStack() as stack:
         new.check_whole()

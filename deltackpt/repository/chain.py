@@ -161,7 +161,7 @@ def resolve(target: Link, load: Load, *, have: Link | None = None, edges: Edges 
             number += 1
             size = sum(f.size for f in (anchor if hop is None else hop.files) or ())
             heappush(heap, (cost + size, hops + 1, number, at, hop, anchor))
-    raise ChainError(
+    raise ChainError(  # [F-EDGE-7]: edges were among the ways
         "chain-broken",
         where=f"step {target.step}",
         have=f"a chain that reaches no anchor{lost}",

@@ -69,7 +69,7 @@ class StepFinder:
             except NotFoundError:
                 if after == (head.link if head else None):
                     raise
-                return self._only(number, self._manifests.numbered(number))
+                return self._only(number, self._manifests.numbered(number))  # [S-READ-6]
         nearest = [found.step for found in (after, link) if found is not None]
         raise self._missing(f"step {number}", nearest)
 

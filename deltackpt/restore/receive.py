@@ -17,7 +17,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.patch.source import StepSource
 from deltackpt.restore.materialize import check_tensor
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import Replay
+from deltackpt.restore.replay import Replay, check_left_over
 from deltackpt.restore.source import hops_between
 
 
@@ -40,6 +40,7 @@ def receive(source: StepSource, base: State, start: Link, end: Link) -> Iterator
         need = f"state digest {record.state}"
         raise FormatError("state-differs", where=where, have=found, need=need)
     with PatchReader.open_all(source, hops) as patches:
+        check_left_over(base.tensors, patches, layout)
         state = Replay(base, patches, layout)
         for name in layout.tensors:
             data = state.bytes_of(name)

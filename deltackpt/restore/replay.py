@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 
 from deltackpt.checkpoint.diff import State
+from deltackpt.codecs.base import Effect
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Manifest
@@ -74,6 +75,22 @@ class Anchor:
             self._runs.close()
 
 
+def check_left_over(base: Iterable[str], patches: Sequence[Patch], layout: Layout) -> None:
+    """Raise ChainError ``tensor-shape`` for a tensor of the result that the layout lacks: what was in the state
+    ``base``, by name, or came by one of ``patches``, and was not removed."""
+    held = {name for name in base if name not in layout.tensors}
+    for patch in patches:
+        for name in patch.names - layout.tensors.keys():
+            found = patch.tensor(name)
+            if found is None or found.effect is Effect.REMOVES:
+                held.discard(name)
+            else:
+                held.add(name)
+    if held:  # [F-APPLY-5]
+        have = f"a tensor that is left over, of {len(held):,}"
+        raise ChainError("tensor-shape", where=min(held)[:80], have=have, need="the tensors of the layout alone")
+
+
 class Replay:
     """The state of ``layout``: ``base`` with ``patches`` applied, each tensor when it is asked for."""
 
@@ -105,8 +122,10 @@ class Replay:
                 anchor = Anchor(repo, plan.anchor or plan.target, plan.whole, order)
                 stack.callback(anchor.close)
             patches = stack.enter_context(PatchReader.open_all(repo, plan.patches))
+            state, layout = anchor if base is None else base, repo.layout(plan.target)
             try:
-                yield cls(anchor if base is None else base, patches, repo.layout(plan.target), journal)
+                check_left_over(state.tensors, patches, layout)
+                yield cls(state, patches, layout, journal)
             except (ChainError, FormatError) as error:
                 if base is None and error.code != "object-hash":
                     repo.prove(plan.whole)

@@ -139,7 +139,7 @@ class Store(Protocol):
 
 def check_name(name: str) -> None:
     """Refuse a name that is no safe path below a root, on any store: FormatError ``name-unsafe``."""
-    if reason := _unsafe(name):  # [S-STORE-4] [S-NAME-1] [S-NAME-2]
+    if reason := _unsafe(name):  # [S-STORE-4] [S-NAME-1] [F-NAME-1]
         _refuse(name, reason)
 
 
@@ -186,7 +186,7 @@ def _unsafe(name: str) -> str:
     if "\\" in name or ":" in name:
         return "a backslash or colon"
     for segment in name.split("/"):
-        if segment in ("", ".", ".."):  # [S-NAME-2]
+        if segment in ("", ".", ".."):  # [F-NAME-1]
             return f"the segment {segment!r}"
         if len(segment.encode()) > MAX_SEGMENT:
             return f"a segment of {len(segment.encode())} bytes"

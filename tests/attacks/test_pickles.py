@@ -43,7 +43,7 @@ sys.addaudithook(lambda event, args: seen.append(event) if event.startswith("pic
 from pathlib import Path
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
-from deltackpt.verify import verify_part
+from deltackpt.verification import verify_part
 from deltackpt.publish.write import write
 assert "torch" not in sys.modules
 for folder in map(Path, sys.argv[1:]):

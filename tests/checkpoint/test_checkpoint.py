@@ -386,7 +386,7 @@ def test_a_directory_is_not_safetensors(tmp_path):
 
 
 def test_a_defect_inside_keeps_its_code(tmp_path):
-    for text, expected in ((b'{"a":1}', "header-field"), (b'{"":1}  ', "name-refused"), (b"\xff" * 9, "header-json")):
+    for text, expected in ((b'{"a":1}', "header-field"), (b'{"":1}  ', "name-refused"), (b"\xff" * 9, "json-syntax")):
         (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
         error = refused(tmp_path)
         assert (type(error), error.code) == (FormatError, expected)
@@ -399,7 +399,7 @@ def test_a_header_whose_length_looks_like_a_pickle(tmp_path):
     assert Checkpoint.open(tmp_path).tensors == {}
     text = b"{]".ljust(0x0280)
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
-    assert refused(tmp_path).code == "header-json"
+    assert refused(tmp_path).code == "json-syntax"
 
 
 def test_not_a_file(tmp_path):

@@ -58,7 +58,7 @@ def test_write_says_what_it_published(world: World) -> None:
 
 def test_write_options_reach_the_library(world: World, tmp_path: Path) -> None:
     options = ["--step", 7, "--base", world.steps[2], "--encoding", "index", "--anchor-every", 3, "--threads", 1]
-    done = deltackpt("write", world.steps[3], world.copy(tmp_path), *options, "--scan-limit", 0, "--json")
+    done = deltackpt("write", world.steps[3], world.copy(tmp_path), *options, "--json")
     assert (done.err, done.status) == ("", 0)
     assert (done.json["step"], done.json["anchor"], done.json["tensors"]["index"]) == (7, True, 3)
 

@@ -10,14 +10,14 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from support.states import Memory, both_ways, changed, random_bytes
+from support.states import FORMS, V1_NEAR, V2, Memory, both_ways, changed, encode, random_bytes
 
 from deltackpt.checkpoint.diff import difference
-from deltackpt.codecs import Entry, decode, encode, planes
-from deltackpt.codecs.packed import codec as packed
-from deltackpt.codecs.packed.exponent_lists import FAR_ONLY
-from deltackpt.codecs.packed.steps import Scale
-from deltackpt.codecs.tiles import Grid
+from deltackpt.codecs import Entry, decode, planes
+from deltackpt.codecs.v1 import codec as packed
+from deltackpt.codecs.v1.exponent_lists import FAR_ONLY
+from deltackpt.codecs.v1.steps import Scale
+from deltackpt.codecs.v1.tiles import Grid
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES
 
@@ -38,13 +38,13 @@ class Payload:
     plain = payload
 
 
-def encoded(seed, dtype, shape, share, encoding="packed", scan_limit=1 << 20):
+def encoded(seed, dtype, shape, share, encoding="packed", form=V2):
     """-> (entry, payload, old elements, new elements)."""
     rng = np.random.default_rng(seed)
     old = (dtype, shape, random_bytes(rng, dtype, shape))
     change = difference("x", Memory({"x": old}), Memory({"x": changed(rng, old, share)})).change
-    name, got = encode(change, shape, encoding, scan_limit=scan_limit)
-    entry = Entry("x", name, change.dtype, shape, shape, (0,) * len(shape), got.detail)
+    name, got = encode(change, shape, encoding, form=form)
+    entry = Entry("x", name, change.dtype, shape, shape, (0,) * len(shape), got.detail, form.version)
     return entry, b"".join(got.payload), change.base, change.target
 
 
@@ -74,9 +74,9 @@ def flips(rng, payload: bytes, count: int):
         yield bytes(data)
 
 
-@given(seeds, DTYPE, SHAPE, st.sampled_from([0.01, 0.1, 0.7]), st.sampled_from([0, 1 << 20]))
-def test_flipped_bits_of_packed(seed, dtype, shape, share, scan_limit):
-    entry, payload, base, target = encoded(seed, dtype, shape, share, scan_limit=scan_limit)
+@given(seeds, DTYPE, SHAPE, st.sampled_from([0.01, 0.1, 0.7]), st.sampled_from(FORMS))
+def test_flipped_bits_of_packed(seed, dtype, shape, share, form):
+    entry, payload, base, target = encoded(seed, dtype, shape, share, form=form)
     if entry.encoding == "packed":
         got = decode(entry, base, Payload(payload), "here")
         assert base[got.positions].tolist() != got.values.tolist()
@@ -92,17 +92,17 @@ def test_flipped_bits_of_planes(seed, dtype, shape, share):
         outcome(entry, data, base)
 
 
-@pytest.mark.parametrize("scan_limit", [0, 1 << 20])
-def test_no_element_is_named_twice(scan_limit):
-    entry, payload, base, _ = encoded(1, "BF16", (64, 64), 0.2, scan_limit=scan_limit)
+@pytest.mark.parametrize("form", FORMS)
+def test_no_element_is_named_twice(form):
+    entry, payload, base, _ = encoded(1, "BF16", (64, 64), 0.2, form=form)
     for data in flips(np.random.default_rng(0), payload, 400):
         found = outcome(entry, data, base)
         assert isinstance(found, str) or len(np.unique(found)) == len(found)
 
 
 def test_every_checksum_is_checked():
-    for encoding in ("packed", "planes"):
-        entry, payload, base, _ = encoded(2, "BF16", (300, 300), 0.3, encoding)
+    for encoding, form in (("packed", V2), ("packed", V1_NEAR), ("planes", V2)):
+        entry, payload, base, _ = encoded(2, "BF16", (300, 300), 0.3, encoding, form)
         tiles = len(entry.detail.checksums)
         assert tiles > 1 or encoding == "planes"
         for t in range(tiles):
@@ -113,7 +113,7 @@ def test_every_checksum_is_checked():
             assert error.value.code == "tile-checksum"
 
 
-# One defect each, of `packed`
+# One defect each, of `packed` of version 1
 
 
 def unary(*values: int) -> bytes:
@@ -135,7 +135,7 @@ def tile(elements: int, count: int, *sections: bytes, codes: bytes = b"", scale=
         np.array([zlib.crc32(data)], np.uint32),
     )
     shape = (elements,)
-    entry = Entry("x", "packed", DTYPES["BF16"], shape, shape, (0,), directory)
+    entry = Entry("x", "packed", DTYPES["BF16"], shape, shape, (0,), directory, version=1)
     found = both_ways(entry, np.zeros(elements, "<u2"), Payload(data))
     return found if isinstance(found, str) else (found.positions, found.values)
 

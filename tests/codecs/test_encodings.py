@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from support.states import (
     FLOATS,
+    FORMS,
+    V1_FAR,
+    V1_NEAR,
     Memory,
     changed,
     elements,
@@ -20,7 +24,7 @@ from support.states import (
 
 from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import CHOICES, Change, encode
-from deltackpt.codecs.packed import codec as packed
+from deltackpt.codecs.v1 import codec as packed
 from deltackpt.format.dtypes import DTYPES
 
 pytestmark = pytest.mark.usefixtures("engine")
@@ -54,8 +58,8 @@ def test_any_change_comes_back(encoding, seed, dtype, shape, share):
     rng = np.random.default_rng(seed)
     shape = fits(dtype, shape)
     old = (dtype, shape, random_bytes(rng, dtype, shape))
-    for scan_limit in (0, 1 << 20):  # without and with the lists of near elements
-        used(old, changed(rng, old, share), encoding, scan_limit=scan_limit)
+    for form in FORMS:  # of version 1 without and with the lists of near elements
+        used(old, changed(rng, old, share), encoding, form=form)
 
 
 @pytest.mark.parametrize("encoding", CHOICES)
@@ -190,10 +194,10 @@ def test_groups_change_nothing(group, seed, dtype, share):
     rng = np.random.default_rng(seed)
     old = {"x": (dtype, (66, 96), random_bytes(rng, dtype, (66, 96)))}
     new = {"x": changed(rng, old["x"], share)}
-    part = part_of(old, new, "packed")
+    part = part_of(old, new, "packed", form=V1_NEAR)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "GROUP", group)
-        assert part_of(old, new, "packed") == part
+        assert part_of(old, new, "packed", form=V1_NEAR) == part
         assert patched(old, part) == new
 
 
@@ -201,7 +205,7 @@ def test_the_reader_need_not_know_the_scan_limit():
     rng = np.random.default_rng(7)
     old = {"x": ("BF16", (100, 100), random_bytes(rng, "BF16", (100, 100)))}
     new = {"x": changed(rng, old["x"], 0.05)}
-    small, large = part_of(old, new, scan_limit=1 << 20), part_of(old, new, scan_limit=0)
+    small, large = part_of(old, new, form=V1_NEAR), part_of(old, new, form=V1_FAR)
     assert entries_of(small)["x"].detail.near.classes > 0
     assert entries_of(large)["x"].detail.near.classes == 0
     assert patched(old, small) == patched(old, large) == new
@@ -212,6 +216,24 @@ def test_an_empty_change_can_be_encoded():
     same = Change(DTYPES["BF16"], (64,), np.zeros(0, np.int64), words[:0], words[:0], words, words)
     for encoding in CHOICES:
         encode(same, (64,), encoding)
+
+
+def test_a_plane_is_compressed_where_that_saves_three_percent():
+    """[F-WRITE-8]: the low byte of every step is noise; of it more and more is one value."""
+    seen = set()
+    for share in np.linspace(0.9, 1, 21):
+        rng = np.random.default_rng(4)
+        target = np.where(rng.random(4000) < share, rng.integers(0, 256, 4000), 7).astype("<u1")
+        old = np.zeros(4000, "<u1")
+        change = difference("x", *(Memory({"x": ("U8", (4000,), a.tobytes())}) for a in (old, target))).change
+        _, encoded = encode(change, (4000,), "planes")
+        step = target.astype("i1").astype(int)
+        zigzag = (step << 1 ^ step >> 7).astype("u1").tobytes()
+        frame = zstandard.ZstdCompressor(level=1, write_checksum=False).compress(zigzag)
+        small = 100 * len(frame) < 97 * len(zigzag)
+        assert encoded.detail.sizes.tolist() == [[2 * len(frame if small else zigzag) + small]]
+        seen.add(small)
+    assert seen == {True, False}
 
 
 # Names

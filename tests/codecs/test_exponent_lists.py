@@ -1,11 +1,11 @@
-"""deltackpt.codecs.packed.exponent_lists: the lists by the size of the old weight."""
+"""deltackpt.codecs.v1.exponent_lists: the lists by the size of the old weight."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltackpt.codecs.packed.exponent_lists import CLASSES, FAR_ONLY, MIN_CHANGES, Near, Population, choose_near
-from deltackpt.codecs.tiles import Grid
+from deltackpt.codecs.v1.exponent_lists import CLASSES, FAR_ONLY, MIN_CHANGES, Near, Population, choose_near
+from deltackpt.codecs.v1.tiles import Grid
 
 seeds = st.integers(0, 2**32 - 1)
 grids = st.sampled_from([Grid(1, 1, 700, 1, 1), Grid(1, 1, 700, 1, 4), Grid(1, 33, 50, 4, 8), Grid(3, 9, 20, 2, 2)])

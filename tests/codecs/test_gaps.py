@@ -1,10 +1,10 @@
-"""deltackpt.codecs.packed.gaps, against definitions in plain Python."""
+"""deltackpt.codecs.v1.gaps, against definitions in plain Python."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltackpt.codecs.packed import gaps
+from deltackpt.codecs.v1 import gaps
 
 seeds = st.integers(0, 2**32 - 1)
 MAX_K = 31

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.chains import World
-from support.states import State, changed, part_of, patched, random_bytes, tree
+from support.states import FORMS, Form, State, changed, part_of, patched, random_bytes, tree
 from support.tile_by_tile import PARTS
 
 from deltackpt.cache import apply_to_cache, open_current
@@ -22,7 +22,7 @@ from deltackpt.codecs.registry import Registry
 from deltackpt.codecs.types import DecodeBuffer, Source, words
 from deltackpt.compaction.fold import fold
 from deltackpt.errors import FormatError
-from deltackpt.format.dtypes import DType
+from deltackpt.format.dtypes import DType, storage_shape
 from deltackpt.format.varint import VarintReader, write
 from deltackpt.patch.part import PartReader
 from deltackpt.report.inspection import inspect_part, inspect_step
@@ -40,7 +40,7 @@ class RunCodec(Codec[Run]):
     """One run of elements, each changed by the same exclusive or, which is the payload."""
 
     name = "run"
-    code = 99
+    code = 59
     auto = Auto.SPARSE
 
     def write_detail(self, detail: Run) -> bytes:
@@ -56,7 +56,7 @@ class RunCodec(Codec[Run]):
     def base_use(self, detail: Run) -> BaseUse:
         return BaseUse.CHANGED
 
-    def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
+    def encode(self, change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
         at, masks = change.positions, change.old ^ change.new
         if len(at) == 0 or int(at[-1] - at[0]) != len(at) - 1 or (masks != masks[0]).any():
             return None
@@ -183,20 +183,20 @@ def test_without_it(tmp_path: Path) -> None:
 def test_names_and_codes_are_used_once() -> None:
     with pytest.raises(ValueError, match="'packed'"), CODECS.including(CODECS["packed"]):
         pass
-    with pytest.raises(ValueError, match="99"):
-        Registry([RunCodec(), RunCodec()])
+    with pytest.raises(ValueError, match="59"):
+        Registry(2, [RunCodec(), RunCodec()], storage_shape)
     assert len(CODECS) == len({codec.code for codec in CODECS})
 
 
 @pytest.mark.parametrize("encoding", CHOICES[1:])
 @pytest.mark.parametrize("dtype", ["BF16", "F32", "F8_E4M3", "I64"])
-@pytest.mark.parametrize("scan_limit", [0, 1 << 20])
-def test_what_is_needed_of_the_base(encoding: str, dtype: str, scan_limit: int) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_needed_of_the_base(encoding: str, dtype: str, form: Form) -> None:
     """Old elements that an entry says it does not need may be anything."""
     rng = np.random.default_rng(11)
     old: State = {"x": (dtype, (96, 80), random_bytes(rng, dtype, (96, 80)))}
     new = {"x": changed(rng, old["x"], 0.1)}
-    part = PartReader(memoryview(part_of(old, new, encoding, scan_limit=scan_limit)), "part")
+    part = PartReader(memoryview(part_of(old, new, encoding, form=form)), "part")
     (entry,) = part.entries
     base, target = (np.frombuffer(s["x"][2], f"<u{entry.dtype.width}") for s in (old, new))
     expected = target[base != target]

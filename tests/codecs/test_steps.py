@@ -1,12 +1,12 @@
-"""deltackpt.codecs.packed.steps: ULP steps in the light of the old exponent."""
+"""deltackpt.codecs.v1.steps: ULP steps in the light of the old exponent."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltackpt.codecs.packed.gaps import rice_parameter
-from deltackpt.codecs.packed.steps import (
+from deltackpt.codecs.v1.gaps import rice_parameter
+from deltackpt.codecs.v1.steps import (
     MAX_EXCEPTION_K,
     Scale,
     bit_length,

@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.states import part_of, random_bytes
+from support.states import FORMS, V1_FAR, V2, part_of, random_bytes
 
 from deltackpt.codecs import subset
-from deltackpt.codecs.tiles import Grid
+from deltackpt.codecs.packed.grid import TileGrid, plane
+from deltackpt.codecs.v1.tiles import Grid
 from deltackpt.patch.part import PartReader
 
-ENTRY = PartReader(
-    memoryview(part_of({"x": ("U8", (4,), b"abcd")}, {"x": ("U8", (4,), b"abce")}, "packed")), "part"
-).entries[0]
+OLD, NEW = {"x": ("U8", (4,), b"abcd")}, {"x": ("U8", (4,), b"abce")}
+ENTRY, ENTRY_V1 = (
+    PartReader(memoryview(part_of(OLD, NEW, "packed", form=form)), "part").entries[0] for form in (V2, V1_FAR)
+)
 CASES = [
     ((3, 4, 5), Grid(3, 4, 5, 2, 2)),
     ((3, 4, 5), Grid(3, 4, 5, 3, 5)),
@@ -28,8 +30,8 @@ CASES = [
 
 @pytest.mark.parametrize(("shape", "grid"), CASES, ids=str)
 def test_touched(shape, grid):
-    """Exact, but where leading axes count as rows: there it may be more."""
-    entry = replace(ENTRY, shape=shape, whole=shape, detail=replace(ENTRY.detail, grid=grid))
+    """Version 1: exact, but where leading axes count as rows: there it may be more."""
+    entry = replace(ENTRY_V1, shape=shape, whole=shape, detail=replace(ENTRY_V1.detail, grid=grid))
     tile = grid.split(np.arange(int(np.prod(shape, dtype=int))))[0].reshape(shape)
     ranges = [[(a, b) for a in range(n) for b in range(a + 1, n + 1)] for n in shape]
     exact = grid.lead > 1 or len(shape) <= 2
@@ -40,6 +42,27 @@ def test_touched(shape, grid):
         if not exact:  # nothing before the first row of the box, and nothing after its last
             assert min(found) // grid.columns == min(need) // grid.columns
             assert max(found) // grid.columns == max(need) // grid.columns
+
+
+GRIDS = [(g, r, c) for g in [(3, 4, 5), (2, 2, 3, 4), (5, 7), (9,), (), (1, 6)] for r in (1, 2, 5, 12) for c in (1, 3)]
+
+
+@pytest.mark.parametrize(("shape", "rows", "columns"), GRIDS, ids=str)
+@pytest.mark.parametrize("runs", [1 << 20, 0])
+def test_touched_by_rows_and_columns(shape, rows, columns, runs, monkeypatch):
+    """Exact; where a box has too many runs of rows, all rows between the first and the last are taken."""
+    monkeypatch.setattr("deltackpt.codecs.packed.pieces._RUNS", runs)
+    height, width = plane(shape)
+    grid = TileGrid(height, width, min(rows, height), min(columns, width))
+    entry = replace(ENTRY, shape=shape, whole=shape, detail=replace(ENTRY.detail, grid=grid))
+    tile = grid.split(np.arange(height * width))[0].reshape(shape)
+    ranges = [[(a, b) for a in range(n) for b in range(a + 1, n + 1)] for n in shape]
+    for box in itertools.islice(itertools.product(*ranges), 0, None, 7 if len(shape) > 2 else 1):
+        found = set(subset.touched(entry, tuple(a for a, _ in box), tuple(b - a for a, b in box)).tolist())
+        need = set(np.unique(tile[tuple(slice(a, b) for a, b in box)]).tolist())
+        assert found == need if runs or len(shape) <= 2 else found >= need
+        assert min(found) // grid.columns == min(need) // grid.columns
+        assert max(found) // grid.columns == max(need) // grid.columns
 
 
 def test_an_empty_box_touches_nothing():
@@ -55,21 +78,20 @@ def test_groups(limit):
     assert list(subset.groups(sizes[:0], limit)) == []
 
 
-@pytest.mark.parametrize("scan_limit", [0, 1 << 20])
-def test_tiles_of_some_slices(scan_limit, monkeypatch):
+@pytest.mark.parametrize("form", FORMS)
+def test_tiles_of_some_slices(form, monkeypatch):
     """Tiles of several slices at once, with near lists and without."""
-    monkeypatch.setattr("deltackpt.codecs.tiles.CHANGES_PER_TILE", 4)
+    monkeypatch.setattr("deltackpt.codecs.v1.tiles.CHANGES_PER_TILE", 4)
     rng = np.random.default_rng(5)
-    shape = (4, 16, 16)
+    shape = (4, 160, 160) if form.version > 1 else (4, 16, 16)  # compiled kernels have a constant of their own
     old = {"x": ("BF16", shape, random_bytes(rng, "BF16", shape))}
     base = np.frombuffer(old["x"][2], "<u2")
     target = base + (rng.random(base.size) < 0.4).astype("<u2")
-    part = PartReader(
-        memoryview(part_of(old, {"x": ("BF16", shape, target.tobytes())}, "packed", scan_limit=scan_limit)), "part"
-    )
+    part = PartReader(memoryview(part_of(old, {"x": ("BF16", shape, target.tobytes())}, "packed", form=form)), "part")
     (entry,) = part.entries
     grid, at = entry.detail.grid, np.concatenate([[0], np.cumsum(entry.detail.lengths)])
-    assert (grid.lead, grid.rows * grid.columns > 2) == (4, True)
+    assert grid.tiles > 8
+    assert form.version == 2 or grid.lead == 4
     start = part.payload(entry)[0]
     wanted = np.array([1, 2, grid.tiles // 4 + 1, grid.tiles - 1])
     payload = b"".join(bytes(part._data[start + at[t] : start + at[t + 1]]) for t in wanted.tolist())

@@ -1,4 +1,4 @@
-"""deltackpt.codecs.tiles: the grid, and its arithmetic on tensors far larger than any memory."""
+"""deltackpt.codecs.v1.tiles: the grid, and its arithmetic on tensors far larger than any memory."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltackpt.codecs.tiles import CHANGES_PER_TILE, MAX_GRID, MAX_TILE, Grid, choose_grid, collapse
+from deltackpt.codecs.v1.tiles import CHANGES_PER_TILE, MAX_GRID, MAX_TILE, Grid, choose_grid, collapse
 from deltackpt.errors import FormatError
 
 seeds = st.integers(0, 2**32 - 1)

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.hypothesis
 
 READERS = {
     "part": (PARTS["streamed"], second().parse_part),
-    "table": (lambda data: PARTS["streamed"](wrapped(data)), lambda data: second().parse_part(wrapped(data))),
+    "table": (lambda data: PARTS["streamed"](wrapped(data, 1)), lambda data: second().parse_part(wrapped(data, 1))),
+    "table_v2": (lambda data: PARTS["streamed"](wrapped(data, 2)), lambda data: second().parse_part(wrapped(data, 2))),
     "manifest": (lambda data: manifest.decode(data, "here"), second().parse_manifest),
     "edge": (lambda data: edge.decode(data, "here"), second().parse_edge),
     "layout": (lambda data: layout.decode(data, "here"), second().parse_layout),
@@ -49,14 +50,15 @@ class Any:
     __hash__ = None
 
 
-def test_damaged_values(monkeypatch):
+@pytest.mark.parametrize("version", [1, 2])
+def test_damaged_values(version, monkeypatch):
     """What both make of a part whose tiles are damaged, as if their checksums were right."""
     reader = second()
     monkeypatch.setattr(reader, "zlib", SimpleNamespace(crc32=lambda *data: Any()))
 
-    @given(damaged("table"))
+    @given(damaged("table" if version == 1 else "table_v2"))
     def one(data):
-        part = wrapped(data)
+        part = wrapped(data, version)
         try:
             entries = PARTS["streamed"](part).entries
         except DeltackptError:

@@ -6,8 +6,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support.device_changes import WHERE, case, change_of, check, piece_of, words_of  # noqa: E402
+from support.states import V1_FAR  # noqa: E402
+from support.states import encode as encode_on_host  # noqa: E402
 
-from deltackpt.codecs import encode as encode_on_host  # noqa: E402
 from deltackpt.format import state_digest  # noqa: E402
 from deltackpt.format.dtypes import DTYPES, uint  # noqa: E402
 from deltackpt.gpu import changes as device_changes  # noqa: E402
@@ -145,8 +146,8 @@ def test_wide_pieces_are_published_in_the_bytes_of_the_host(name, share, narrow)
     for piece in pieces:
         [delta] = [delta for delta in found if delta.name == piece.name]
         change = change_of(piece, olds[piece.name], news[piece.name])
-        chosen, want = encode_on_host(change, piece.storage, scan_limit=0)
-        entry, have = entry_of(delta, {p.name for p in pieces}, scan_limit=0)
+        chosen, want = encode_on_host(change, piece.storage, form=V1_FAR)
+        entry, have = entry_of(delta, {p.name for p in pieces}, version=1)
         assert entry.encoding == chosen
         assert b"".join(have.payload) == b"".join(want.payload)
         assert [bytes(plain.data) for plain in have.plain] == [bytes(plain.data) for plain in want.plain]
@@ -209,7 +210,7 @@ def test_a_piece_of_more_elements_than_int32_counts(shape, host):
     assert delta.sums == state_digest.of_change(positions, np.zeros_like(new), new)
     for part in (slice(0, 1 << 20), slice(tensor.numel() - (1 << 20), tensor.numel())):
         assert torch.equal(snapshot.of("w")[part].cpu(), words[part].cpu())
-    entry, have = entry_of(delta, {"w"}, scan_limit=0)
+    entry, have = entry_of(delta, {"w"}, version=1)
     assert entry.encoding == "packed"
     assert have.detail.changes == len(positions)
     found.clear()

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 from support.device_changes import case, check_encoded, on_host_as_packed  # noqa: E402
 
-from deltackpt.codecs.packed import codec as packed  # noqa: E402
+from deltackpt.codecs.v1 import codec as packed  # noqa: E402
 from deltackpt.format.dtypes import DTYPES  # noqa: E402
 from deltackpt.gpu import digest as device_digest  # noqa: E402
 from deltackpt.gpu.diff import groups  # noqa: E402

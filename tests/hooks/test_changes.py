@@ -71,7 +71,7 @@ def test_a_published_step_without_a_change(tmp_path, device, on_device, snapshot
     state |= {"n": torch.full((3,), float("nan")), "z": torch.zeros(())}
     ledger = Ledger(tmp_path, tmp_path / "repo")
     there = {name: moved(tensor, device) for name, tensor in state.items()}
-    with TrainerHook(there, tmp_path / "repo", snapshot=snapshot, on_device=on_device, scan_limit=0, threads=1) as hook:
+    with TrainerHook(there, tmp_path / "repo", snapshot=snapshot, on_device=on_device, threads=1) as hook:
         for step in range(3):
             hook.step(step)
             ledger.save(step, state)

@@ -15,9 +15,7 @@ def test_the_device_path_publishes_the_same_bytes(tmp_path):
     model = Net(width=320)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     hooks = {
-        name: TrainerHook(
-            model, tmp_path / name, dtype=torch.bfloat16, on_device=name == "device", scan_limit=70_000, threads=1
-        )
+        name: TrainerHook(model, tmp_path / name, dtype=torch.bfloat16, on_device=name == "device", threads=1)
         for name in ("device", "host")
     }
     ledgers = {name: Ledger(tmp_path, tmp_path / name) for name in hooks}
@@ -43,7 +41,7 @@ def test_on_a_gpu(tmp_path, snapshot):
     model = Net(width=320).cuda()
     flat = [p for p in model.state_dict().values() if p.is_floating_point()]
     ledger = Ledger(tmp_path, tmp_path / "repo")
-    with TrainerHook(model, tmp_path / "repo", snapshot=snapshot, scan_limit=70_000) as hook:
+    with TrainerHook(model, tmp_path / "repo", snapshot=snapshot) as hook:
         for step in range(4):
             for p in flat:
                 hit = torch.rand(p.shape, device="cuda") < 0.02

@@ -10,7 +10,6 @@ from support.foreign_runs import World
 from support.states import changed, make_checkpoint, random_bytes
 
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.codecs import SCAN_LIMIT
 from deltackpt.errors import ChainError, ConflictError
 from deltackpt.interop import import_steps, reader
 from deltackpt.interop import working as module
@@ -35,7 +34,7 @@ def large():
     dtypes = {"small": "F32", "wide": "F32"}
     one = {n: (dtypes.get(n, "BF16"), s, random_bytes(rng, dtypes.get(n, "BF16"), s)) for n, s in shapes.items()}
     shares = {"large": 0.002, "small": 0.05, "dense": 0.6, "wide": 0.01}
-    assert np.prod(shapes["large"]) > SCAN_LIMIT
+    assert np.prod(shapes["large"]) > 1 << 20
     return [one, {n: changed(rng, v, shares[n]) if n in shares else v for n, v in one.items()}]
 
 

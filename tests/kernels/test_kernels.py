@@ -16,12 +16,12 @@ from support.states import Memory, both_ways, changed, random_bytes
 from deltackpt import kernels
 from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import Entry, encode
-from deltackpt.codecs.packed.codec import decode as unpack
-from deltackpt.codecs.packed.codec import decode_into as unpack_into
-from deltackpt.codecs.packed.codec import encode as pack
-from deltackpt.codecs.packed.exponent_lists import FAR_ONLY, Near
-from deltackpt.codecs.packed.steps import count_exponents
-from deltackpt.codecs.tiles import Grid, collapse
+from deltackpt.codecs.v1.codec import decode as unpack
+from deltackpt.codecs.v1.codec import decode_into as unpack_into
+from deltackpt.codecs.v1.codec import encode as pack
+from deltackpt.codecs.v1.exponent_lists import FAR_ONLY, Near
+from deltackpt.codecs.v1.steps import count_exponents
+from deltackpt.codecs.v1.tiles import Grid, collapse
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.kernels import build
 

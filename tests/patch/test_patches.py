@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from support.states import Memory, State, changed, part_of, random_bytes
+from support.states import FORMS, Memory, State, changed, part_of, random_bytes
 from support.tile_by_tile import PARTS
 
 from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs.base import Effect
-from deltackpt.errors import ChainError, DeltackptError
+from deltackpt.errors import ChainError, DeltackptError, FormatError
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import Link
 from deltackpt.patch.apply import decode_step, replace_whole, write_step
@@ -49,7 +49,7 @@ def squashed_ahead(states: Sequence[State]) -> Patch:
     new = {name: np.frombuffer(data, np.uint8).copy() for name, (_, _, data) in states[-1].items()}
     patch = squashed(states)
     assert isinstance(patch, SquashedPatch)
-    return SquashedPatch(patch._patches, lambda name: new[name].copy())
+    return SquashedPatch(patch.patches, lambda name: new[name].copy())
 
 
 def remembered(states: Sequence[State]) -> InMemoryPatch:
@@ -143,3 +143,14 @@ def test_tensors_that_come_and_go() -> None:
     kept = remembered([old, grown])
     assert kept.names == {"d"}
     assert not kept.whole
+
+
+def test_parts_of_two_versions():
+    """[F-META-5]: each is sound by itself."""
+    old, new = chain(1)
+    parts = [part_of({k: old[k]}, {k: new[k]}, form=form) for k, form in zip("ab", FORMS, strict=False)]
+    for some in (parts[:1], parts[1:]):
+        assert len(PatchReader([PARTS["streamed"](part) for part in some]).names) == 1
+    with pytest.raises(FormatError) as error:
+        PatchReader([PARTS["streamed"](part) for part in parts])
+    assert error.value.code == "version-mixed"

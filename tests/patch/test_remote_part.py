@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from support.chains import World
 from support.counting_store import CountingStore
 from support.faulty_store import FaultyStore
-from support.states import Memory, State, changed, part_of, patched, random_bytes
+from support.states import FORMS, Memory, State, changed, part_of, patched, random_bytes
 
 from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import Entry, encode, subset
+from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.errors import DeltackptError, FormatError, UsageError
-from deltackpt.format.dtypes import DTYPES, storage_shape, uint
+from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.patch import remote_part
 from deltackpt.patch.part import PAYLOAD, TABLE, PartReader, PartWriter
@@ -46,7 +47,7 @@ def states() -> tuple[State, State, bytes]:
     old: State = {name: ("BF16", SHAPE, random_bytes(rng, "BF16", SHAPE)) for name in ("a", "b")}
     old |= {f"t{i}": ("F32", (64,), random_bytes(rng, "F32", (64,))) for i in range(20)}
     new = {name: changed(rng, value, 0.8 if name == "b" else 0.7) for name, value in old.items()}
-    return old, new, part_of(old, new, "packed", scan_limit=0)
+    return old, new, part_of(old, new, "packed")
 
 
 def test_opening_reads_header_and_table(states):
@@ -216,36 +217,47 @@ SHAPES = st.sampled_from([(), (1,), (300,), (17, 33), (64, 64), (3, 16, 24), (2,
 @st.composite
 def cases(draw):
     dtype, shape = draw(st.sampled_from(["BF16", "F32", "U8", "F8_E4M3", "F4", "I64"])), draw(SHAPES)
+    form = draw(st.sampled_from(FORMS))
     if dtype == "F4":
         shape = (*shape[:-1], shape[-1] * 2) if shape else (2,)
-    box = [sorted((draw(st.integers(0, n)), draw(st.integers(0, n)))) for n in storage_shape(DTYPES[dtype], shape)]
+    stored = form.codecs.storage_shape(DTYPES[dtype], shape)
+    box = [sorted((draw(st.integers(0, n)), draw(st.integers(0, n)))) for n in stored]
     encoding = draw(st.sampled_from(["packed", "planes", "index", "nan", "full"]))
-    return dtype, shape, box, encoding, draw(st.sampled_from([0.02, 0.4, 1.0])), draw(st.integers(0, 999))
+    return dtype, shape, form, box, encoding, draw(st.sampled_from([0.02, 0.4, 1.0])), draw(st.integers(0, 999))
 
 
-@given(cases(), st.sampled_from([0, 1 << 20]), st.booleans())
-def test_any_box(case, scan_limit, fine):
+def place_of(grid, tile: int) -> tuple[int, int, int]:
+    """A tile's first element, rows and columns."""
+    if isinstance(grid, TileGrid):
+        top, left, high, wide = (int(n[0]) for n in grid.corners(np.array([tile])))
+        return top * grid.width + left, high, wide
+    return tuple(int(n[0]) for n in grid.origin(np.array([tile])))
+
+
+@given(cases(), st.booleans())
+def test_any_box(case, fine):
     """``fine``: in the finest grid that there is."""
-    dtype, shape, box, encoding, share, seed = case
+    dtype, shape, form, box, encoding, share, seed = case
     rng = np.random.default_rng(seed)
     old: State = {"x": (dtype, shape, random_bytes(rng, dtype, shape))}
     new = {"x": changed(rng, old["x"], share)}
     if fine:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("deltackpt.codecs.tiles.CHANGES_PER_TILE", 1)
-            part = part_of(old, new, encoding, scan_limit=scan_limit)
+            for grid in ("v1.tiles", "packed.grid"):
+                patch.setattr(f"deltackpt.codecs.{grid}.CHANGES_PER_TILE", 1)
+            part = part_of(old, new, encoding, form=form)
     else:
-        part = part_of(old, new, encoding, scan_limit=scan_limit)
+        part = part_of(old, new, encoding, form=form)
     opened = RemotePart.open(stored(part), "part", gap=0)
     for entry in opened.entries:
-        base, kind = words(old, "x"), storage_shape(DTYPES[dtype], shape)
+        base, kind = words(old, "x"), entry.storage
         offset, size = [a for a, _ in box], [b - a for a, b in box]
         inside = tuple(slice(a, b) for a, b in box)
         known = base.copy()
         if entry.encoding == "packed":  # old elements of tiles that are not read do not matter
             others = np.ones(kind, bool)
             for t in subset.touched(entry, tuple(offset), tuple(size)).tolist():
-                first, high, wide = (int(n[0]) for n in entry.detail.grid.origin(np.array([t])))
+                first, high, wide = place_of(entry.detail.grid, t)
                 flat = others.reshape(-1)
                 for r in range(high):
                     flat[first + r * entry.detail.grid.width : first + r * entry.detail.grid.width + wide] = False

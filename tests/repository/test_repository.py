@@ -111,6 +111,21 @@ def test_steps_and_their_names(url):
     assert code(NotFoundError, lambda: repo.find("latest", ref="other")) == "step-missing"
 
 
+def test_a_step_beyond_a_hole(url):
+    """A number that only one step has is that step, where the chain ends at a manifest that is gone."""
+    links = [m.link for m in Repository.open(url).log()]
+    store = open_store(url)
+    store.delete(links[1].name)
+    repo = Repository.open(url)
+    assert repo.find(0) == links[2]
+    other = f"steps/00000000-{'0' * 64}.json"
+    store.put(other, [b"{}"])
+    assert code(ConflictError, lambda: Repository.open(url).find(0)) == "step-ambiguous"
+    for name in (other, links[2].name):
+        store.delete(name)
+    assert code(NotFoundError, lambda: Repository.open(url).find(0)) == "step-missing"
+
+
 @pytest.mark.parametrize("spec", ["²", "٣", "", " 1", "-1", "1.0", "0x1", "../refs/main", "x" * 200])
 def test_what_is_no_name_of_a_step(url, spec):
     with pytest.raises(DeltackptError) as error:

@@ -1,15 +1,31 @@
-"""spec/ and the code say the same: rules and vectors, constants, codes, dtypes, the worked example, and the links."""
+"""spec/ and the code say the same: rules and vectors, constants, codes, dtypes, the examples, and the links."""
 
 import ast
+import hashlib
 import importlib
 import json
 import re
+import zlib
 from functools import partial
 
+import numpy as np
 import pytest
-from support.spec_text import FORMAT, NOTES, REGISTRY, ROWS, RULE, STORE
+from support.spec_text import (
+    CLASSES,
+    DECODER,
+    FORMAT,
+    NAMES,
+    OF_THE_COMMAND,
+    OF_THE_FORMAT,
+    REGISTRY,
+    ROWS,
+    RULE,
+    STORE,
+    TEXTS,
+    VERSION1,
+)
 from support.store_rules import SHOWN_BY
-from support.vectors import FIXTURES, INDEX, ROOT, code_of, second
+from support.vectors import INDEX, ROOT, code_of, second
 
 from deltackpt.codecs import CODECS
 from deltackpt.format.dtypes import DTYPES
@@ -20,19 +36,21 @@ ELSEWHERE = {
     "F-READ-4": "spec/test_vectors.py::test_parts",
     "F-APPLY-6": "cache/test_cache_readers.py::test_the_directory_that_readers_hold_is_left_alone",
     "F-DOBJ-3": "spec/test_spec.py::test_limits_of_objects",
-    "F-JSON-1": "spec/test_spec.py::test_limits_of_objects",
     "F-LAY-5": "spec/test_spec.py::test_limits_of_objects",
     "F-MAN-10": "spec/test_spec.py::test_limits_of_objects",
+    "F-META-5": "patch/test_patches.py::test_parts_of_two_versions",
     "F-TAB-15": "patch/test_remote_part.py::test_a_table_above_the_limit_is_not_asked_for",
     "F-VER-1": "spec/test_spec.py::test_codes_are_given_once",
+    "F-VER-7": "spec/test_vectors.py::test_golden_repository",
     "F-WRITE-4": "publish/test_write.py::test_a_checkpoint_that_changes_while_it_is_read",
     "F-WRITE-5": "codecs/test_encodings.py::test_any_change_comes_back",
+    "F-WRITE-8": "codecs/test_encodings.py::test_a_plane_is_compressed_where_that_saves_three_percent",
     "F-WRITE-7": "publish/test_write.py::test_a_base_that_was_edited_by_one_bit",
 }
 
 
 def test_every_rule_has_a_vector_and_every_vector_a_rule():
-    rules = dict(RULE.findall(FORMAT))
+    rules = dict(RULE.findall(FORMAT + VERSION1))
     shown = {rule for vector in INDEX for rule in vector["rules"]}
     assert shown <= rules.keys()
     assert not shown & ELSEWHERE.keys(), "a vector shows it: take it off the list"
@@ -53,26 +71,71 @@ def test_what_no_vector_shows_has_a_test(rule):
 
 
 def test_every_must_has_a_number():
-    for text in (FORMAT, STORE):
+    for text in TEXTS:
         for line in text.splitlines():
             if re.search(r"\bMUST\b", line) and not line.startswith("The words MUST"):
                 assert RULE.match(line), line
-        found = RULE.findall(text)
-        assert len(dict(found)) == len(found), "a rule twice"
+    found = [rule for text in TEXTS for rule, _ in RULE.findall(text)]
+    assert len(set(found)) == len(found), "a rule twice"
 
 
 def test_rules_that_are_named_exist():
-    rules = {rule for text in (FORMAT, STORE) for rule, _ in RULE.findall(text)}
-    sources = [FORMAT, STORE, NOTES, (ROOT / "spec/decode.py").read_text()]
-    for text in sources:
+    rules = {rule for text in TEXTS for rule, _ in RULE.findall(text)}
+    for text in [*TEXTS, *(path.read_text() for path in DECODER)]:
         assert set(re.findall(r"\[([FS]-[A-Z]+-\d+)\]", text)) <= rules
 
 
-def test_constants():
-    rows = re.findall(r"^\| `(\w+) = (.+?)` \| `([\w.]+)` \|", FORMAT, re.MULTILINE)
-    assert len(rows) > 40
-    for name, value, module in rows:
-        assert getattr(importlib.import_module(module), name) == ast.literal_eval(value), f"{module}.{name}"
+# Where the library holds a constant of FORMAT, whose names are those of the text, not of modules.
+HELD_BY = {
+    "PART_VERSION": "patch.index.VERSION",
+    "TABLE": "patch.index.TABLE",
+    "PAYLOAD": "patch.index.PAYLOAD",
+    "RESERVED": "format.safetensors_header.RESERVED",
+    "SIZE_LIMIT": "format.dtypes.SIZE_LIMIT",
+    "MAX_BYTES": "format.varint.MAX_BYTES",
+    "JSON_DEPTH": "format.canonical.MAX_DEPTH",
+    "JSON_MARKS": "format.canonical.MAX_MARKS",
+    "INT_LIMIT": "format.canonical.INT_LIMIT",
+    "MAX_HEADER": "format.safetensors_header.MAX_HEADER",
+    "MAX_NAME": "format.safetensors_header.MAX_NAME",
+    "MAX_RANK": "format.safetensors_header.MAX_RANK",
+    "MAX_OBJECT_NAME": "store.base.MAX_NAME",
+    "MAX_PATH": "format.manifest.MAX_PATH",
+    "MAX_TABLE": "patch.index.MAX_TABLE",
+    "MAX_ENTRIES": "codecs.table.MAX_ENTRIES",
+    "MAX_BOXES": "codecs.boxes.MAX_BOXES",
+    "BOXED": "codecs.table.BOXED",
+    "REPEAT": "codecs.table.REPEAT",
+    "CHUNK": "codecs.planes.CHUNK",
+    "MAX_WINDOW": "codecs.planes.MAX_WINDOW",
+    "MAX_TILE": "codecs.packed.grid.MAX_TILE",
+    "MAX_LENGTH": "codecs.packed.list_index.MAX_LENGTH",
+    "MAX_CLASSES": "codecs.packed.classes.MAX_CLASSES",
+    "MAX_K": "codecs.packed.gaps.MAX_K",
+    "BLOCK": "format.state_digest.BLOCK",
+    "DOMAIN": "format.state_digest.DOMAIN",
+    "MAX_MANIFEST": "format.manifest.MAX_MANIFEST",
+    "MAX_STEP": "format.manifest.MAX_STEP",
+    "MAX_PARTS": "format.manifest.MAX_PARTS",
+    "MAX_LAYOUT": "format.layout.MAX_LAYOUT",
+    "MAX_FILES": "format.layout.MAX_FILES",
+    "MAX_TENSORS": "format.layout.MAX_TENSORS",
+    "MAX_DIGESTS": "format.digests.MAX_DIGESTS",
+    "MAX_SMALL": "repository.marker.MAX_SMALL",
+}
+CONSTANTS = re.findall(r"`([A-Z_]+) = ([^`]+)`", FORMAT)
+
+
+def test_constants_are_given_once():
+    assert [name for name, _ in CONSTANTS] == list(HELD_BY)
+
+
+@pytest.mark.parametrize(("name", "value"), CONSTANTS)
+def test_constants(name, value):
+    value = ast.literal_eval(value)
+    assert getattr(second(), name, value) == value
+    module, _, attribute = HELD_BY[name].rpartition(".")
+    assert getattr(importlib.import_module(f"deltackpt.{module}"), attribute) == value, HELD_BY[name]
 
 
 def test_dtypes():
@@ -87,7 +150,7 @@ def test_dtypes():
 
 def test_codes_are_given_once():
     assert len({d.code for d in DTYPES.values()}) == len(DTYPES)
-    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| 1 \|", REGISTRY, re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| (?:no|yes|those that do not change) \|", REGISTRY, re.MULTILINE)
     assert [(int(code), name) for code, name in rows] == sorted((codec.code, codec.name) for codec in CODECS)
 
 
@@ -130,46 +193,138 @@ def raised():
 
 def test_codes():
     """The registry has what the code raises, and nothing else."""
-    found, registered = set(raised()), {(code, name) for code, name, _ in ROWS}
+    exceptions = {kind: name for kind, name, _ in CLASSES}
+    found, registered = set(raised()), {(code, exceptions[kind]) for code, kind in ROWS}
     assert {code for code, _ in found} == {code for code, _ in registered}
     assert {(code, name) for code, name in found if name} <= registered
-    assert all(EXITS[name] == int(code) for _, name, code in ROWS)
-    assert sorted(ROWS) == ROWS
+    assert {name: int(code) for _, name, code in CLASSES} == EXITS
+    for part in (OF_THE_FORMAT, OF_THE_COMMAND):
+        assert sorted(set(part)) == part
+
+
+def reader_tables():
+    """Every row of what a reader checks: its cells."""
+    tables = [
+        FORMAT.partition("## Reader requirements")[2].partition("### What a reader need not check")[0],
+        VERSION1.partition("## What a reader checks")[2],
+        STORE.partition("## What a reader checks")[2].partition("\n## ")[0],
+    ]
+    lines = [line for text in tables for line in text.splitlines() if re.match(r"\|.*\| \d+ \||\| \d+ \|", line)]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
 def test_codes_in_the_text():
-    registered = {code for code, _, _ in ROWS}
-    spans = {span for text in (FORMAT, STORE) for span in re.findall(r"`([a-z]+(?:-[a-z]+)+)`", text)}
-    assert spans - registered <= {"deltackpt-digests", "deltackpt-layout", "deltackpt-edge"}
-    tables = FORMAT.partition("## Reader requirements")[2].partition("### What a reader need not check")[0]
-    named = {span for line in tables.splitlines() if line.startswith("|") for span in re.findall(r"`([a-z-]+)`", line)}
-    errors = {
-        vector["error"]
-        for vector in INDEX
-        if "error" in vector and vector["kind"] in ("part", "layout", "manifest", "digests", "edge")
+    """The codes of the format are those that the texts name; the tables of a reader have one a row."""
+    registered = {code for code, _ in OF_THE_FORMAT}
+    spans = {span for text in (FORMAT, VERSION1, STORE) for span in re.findall(r"`([a-z]+(?:-[a-z]+)+)`", text)}
+    single = {code for code in registered if "-" not in code}
+    assert spans - {"deltackpt-digests", "deltackpt-layout", "deltackpt-edge"} == registered - single
+    assert single == {"grid", "padding"}
+    rows = reader_tables()
+    assert len(rows) > 120
+    for row in rows:
+        assert re.fullmatch(r"`[a-z-]+`|as above|as there|see below", row[-1]), row
+    named = {row[-1].strip("`") for row in rows}
+    assert {code for code, _ in (row for row in OF_THE_FORMAT)} >= named - {"as above", "as there", "see below"}
+    assert {vector["error"] for vector in INDEX if "error" in vector} <= named | {"object-missing"}
+
+
+def test_rows_are_numbered():
+    """In every table one after the other, for each object or encoding by itself."""
+    last = {}
+    for row in reader_tables():
+        key, number = tuple(row[:-3]), int(row[-3])
+        assert number in (1, last.get(key, number - 1) + 1), row
+        last[key] = number
+
+
+# The examples, and the text
+
+
+BLOCKS = dict(re.findall(r"^```(?:json|hex) (\w+)\n(.+?)\n```", FORMAT, re.MULTILINE | re.DOTALL))
+
+
+def block(name):
+    """The bytes of an object of the overview: JSON as it stands, all else in hex, and each line of JSON as text."""
+    lines = BLOCKS[name].split("\n")
+    return b"".join(line.encode() if line.startswith("{") else bytes.fromhex(line) for line in lines)
+
+
+def hex_of(text):
+    """The spans of hex in the first column of a table."""
+    rows = re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
+    return "".join(span for row in rows for span in re.findall(r"`([0-9a-f ]+)`", row))
+
+
+def test_overview():
+    """The objects of the overview are those that their records name, and decode to what it says."""
+    other, loads = second(), json.loads
+    link, manifest = loads(block("ref")), other.parse_manifest(block("manifest"), loads(block("ref"))["id"])
+    assert (link["step"], manifest["step"]) == (1, 1)
+    files = {"layout": manifest["layout"], "digests": manifest["digests"], "part": manifest["patch"][0]}
+    for name, file in files.items():
+        data = block(name)
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size"], file["sha256"]), name
+    layout = other.parse_layout(block("layout"))
+    digests = other.parse_digests(block("digests"), layout, manifest["state"])
+    part = other.parse_part(block("part"))
+    kind = other.DTYPES["BF16"]
+    old = {
+        name: other.Tensor(kind, [4, 8], np.arange(start, start + 32, dtype="<u2"))
+        for name, start in (("h.0.w", 0x3C00), ("h.1.w", 0x3D00))
     }
-    assert errors <= named | {"json-depth", "json-syntax", "json-number", "json-duplicate-key"}
+    rows = [(name, "BF16", [4, 8], other.sums_of(t.elements)) for name, t in old.items()]
+    assert other.state_digest(rows) == manifest["base"] == part.metadata["base"]
+    new = other.prove(other.apply_patch(old, [part]), layout, digests)
+    changed = {name: (t.elements != old[name].elements).nonzero()[0].tolist() for name, t in new.items()}
+    assert changed == {"h.0.w": [5, 13, 27], "h.1.w": [0]}
+    table = FORMAT.partition("```hex part")[2].partition("A reader that has step 0")[0]
+    spans = hex_of(table)
+    data = block("part")
+    assert bytes.fromhex(spans) == data[8 + int.from_bytes(data[:8], "little") :]
 
 
-# The worked example, and the text
+def entry_of(table, payload, old):
+    entry = second().parse_table(table)[0]
+    return second().decode_entry(entry, [], payload, old)
 
 
-def test_worked_example():
-    data = (FIXTURES / "valid/worked_example.safetensors").read_bytes()
-    dump = ""
-    for i in range(0, len(data), 16):
-        row = data[i : i + 16]
-        hexes = row[:8].hex(" ") + ("  " + row[8:].hex(" ") if row[8:] else "")
-        dump += f"{i:04x}  {hexes:<48}  {''.join(chr(c) if 32 <= c < 127 else '.' for c in row)}\n"
-    example = FORMAT.partition("## Worked example")[2].partition("## Vectors")[0]
-    assert f"The part has {len(data)} bytes:\n\n```\n{dump}```" in example
-    for offset, span in re.findall(r"^\| ([0-9a-f]{4}) \| `([0-9a-f ]+)` \|", example, re.MULTILINE):
-        expected = bytes.fromhex(span)
-        assert data[int(offset, 16) :].startswith(expected), offset
+def test_examples_of_encodings():
+    """A box, a chunk of planes, and a tile of four classes, as the text has them."""
+    text = FORMAT.partition("A box, rows 2 and 3")[2].partition("\n## ")[0]
+    table = bytes.fromhex("01" + hex_of(text))
+    payload = bytes.fromhex(re.findall(r"payload `([0-9a-f ]+)`", text)[0])
+    entry = second().parse_table(table)[0]
+    assert (entry.boxed, entry.shape, entry.whole, entry.offset) == (True, [2, 2], [4, 2], [2, 0])
+    assert entry_of(table, payload, None).tolist() == [0x3F80, 0x3F81, 0x3F82, 0x3F83]
+
+    text = FORMAT.partition("A chunk of 16 BF16 elements")[2].partition("\n## ")[0]
+    payload = bytes.fromhex(hex_of(text))
+    crc = zlib.crc32(payload).to_bytes(4, "little")
+    old = np.arange(0x3C00, 0x3C10, dtype="<u2")
+    new = old.copy()
+    new[2], new[9] = new[2] + 1, new[9] - 3
+    head = b"\1\0\0\1e\5\x0f\1\x10"
+    sizes = bytes.fromhex("".join(re.findall(r"are `(\w\w)`, `(\w\w \w\w)`", text)[0]))
+    assert (entry_of(head + sizes + crc, payload, old) == new).all()
+
+    text = FORMAT.partition("16 BF16 elements `e`, classes 4")[2].partition("\n## ")[0]
+    old_row, new_row = re.findall(r"^(?:old|new)( .+)$", text, re.MULTILINE)
+    old = np.array([int(v, 16) for v in old_row.split()], "<u2")
+    cells = [new_row[1 + 5 * i : 5 + 5 * i].strip() for i in range(16)]
+    new = np.array([int(v, 16) if v else int(old[i]) for i, v in enumerate(cells)], "<u2")
+    detail, tile = (bytes.fromhex(v) for v in re.findall(r"detail is `([0-9a-f ]+)`, the tile `([0-9a-f ]+)`", text)[0])
+    assert (new != old).sum() == 5
+    assert (entry_of(b"\1\0\0\1e\4\x0f\1\x10" + detail, tile, old) == new).all()
+    bits = "".join(f"{byte:08b}"[::-1] for byte in tile)
+    sentence = re.findall(r"^The bits: (.+)$", text, re.MULTILINE)[0]
+    spelled = "".join(re.findall(r"`([01 ]+)`", sentence)).replace(" ", "")
+    assert bits.startswith(spelled)
+    assert not set(bits[len(spelled) :]) - {"0"}
 
 
 def test_links():
-    for name, text in (("FORMAT", FORMAT), ("STORE", STORE), ("REGISTRY", REGISTRY), ("NOTES", NOTES)):
+    for name, text in zip(NAMES, TEXTS, strict=True):
         for file, anchor in re.findall(r"\]\(([\w.-]*)#([\w-]+)\)", text):
             target = (ROOT / "spec" / file).read_text() if file else text
             heads = re.findall(r"^#+ (.+)$", target, re.MULTILINE)

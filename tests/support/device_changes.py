@@ -11,7 +11,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # is read when triton is imported
 
-from deltackpt.codecs import Change, encode
+from deltackpt.codecs import Change
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, in_order, out_of_order, uint
 from deltackpt.gpu import pipeline
@@ -20,7 +20,7 @@ from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import NAMES, from_host, on_host
-from support.states import random_bytes
+from support.states import V1_FAR, encode, random_bytes
 
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = {name: dtype for dtype, name in NAMES.items()}
@@ -63,7 +63,7 @@ def change_of(piece, old, new):
 
 def on_host_as_packed(piece, old, new):
     """What the host encodes, and whether a list of it is encoded by what did not change."""
-    name, want = encode(change_of(piece, old, new), piece.storage, "packed", scan_limit=0)
+    name, want = encode(change_of(piece, old, new), piece.storage, "packed", form=V1_FAR)
     assert name == "packed"
     return want, bool((2 * want.detail.counts.sum(axis=1) > want.detail.grid.span).any())
 

@@ -40,14 +40,14 @@ elif what == "keep open":
         write(root + "/next", repo, threads=1)
         write(root + "/next", repo, threads=1)
 elif what == "gc":
-    from deltackpt.gc.sweep import collect
-    from deltackpt.gc.retention import Policy
+    from deltackpt.collector.sweep import collect
+    from deltackpt.collector.retention import Policy
     collect(Repository.open(repo), Policy(last=2, grace=0))
 elif what == "compact":
-    from deltackpt.compact.plan import plan_compact
+    from deltackpt.compaction.plan import plan_compact
     plan_compact(Repository.open(repo), levels=(2, 4)).execute(Repository.open(repo), threads=1)
 elif what == "anchor":
-    from deltackpt.compact.fold import write_anchor
+    from deltackpt.compaction.fold import write_anchor
     repo = Repository.open(repo)
     write_anchor(repo, repo.find(3), threads=1)
 elif what == "apply":

@@ -6,8 +6,10 @@ import json
 import struct
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -16,9 +18,12 @@ import numpy as np
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.codecs import Entry, plain, planes
 from deltackpt.codecs.bits import starts
-from deltackpt.codecs.packed import codec as packed
-from deltackpt.codecs.packed import native
-from deltackpt.codecs.packed.tile_index import TileIndex
+from deltackpt.codecs.packed import codec as packed_v2
+from deltackpt.codecs.packed.jobs import DecodeJob
+from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.codecs.v1 import codec as packed
+from deltackpt.codecs.v1 import native
+from deltackpt.codecs.v1.tile_index import TileIndex
 from deltackpt.errors import DeltackptError
 from deltackpt.format import digests, edge, layout, manifest
 from deltackpt.patch.apply import decode_step, replace_whole, write_step
@@ -74,28 +79,34 @@ def base_of(entry: Entry) -> np.ndarray | None:
 
 
 def table(data: bytes) -> None:
-    """A table and a payload, in a part whose container is sound: first the table's size, in two bytes."""
-    part(wrapped(data))
+    """A table of version 1 and a payload, in a part whose container is sound: first the table's size, in two bytes."""
+    part(wrapped(data, 1))
 
 
-def wrapped(data: bytes) -> bytes:
+def table_v2(data: bytes) -> None:
+    """The same of version 2."""
+    part(wrapped(data, 2))
+
+
+def wrapped(data: bytes, version: int) -> bytes:
     size = int.from_bytes(data[:2], "little")
     body, payload = data[2 : 2 + size], data[2 + size :]
     rows = {"deltackpt:table": (0, len(body)), "deltackpt:payload": (len(body), len(body) + len(payload))}
-    header: dict[str, object] = {"__metadata__": Origin("a" * 32, 1, "b" * 64, "c" * 64).to_metadata()}
+    header: dict[str, object] = {"__metadata__": Origin("a" * 32, 1, "b" * 64, "c" * 64).to_metadata(version)}
     for name, (a, b) in rows.items():
         header[name] = {"dtype": "U8", "shape": [b - a], "data_offsets": [a, b]}
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + body + payload
 
 
-def unwrapped(data: bytes) -> bytes | None:
-    """What `table` makes a given part of, if it holds no plain tensors."""
+def unwrapped(data: bytes) -> tuple[str, bytes] | None:
+    """The target, and what it makes a given part of, if that holds no plain tensors."""
     reader = PartReader(memoryview(data), "seed")
     if len(reader.header.tensors) > 2:
         return None
     body, payload = bytes(reader._bytes("deltackpt:table")), bytes(reader._bytes("deltackpt:payload"))
-    return len(body).to_bytes(2, "little") + body + payload
+    target = "table" if reader.version == 1 else "table_v2"
+    return target, len(body).to_bytes(2, "little") + body + payload
 
 
 def digests_object(data: bytes) -> None:
@@ -123,6 +134,7 @@ def _open(files: dict[str, bytes]) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "part": part,
     "table": table,
+    "table_v2": table_v2,
     "manifest": lambda data: void(manifest.decode(data, "fuzz").encode()),
     "edge": lambda data: void(edge.decode(data, "fuzz").encode()),
     "layout": lambda data: void(layout.decode(data, "fuzz").encode()),
@@ -153,7 +165,15 @@ def unchecked() -> Iterator[None]:
         at = starts(directory.lengths).tolist()
         return [payload[a:b] for a, b in zip(at, at[1:], strict=False)]
 
+    def resealed(index: ListIndex, payload: memoryview, *rest: object) -> DecodeJob:
+        at = starts(index.lengths).tolist()
+        if at[-1] == len(payload):
+            sums = [zlib.crc32(payload[a:b]) for a, b in zip(at, at[1:], strict=False)]
+            index = replace(index, checksums=np.array(sums, np.uint32))
+        return DecodeJob(index, payload, *rest)  # type: ignore[arg-type]
+
     with (
+        mock.patch.object(packed_v2, "DecodeJob", resealed),
         mock.patch.object(packed, "check", tiles),
         mock.patch.object(native, "check", tiles),
         mock.patch.object(planes, "check"),
@@ -169,7 +189,7 @@ def seeds() -> Iterator[tuple[str, bytes]]:
         if kind in TARGETS and kind != "checkpoint":
             yield kind, path.read_bytes()
         if kind == "part" and "error" not in vector and (seed := unwrapped(path.read_bytes())) is not None:
-            yield "table", seed
+            yield seed
         if kind == "checkpoint":
             for file in sorted(path.rglob("*")):
                 if file.name.endswith(("safetensors", "index.json")) and file.is_file():

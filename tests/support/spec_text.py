@@ -4,6 +4,15 @@ import re
 
 from support.vectors import ROOT
 
-FORMAT, STORE, REGISTRY, NOTES = ((ROOT / f"spec/{n}.md").read_text() for n in ("FORMAT", "STORE", "REGISTRY", "NOTES"))
+NAMES = ("FORMAT", "VERSION1", "STORE", "REGISTRY", "NOTES")
+FORMAT, VERSION1, STORE, REGISTRY, NOTES = TEXTS = [(ROOT / f"spec/{name}.md").read_text() for name in NAMES]
+DECODER = sorted((ROOT / "spec").glob("decode*.py"))
 RULE = re.compile(r"^- \*\*\[([FS]-[A-Z]+-\d+)\]\*\* (.+)$", re.MULTILINE)
-ROWS = re.findall(r"^\| `([a-z0-9-]+)` \| `(\w+Error)` \| (\d) \| .+ \|$", REGISTRY, re.MULTILINE)  # code, class, exit
+
+# Error codes: (class, exception, exit), and (code, class) of the format and of the command alone.
+CLASSES = re.findall(r"^\| ([a-z]+) \| `(\w+Error)` \| (\d) \|$", REGISTRY, re.MULTILINE)
+OF_THE_FORMAT, OF_THE_COMMAND = (
+    re.findall(r"^\| `([a-z0-9-]+)` \| ([a-z]+) \| .+ \|$", text, re.MULTILINE)
+    for text in REGISTRY.partition("## Codes of the format")[2].split("## Codes of the command")
+)
+ROWS = [*OF_THE_FORMAT, *OF_THE_COMMAND]

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeAlias
 
 import numpy as np
+import pytest
 
+from deltackpt import codecs
 from deltackpt.checkpoint.diff import difference
-from deltackpt.codecs import SCAN_LIMIT, Decoded, Entry, decode, decode_into
+from deltackpt.codecs import CODECS_V1, VERSIONS, Change, Decoded, Encoded, Entry, Registry, decode, decode_into
 from deltackpt.codecs.types import Source
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, nbytes, ordered, storage_shape, uint, unordered
@@ -178,15 +181,46 @@ class Memory:
     def release(self, name: str, start: int = 0, end: int | None = None) -> None: ...
 
 
-def part_of(old: State, new: State, encoding: str = "auto", *, scan_limit: int = SCAN_LIMIT) -> bytes:
+@dataclass(frozen=True)
+class Form:
+    """How a part is written: in which version, and, in version 1, with near lists of tensors below so many elements."""
+
+    version: int = 2
+    scan_limit: int = 1 << 20
+
+    @property
+    def codecs(self) -> Registry:
+        return VERSIONS[self.version]
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CODECS_V1["packed"], "scan_limit", self.scan_limit)
+            yield
+
+
+V2, V1_NEAR, V1_FAR = Form(), Form(1), Form(1, 0)
+FORMS = (V2, V1_NEAR, V1_FAR)
+
+
+def encode(
+    change: Change, shape: tuple[int, ...], encoding: str = "auto", *, form: Form = V2, boxed: bool = False
+) -> tuple[str, Encoded]:
+    """`codecs.encode` of a form."""
+    with form.used():
+        return codecs.encode(change, shape, encoding, boxed=boxed, codecs=form.codecs)
+
+
+def part_of(old: State, new: State, encoding: str = "auto", *, form: Form = V2) -> bytes:
     """The part that takes ``old`` to ``new``."""
-    writer, names = PartWriter(ORIGIN), {*old, *new}
+    writer, names = PartWriter(ORIGIN, form.version), {*old, *new}
     for name in sorted(names, key=str.encode):
         found = difference(name, Memory(old), Memory(new))
         if found.change is None:
-            writer.add(Entry.removal(name))
+            writer.add(Entry.removal(name, form.version))
         elif not found.empty:
-            writer.add(*encode_entry(name, found.change, new[name][1], names, encoding, scan_limit=scan_limit))
+            with form.used():
+                writer.add(*encode_entry(name, found.change, new[name][1], names, encoding, version=form.version))
     return b"".join(writer.chunks())
 
 

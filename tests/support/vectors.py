@@ -15,7 +15,7 @@ import numpy as np
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
-from deltackpt.format import digests, edge, layout, manifest
+from deltackpt.format import digests, edge, layout, manifest, state_digest
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.patch.apply import decode_step, replace_whole, write_step
 from deltackpt.repository import Repository
@@ -77,6 +77,12 @@ def proofs(found: Found) -> dict[str, Any]:
         name: value and {"dtype": value[0], "shape": list(value[1]), "sha256": hashlib.sha256(value[2]).hexdigest()}
         for name, value in found.items()
     }
+
+
+def sums_of(found: Found) -> dict[str, list[str]]:
+    """Both sums of every tensor, in hex."""
+    made = {n: state_digest.of_tensor(np.frombuffer(v[2], np.uint8), DTYPES[v[0]]).sums for n, v in found.items() if v}
+    return {name: [f"{d:016x}" for d in pair] for name, pair in made.items()}
 
 
 def _written(current: Any, known: tuple[str, tuple[int, ...]], found: Any) -> bool:
@@ -151,6 +157,11 @@ def read_record_by_second(vector: dict[str, Any], data: bytes) -> Any:
 def read_checkpoint(path: Path) -> Found:
     with Checkpoint.open(path) as checkpoint:
         return {n: (t.dtype, t.shape, checkpoint.bytes_of(n).tobytes()) for n, t in checkpoint.tensors.items()}
+
+
+def read_checkpoint_by_second(path: Path) -> Found:
+    found = second().read_checkpoint(path)
+    return {n: (t.dtype.name, tuple(t.shape), t.elements.tobytes()) for n, t in found.items()}
 
 
 def tree(path: Path) -> dict[str, str]:

@@ -61,8 +61,8 @@ print(count)
 COLLECTOR = (
     COMMON
     + """
-from deltackpt.gc.sweep import collect
-from deltackpt.gc.retention import Policy
+from deltackpt.collector.sweep import collect
+from deltackpt.collector.retention import Policy
 most = 0
 while time.time() < until or count < 3:
     try:

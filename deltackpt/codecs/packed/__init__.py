@@ -1,1 +1,1 @@
-"""The encoding `packed`: positions as Rice-coded gaps, values as ULP steps (FORMAT section "Packed")."""
+"""The encoding `packed` of format version 2: every element that changed is named in a list of its class."""

@@ -6,12 +6,9 @@ import numpy as np
 
 from deltackpt.codecs.base import Auto, BaseUse, Codec, CodecEntry, Shape
 from deltackpt.codecs.packed import codec as packed
-from deltackpt.codecs.packed import tile_index
-from deltackpt.codecs.packed.exponent_lists import FAR_ONLY, choose_near
+from deltackpt.codecs.packed import list_index
+from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.packed.pieces import TilePieces
-from deltackpt.codecs.packed.steps import count_exponents
-from deltackpt.codecs.packed.tile_index import TileIndex
-from deltackpt.codecs.tiles import choose_grid
 from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Source
 from deltackpt.format.dtypes import DType
 from deltackpt.format.varint import VarintReader
@@ -19,71 +16,66 @@ from deltackpt.format.varint import VarintReader
 _PIECES = TilePieces()
 
 
-class PackedCodec(Codec[TileIndex]):
-    """Positions as Rice gaps, values as ULP steps in the light of the old value, tile by tile."""
+class PackedCodec(Codec[ListIndex]):
+    """Which elements changed, in lists by class of old exponent, and by how many ULP, tile by tile."""
 
     name = "packed"
     code = 4
     auto = Auto.SPARSE
     dtypes = "a dtype of 1, 2 or 4 bytes"
-    alone = True
 
     def takes_dtype(self, dtype: DType) -> bool:
-        """By the width of its storage element."""
+        """By the width of its storage element. [F-PACK-1]"""
         return dtype.width in packed.WIDTHS
 
-    def write_detail(self, detail: TileIndex) -> bytes:
-        """The tile index."""
-        return detail.to_bytes()
+    def write_detail(self, detail: ListIndex) -> bytes:
+        """The list index."""
+        return list_index.write(detail)
 
-    def read_detail(self, reader: VarintReader, dtype: DType, shape: Shape, elements: int) -> TileIndex:
-        """The tile index."""
-        return TileIndex.read(reader, dtype, shape)
+    def read_detail(self, reader: VarintReader, dtype: DType, shape: Shape, elements: int) -> ListIndex:
+        """The list index."""
+        return list_index.read(reader, dtype, shape)
 
-    def payload_size(self, entry: CodecEntry[TileIndex]) -> int:
+    def payload_size(self, entry: CodecEntry[ListIndex]) -> int:
         """Bytes of all tiles."""
         return int(entry.detail.lengths.sum())
 
-    def payload_bound(self, detail: TileIndex) -> float:
+    def payload_bound(self, detail: ListIndex) -> float:
         """The same, in floating point."""
         return float(np.sum(detail.lengths, dtype=np.float64))
 
-    def base_use(self, detail: TileIndex) -> BaseUse:
-        """All old elements where there are near lists, whose members follow from their exponents."""
-        return BaseUse.ALL if detail.near.classes else BaseUse.CHANGED
+    def base_use(self, detail: ListIndex) -> BaseUse:
+        """All old elements where there are several classes, whose candidates follow from their exponents."""
+        return BaseUse.ALL if detail.scale.classes > 1 else BaseUse.CHANGED
 
     @property
     def pieces(self) -> TilePieces:
         """Tiles."""
         return _PIECES
 
-    def encode(self, change: Change, shape: Shape, *, scan_limit: int, boxed: bool) -> Encoded | None:
-        """None also where nothing changed. Old elements that do not change are read below ``scan_limit`` alone."""
+    def encode(self, change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
+        """None also where nothing changed."""
         if not self.takes_dtype(change.dtype) or change.base is None or len(change.positions) == 0:
             return None
-        near = FAR_ONLY
-        if change.elements < scan_limit and change.dtype.sign_magnitude:
-            near = choose_near(count_exponents(change.base, change.dtype), len(change.positions))
-        grid = choose_grid(change.shape, len(change.positions))
-        detail, tiles = packed.encode(change.positions, change.old, change.new, change.base, change.dtype, grid, near)
-        return Encoded(detail, tiles)
+        found = packed.encode(change.positions, change.old, change.new, change.base, change.dtype, change.shape)
+        return Encoded(*found)
 
     def decode(
         self,
-        entry: CodecEntry[TileIndex],
+        entry: CodecEntry[ListIndex],
         base: Elements | None,
         source: Source,
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
-        """Positions go tile by tile; they are not sorted over the tensor."""
+        """Positions go tile by tile and class by class; they are not sorted over the tensor."""
         assert base is not None
         return Decoded(*packed.decode(entry.detail, source.payload(), base, entry.dtype, where, buffer))
 
-    def decode_into(self, entry: CodecEntry[TileIndex], elements: Elements, source: Source, where: str) -> None:
-        """Several times faster than `decode` and `Decoded.write_to`, as no position is kept."""
+    def decode_into(self, entry: CodecEntry[ListIndex], elements: Elements, source: Source, where: str) -> None:
+        """Faster than `decode` and `Decoded.write_to`, as no position is kept."""
         packed.decode_into(entry.detail, source.payload(), elements, entry.dtype, where)
 
-    def check(self, entry: CodecEntry[TileIndex], source: Source, where: str) -> None:
+    def check(self, entry: CodecEntry[ListIndex], source: Source, where: str) -> None:
         """Raises FormatError ``tile-checksum``."""
-        tile_index.check(entry.detail, source.payload(), where)
+        packed.check(entry.detail, source.payload(), where)

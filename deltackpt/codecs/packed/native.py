@@ -1,187 +1,135 @@
-"""`packed` by the compiled kernels: what `packed` does in numpy, byte for byte, in one pass a tile."""
+"""`packed` by the compiled kernels: what encoder.py and decoder.py do in numpy, byte for byte, for many tensors in one
+call and on several threads.
+"""
 
 from __future__ import annotations
 
-import ctypes
-import zlib
-from ctypes import c_int32, c_int64, c_void_p
-from functools import lru_cache
+import math
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from deltackpt import kernels
-from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.packed import gaps
-from deltackpt.codecs.packed.exponent_lists import Near
-from deltackpt.codecs.packed.steps import EXPONENTS, LENGTHS, Elements, Scale, choose_scale
-from deltackpt.codecs.packed.tile_index import TileIndex, check, check_counts
-from deltackpt.codecs.tiles import Grid
-from deltackpt.codecs.types import DecodeBuffer
-from deltackpt.errors import FormatError
-from deltackpt.format.dtypes import DType, uint
-from deltackpt.kernels import address, addresses
+from deltackpt.codecs.bits import starts
+from deltackpt.codecs.packed.classes import ClassScale
+from deltackpt.codecs.packed.decoder import refuse
+from deltackpt.codecs.packed.grid import TileGrid, plane
+from deltackpt.codecs.packed.jobs import DecodeJob, EncodeJob
+from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.kernels import address
 
-
-class _Grid(ctypes.Structure):
-    _fields_ = [(name, c_int64) for name in ("lead", "height", "width", "rows", "columns", "tile_height", "tile_width")]
-
-
-class _Type(ctypes.Structure):
-    _fields_ = [(name, c_int32) for name in ("width", "exponent_start", "exponent_bits")]
-
-
-class _Near(ctypes.Structure):
-    _fields_ = [(name, c_int32) for name in ("threshold", "classes")]
-
-
-class _Stream(ctypes.Structure):
-    _fields_ = [(name, c_void_p) for name in ("grid", "near", "type", "base", "population", "local", "raw")]
-    _fields_ += [(name, c_int32) for name in ("ceiling", "exception_k", "wide")]
-
-
-class _Shape:
-    """Grid, dtype and lists as the kernels take them: ``pointers`` to structures that live as long as this."""
-
-    def __init__(self, grid: Grid, dtype: DType, near: Near) -> None:
-        sizes = (grid.lead, grid.height, grid.width, grid.rows, grid.columns, grid.tile_height, grid.tile_width)
-        self._held = _Grid(*sizes), _Type(dtype.width, *dtype.exponent), _Near(near.threshold, near.classes)
-        self.grid, self.type, self.near = map(ctypes.addressof, self._held)
-
-
-_shape = lru_cache(1024)(_Shape)  # a step's tensors have few, and the next step's the same ones
-
-
-def encode(
-    positions: Ints, old: Elements, new: Elements, base: Elements, dtype: DType, grid: Grid, near: Near
-) -> tuple[TileIndex, list[bytes]]:
-    """`packed.encode`."""
-    assert kernels.LIB is not None
-    shape, n = _shape(grid, dtype, near), len(positions)
-    read = base if near.classes else base[:0]  # a base of elements that are not at hand is not spread out
-    given = [np.ascontiguousarray(a) for a in (positions, old, new, read)]
-    counts = np.zeros((grid.tiles, near.lists), np.int64)
-    population = np.zeros((grid.tiles, near.classes), np.int64)
-    rank, size = np.empty(n, np.uint32), np.empty(n, np.uint32)
-    down, exponent = np.empty(n, np.uint8), np.empty(n, np.uint8)
-    cells = np.zeros((EXPONENTS, LENGTHS), np.int64)
-    scratch, at = np.empty(2 * n, np.uint32), np.empty(grid.tiles * near.lists, np.int64)
-    made = (counts, population, rank, size, down, exponent, cells, scratch, at)
-    kernels.LIB.dk_pack_sort(
-        *addresses(*given[:3]), n, address(given[3]), shape.type, shape.grid, shape.near, *addresses(*made)
-    )
-    scale, exception_k = choose_scale(cells, dtype.width)
-    spans = _spans(population, grid)
-    raw = _raw_bits(scale, dtype)
-    codes = np.empty(int(gaps.listed(counts, spans)[0].sum()), np.uint32)
-    unary, lengths, exceptions = (np.empty(grid.tiles, np.int64) for _ in range(3))
-    head = (address(counts), address(spans), grid.tiles, near.lists)
-    kernels.LIB.dk_pack_measure(
-        *head, *addresses(rank, size, exponent, raw), scale.ceiling, exception_k,
-        *addresses(codes, unary, lengths, exceptions),
-    )  # fmt: skip
-    payload = np.zeros(int(lengths.sum()), np.uint8)
-    kernels.LIB.dk_pack_write(
-        *head, *addresses(codes, size, down, exponent, raw), scale.ceiling, exception_k,
-        *addresses(unary, lengths, exceptions, payload),
-    )  # fmt: skip
-    tiles = [payload[a:b].tobytes() for a, b in pairwise(starts(lengths).tolist())]
-    checksums = np.array([zlib.crc32(tile) for tile in tiles], np.uint32)
-    return TileIndex(grid, near, scale, exception_k, counts, unary, lengths, checksums), tiles
-
-
-def decode(
-    directory: TileIndex,
-    payload: memoryview,
-    base: Elements,
-    dtype: DType,
-    where: str,
-    buffer: DecodeBuffer | None = None,
-) -> tuple[npt.NDArray[Any], Elements]:
-    """`packed.decode`."""
-    stream = _Unpacking(directory, payload, np.ascontiguousarray(base), dtype, where)
-    total = int(directory.counts.sum())
-    positions: npt.NDArray[Any]
-    if buffer is not None and len(base) <= 1 << 32:
-        positions, values = buffer.take(total, dtype.width)
-    else:
-        positions, values = np.empty(total, np.int64), np.empty(total, uint(dtype.width))
-    stream.run(positions, values)
-    return positions, values
-
-
-def decode_into(directory: TileIndex, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
-    """`packed.decode_into`, for contiguous elements."""
-    stream = _Unpacking(directory, payload, elements, dtype, where)
-    wide = np.uint32 if len(elements) <= 1 << 32 else np.int64
-    stream.run(np.empty(int(directory.tile_changes.max(initial=0)), wide), None)
-
-
-class _Unpacking:
-    """A tensor's tiles, checked as far as that takes no memory that follows its counts, about to be unpacked."""
-
-    def __init__(self, d: TileIndex, payload: memoryview, base: Elements, dtype: DType, where: str) -> None:
-        assert kernels.LIB is not None
-        self._shape, self._base, self._where = _shape(d.grid, dtype, d.near), base, where
-        population = np.zeros((d.grid.tiles, d.near.classes), np.int64)
-        local = np.zeros(0, np.uint32)
-        scan = (address(base), self._shape.type, self._shape.grid, self._shape.near)
-        if d.near.classes:
-            kernels.LIB.dk_population(*scan, address(population), None)
-        spans = _spans(population, d.grid)
-        check_counts(d, spans, where)
-        check(d, payload, where)
-        begins = starts(population.ravel()) if d.near.classes else population
-        if d.near.classes:
-            local, at = np.empty(int(begins[-1]), np.uint32), begins[:-1].copy()
-            kernels.LIB.dk_population(*scan, address(at), address(local))
-        self._tables = [np.ascontiguousarray(a, np.int64) for a in (d.counts, spans, d.unary, d.lengths)]
-        self._tables.append(np.frombuffer(payload, np.uint8))
-        self._held = begins, local, _raw_bits(d.scale, dtype)
-        self._scale = d.scale.ceiling, d.exception_k
-
-    def run(self, positions: npt.NDArray[Any], values: Elements | None) -> None:
-        """All changes into ``positions`` and ``values``, or, if that is None, into the base, and those of one tile at a
-        time into ``positions``.
-        """
-        assert kernels.LIB is not None
-        shape = (self._shape.grid, self._shape.near, self._shape.type, address(self._base))
-        stream = _Stream(*shape, *addresses(*self._held), *self._scale, positions.itemsize)
-        tile = np.zeros(1, np.int64)
-        made = address(positions), None if values is None else address(values), address(tile)
-        tables = addresses(*self._tables)
-        code = kernels.LIB.dk_unpack(ctypes.addressof(stream), len(self._tables[0]), *tables, *made)
-        if code:
-            _refuse(code, f"{self._where}, tile {tile[0]}")
-
-
-def _spans(population: Ints, grid: Grid) -> Ints:
-    if not population.shape[1]:
-        return np.full((grid.tiles, 1), grid.span)
-    return np.concatenate([np.full((grid.tiles, 1), grid.span), population], axis=1)
-
-
-@lru_cache(1024)
-def _raw_bits(scale: Scale, dtype: DType) -> npt.NDArray[np.uint8]:
-    return scale.raw_bits(np.arange(EXPONENTS, dtype=np.uint16), dtype.width)
-
-
-# By the code that the kernel returns, from 1. [F-PACK-4] twice, [F-PACK-6], [F-LIST-2], [F-TILE-3], [F-LIST-1],
-# [F-STEP-2], [F-BIT-2]
-_DEFECTS: tuple[tuple[str, str, str], ...] = (
-    ("tile-short", "a tile shorter than its sections", "all of them"),
-    ("tile-length", "a tile of another length than its contents", "an exact fit"),
-    ("unary-count", "unary codes that do not add up", "one per gap and two per exception"),
-    ("gap-outside", "a gap that runs past the end", "positions inside"),
-    ("position-outside", "a position past the tile's edge", "one inside"),
-    ("list-wrong", "a near element among the far ones", "each in its list"),
-    ("step-outside", "a step wider than its element", "no more bits than it has"),
-    ("padding", "a set bit in the padding of a section", "zeros"),
+_FORM: list[tuple[str, Any]] = [(name, np.int64) for name in ("height", "width", "rows", "columns")]
+_FORM += [(name, np.int32) for name in ("word", "exponent_start", "exponent_bits")]
+_FORM += [(name, np.int32) for name in ("classes", "sized", "top", "anchor", "unused")]
+_READ = np.dtype(
+    [
+        *_FORM,
+        *((name, np.int64) for name in ("payload", "bytes", "elements", "tiles")),
+        *((name, np.int64) for name in ("numbers", "counts", "lengths", "checksums")),
+        *((name, np.int64) for name in ("positions", "old", "new")),
+        *((name, np.int32) for name in ("wide", "in_place")),
+    ]
 )
+_WRITE = np.dtype(
+    [
+        *_FORM,
+        *((name, np.int64) for name in ("slices", "changes", "positions", "old", "new", "base", "tiles", "size")),
+        *((name, np.int64) for name in ("counts", "lengths", "checksums", "payload", "state")),
+    ]
+)
+_CODES = (
+    "tile-checksum",
+    "count-outside",
+    "tile-short",
+    "gap-outside",
+    "step-outside",
+    "tile-length",
+    "padding",
+)
+_NO_MEMORY = len(_CODES) + 1
+
+Outputs = Sequence[tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None, npt.NDArray[Any] | None]]
 
 
-def _refuse(code: int, where: str) -> NoReturn:
-    name, have, need = _DEFECTS[code - 1]
-    raise FormatError(name, where=where, have=have, need=need)
+def decode(jobs: Sequence[DecodeJob], threads: int, outputs: Outputs | None = None) -> None:
+    """Every job's changes into its ``outputs``: positions of 4 or 8 bytes, old and new words, None for what is not
+    wanted. Without ``outputs`` new elements go to where the old ones are. Raises FormatError for the first defect.
+    """
+    assert kernels.LIB is not None
+    held: list[Any] = []
+
+    def at(array: npt.NDArray[Any] | None, dtype: Any = None) -> int:
+        if array is None:
+            return 0
+        array = np.ascontiguousarray(array, dtype)
+        held.append(array)
+        return address(array)
+
+    rows = []
+    for i, job in enumerate(jobs):
+        d, elements = job.index, job.elements
+        assert len(elements) == d.grid.height * d.grid.width
+        positions, old, new = outputs[i] if outputs is not None else (None, None, None)
+        assert outputs is not None or (elements.flags.c_contiguous and elements.flags.writeable)
+        scale, grid = d.scale, d.grid
+        form = [grid.height, grid.width, grid.rows, grid.columns, job.dtype.width, *job.dtype.exponent]
+        form += [scale.classes, scale.sized, scale.top, scale.anchor, 0]
+        payload = np.frombuffer(job.payload, np.uint8)
+        tables = at(d.numbers, np.int64), at(d.counts, np.int64), at(d.lengths, np.int64), at(d.checksums, np.uint32)
+        made = at(positions), at(old), at(new), 8 if positions is None else positions.itemsize, outputs is None
+        rows.append((*form, at(payload), len(payload), at(elements), len(d.lengths), *tables, *made))
+    given, defect = np.array(rows, _READ), np.empty(3, np.int64)
+    code = kernels.LIB.dk_lists_read(address(given), len(given), threads, address(defect))
+    if code == _NO_MEMORY:
+        raise MemoryError
+    if code:
+        failed = jobs[int(defect[0])]
+        tile = f", tile {failed.index.tiles[defect[1]]}" if defect[1] >= 0 else ""
+        raise refuse(_CODES[code - 1], f"{failed.where}{tile}")
+
+
+def encode(jobs: Sequence[EncodeJob], threads: int) -> list[tuple[ListIndex, memoryview]]:
+    """The index and the payload of every job."""
+    assert kernels.LIB is not None
+    rows, held = [], []
+    for job in jobs:
+        arrays = [np.ascontiguousarray(a) for a in (job.positions, job.old, job.new)]
+        if job.base is not None and job.dtype.exponent[1]:  # else nobody looks, and it may be a stand-in
+            arrays.append(np.ascontiguousarray(job.base))
+        held.append(arrays)
+        at = [address(a) for a in arrays]
+        found = (*plane(job.shape), 0, 0, job.dtype.width, *job.dtype.exponent, 0, 0, 0, 0, 0)
+        rows.append((*found, math.prod(job.shape[:-2]), len(arrays[0]), *at, *[0] * (11 - len(at))))
+    given = np.array(rows, _WRITE)
+    call = address(given), len(given), threads
+    try:
+        if kernels.LIB.dk_lists_measure(*call):
+            raise MemoryError
+        counts_at = starts(given["tiles"] * (given["classes"] + given["sized"]))
+        tiles_at, bytes_at = starts(given["tiles"]), starts(given["size"])
+        counts, lengths = np.empty(counts_at[-1], np.int64), np.empty(tiles_at[-1], np.int64)
+        checksums, payload = np.empty(tiles_at[-1], np.uint32), np.empty(bytes_at[-1], np.uint8)
+        for name, array, begin in (
+            ("counts", counts, counts_at),
+            ("lengths", lengths, tiles_at),
+            ("checksums", checksums, tiles_at),
+            ("payload", payload, bytes_at),
+        ):
+            given[name] = address(array) + begin[:-1] * array.itemsize
+        if kernels.LIB.dk_lists_write(*call):
+            raise MemoryError
+    finally:
+        kernels.LIB.dk_lists_release(*call[:2])
+    whole = memoryview(payload)  # type: ignore[arg-type]
+    cuts = zip(*(pairwise(a.tolist()) for a in (counts_at, tiles_at, bytes_at)), strict=True)
+    made = []
+    for form, (counted, tiled, bytes_) in zip(given.tolist(), cuts, strict=True):
+        height, width, grid_rows, columns, *_, classes, sized, top, anchor = form[:11]
+        scale, tiles = ClassScale(classes, sized, top, anchor), slice(*tiled)
+        table = counts[slice(*counted)].reshape(-1, scale.lists)
+        index = ListIndex(TileGrid(height, width, grid_rows, columns), scale, table, lengths[tiles], checksums[tiles])
+        made.append((index, whole[slice(*bytes_)]))
+    return made

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,69 +12,56 @@ from deltackpt.codecs.base import CodecEntry, Pieces, Shape
 from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.boxes import flat_index
 from deltackpt.codecs.packed import codec as packed
-from deltackpt.codecs.packed.tile_index import TileIndex
-from deltackpt.codecs.tiles import Grid
+from deltackpt.codecs.packed.grid import TileGrid
+from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.types import Elements, Positions
-from deltackpt.format.dtypes import storage_shape
+
+_RUNS = 1 << 20  # runs of rows that are looked at one by one; of a box with more, all rows between are taken
 
 
-class TilePieces(Pieces[TileIndex]):
+class TilePieces(Pieces[ListIndex]):
     """Tiles of an entry: changed elements alone, tile by tile."""
 
     in_order = False
 
-    def lengths(self, detail: TileIndex) -> Ints:
+    def lengths(self, detail: ListIndex) -> Ints:
         """Of every tile."""
         return detail.lengths
 
-    def touched(self, entry: CodecEntry[TileIndex], offset: Shape, shape: Shape) -> Ints:
-        """Tiles; exact where the leading axes are cut."""
-        stored = storage_shape(entry.dtype, entry.shape)
-        return np.flatnonzero(_touched(entry.detail.grid, stored, offset, shape))
+    def touched(self, entry: CodecEntry[ListIndex], offset: Shape, shape: Shape) -> Ints:
+        """Tiles with a row and a column of the box."""
+        grid, stored = entry.detail.grid, entry.storage
+        rows = _rows(grid, stored, offset, shape)
+        left = np.arange(grid.columns) * grid.tile_width
+        first, end = (offset[-1], offset[-1] + shape[-1]) if stored else (0, 1)
+        columns = (left < end) & (left + grid.tile_width > first)
+        return np.flatnonzero(rows[:, None] & columns)
 
     def decode(
-        self, entry: CodecEntry[TileIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
+        self, entry: CodecEntry[ListIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
     ) -> Iterator[tuple[Positions, Elements]]:
-        """Slice by slice, so that the work for one tile of one expert does not follow the number of experts."""
-        whole = entry.detail
-        grid, in_slice = replace(whole.grid, lead=1), whole.grid.rows * whole.grid.columns
-        size, at = grid.height * grid.width, 0
-        for lead in np.unique(pieces // in_slice).tolist():
-            wanted = np.zeros(in_slice, np.bool_)
-            wanted[pieces[pieces // in_slice == lead] % in_slice] = True
-            rows = slice(lead * in_slice, (lead + 1) * in_slice)
-            # Tiles that are not wanted are written down as empty: no changes, no bytes, and the crc32 of nothing.
-            index = replace(
-                whole,
-                grid=grid,
-                counts=whole.counts[rows] * wanted[:, None],
-                unary=whole.unary[rows] * wanted,
-                lengths=whole.lengths[rows] * wanted,
-                checksums=whole.checksums[rows] * wanted,
-            )
-            end = at + int(index.lengths.sum())
-            old = base[lead * size : (lead + 1) * size]
-            positions, values = packed.decode(index, payload[at:end], old, entry.dtype, where)
-            yield positions + lead * size, values
-            at = end
+        """All of them at once: the work follows the tiles, whatever the tensor."""
+        if len(pieces):
+            yield packed.decode(entry.detail.some(pieces), payload, base, entry.dtype, where)
 
 
-def _touched(grid: Grid, stored: Shape, offset: Shape, shape: Shape) -> npt.NDArray[np.bool_]:
-    """Exact where the leading axes are cut; else they count as rows, and all between the first and the last are
-    taken.
-    """
-    leading, ends = stored[:-2], [o + n for o, n in zip(offset, shape, strict=True)]
-    above, column = np.divmod(np.arange(grid.tiles), grid.columns)
-    lead, row = np.divmod(above, grid.rows)
-    top, left = row * grid.tile_height, column * grid.tile_width
-    first_column, end_column = (offset[-1], ends[-1]) if stored else (0, 1)
-    first_row, end_row = (offset[-2], ends[-2]) if len(stored) > 1 else (0, 1)
-    hit: npt.NDArray[np.bool_] = (left < end_column) & (left + grid.tile_width > first_column)
-    if leading and grid.lead == 1:
-        first_row += flat_index(leading, offset[:-2]) * stored[-2]
-        end_row += flat_index(leading, [end - 1 for end in ends[:-2]]) * stored[-2]
-    elif leading:
-        for index, o, end in zip(np.unravel_index(lead, leading), offset, ends, strict=False):
-            hit &= (index >= o) & (index < end)
-    hit &= (top < end_row) & (top + grid.tile_height > first_row)
-    return hit
+def _rows(grid: TileGrid, stored: Shape, offset: Shape, shape: Shape) -> npt.NDArray[np.bool_]:
+    """Which rows of tiles have a row of the box: shape (rows of tiles,)."""
+    runs = np.zeros(1, np.int64)  # where runs of rows begin: one for each index of all but the last two axes
+    length = 1
+    if len(stored) > 1:
+        leading, length = stored[:-2], shape[-2]
+        runs = np.array([offset[-2]], np.int64)
+        if math.prod(shape[:-2]) <= _RUNS:
+            for axis, (first, count) in enumerate(zip(offset, shape[:-2], strict=False)):
+                step = math.prod(stored[axis + 1 : -1])
+                runs = (runs[:, None] + (first + np.arange(count)) * step).ravel()
+        else:
+            begin = flat_index(leading, offset[:-2]) * stored[-2] + offset[-2]
+            last = flat_index(leading, [o + n - 1 for o, n in zip(offset, shape[:-2], strict=False)])
+            runs, length = np.array([begin], np.int64), last * stored[-2] + offset[-2] + shape[-2] - begin
+    edges = np.zeros(grid.rows + 1, np.int64)
+    np.add.at(edges, runs // grid.tile_height, 1)
+    np.add.at(edges, (runs + length - 1) // grid.tile_height + 1, -1)
+    found: npt.NDArray[np.bool_] = edges.cumsum()[:-1] > 0
+    return found

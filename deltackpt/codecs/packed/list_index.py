@@ -1,0 +1,132 @@
+"""What a reader knows of a `packed` tensor before it touches the payload (FORMAT section "packed")."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt.codecs.bits import Ints, starts
+from deltackpt.codecs.packed.classes import MAX_CLASSES, ClassScale
+from deltackpt.codecs.packed.grid import MAX_TILE, TileGrid, plane
+from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DType
+from deltackpt.format.varint import VarintReader, arrays
+from deltackpt.format.varint import write as numbers
+
+MAX_LENGTH = 1 << 40  # bytes of a tile
+
+
+@dataclass(frozen=True)
+class ListIndex:
+    """Parameters, and a row for every tile, or for the ``tiles`` of a part that were chosen."""
+
+    grid: TileGrid
+    scale: ClassScale
+    counts: Ints  # (tiles, lists): how many each list chooses: changes by class, then long ones by sized class
+    lengths: Ints  # (tiles,): bytes of the tile
+    checksums: npt.NDArray[np.uint32]  # (tiles,): crc32 of the tile's bytes
+    numbers: Ints | None = None  # (tiles,): which tiles these are; None: all
+
+    @property
+    def tiles(self) -> Ints:
+        """The number of the tile of each row."""
+        return np.arange(len(self.lengths)) if self.numbers is None else self.numbers
+
+    @property
+    def changes(self) -> int:
+        """Changed elements of the tensor or box."""
+        return int(self.tile_changes.sum())
+
+    @property
+    def tile_changes(self) -> Ints:
+        """Changes of every tile: shape (tiles,)."""
+        total: Ints = self.counts[:, : self.scale.classes].sum(axis=1)
+        return total
+
+    def some(self, tiles: Ints) -> ListIndex:
+        """The rows of some tiles, rising: their bytes, one after the other, decode by themselves."""
+        assert self.numbers is None
+        rows = self.counts[tiles], self.lengths[tiles], self.checksums[tiles]
+        return replace(self, counts=rows[0], lengths=rows[1], checksums=rows[2], numbers=np.asarray(tiles, np.int64))
+
+
+def write(d: ListIndex) -> bytes:
+    """The detail of a table's entry."""
+    head = numbers([d.grid.rows, d.grid.columns]) + bytes([d.scale.classes | d.scale.sized << 4])
+    head += bytes([d.scale.top] if d.scale.classes > 1 else []) + bytes([d.scale.anchor] if d.scale.sized else [])
+    return head + arrays(d.counts.ravel(), d.lengths) + d.checksums.astype("<u4").tobytes()
+
+
+def read(r: VarintReader, dtype: DType, shape: tuple[int, ...]) -> ListIndex:
+    """The detail of an entry whose tensor or box has this shape, in storage elements.
+
+    Raises FormatError: ``grid``, ``number-limit``, ``number-form``, ``table-short``, and what `check_counts` raises.
+    """
+    height, width = plane(shape)
+    rows, columns = r.number(), r.number()
+    if not 0 < rows <= max(1, height) or not 0 < columns <= max(1, width):  # [F-TILE-1]
+        r.refuse("grid", f"{rows} x {columns} tiles", f"1 x 1 to {height} x {width}")
+    grid = TileGrid(height, width, rows, columns)
+    if grid.tile_height * grid.tile_width > MAX_TILE:  # [F-TILE-2]
+        r.refuse("grid", f"tiles of {grid.tile_height:,} x {grid.tile_width:,}", f"at most {MAX_TILE:,} elements each")
+    both = r.byte()
+    classes, sized = both & 15, both >> 4
+    if not 1 <= classes <= MAX_CLASSES or sized > classes:  # [F-PACK-7]
+        r.refuse("number-limit", f"{classes} classes, {sized} of them with sizes", "1 to 15, and at most all")
+    top = r.byte() if classes > 1 else 0
+    if top >> dtype.exponent[1]:  # [F-PACK-7]
+        r.refuse("number-limit", f"a class from exponent {top} up", f"at most {(1 << dtype.exponent[1]) - 1}")
+    scale = ClassScale(classes, sized, top, r.byte() if sized else 0)
+    if grid.tiles * (scale.lists + 5) > r.left:  # [F-READ-2]
+        r.refuse("grid", f"{grid.tiles:,} tiles in {r.left:,} bytes", "each in the directory")
+    counts = r.numbers(grid.tiles * scale.lists, MAX_TILE).reshape(grid.tiles, scale.lists)
+    lengths = r.numbers(grid.tiles, MAX_LENGTH)
+    found = ListIndex(grid, scale, counts, lengths, np.frombuffer(r.raw(4 * grid.tiles), "<u4"))
+    if (defect := count_defect(found)) is not None:
+        r.refuse(*defect)
+    return found
+
+
+def count_defect(d: ListIndex) -> tuple[str, str, str] | None:
+    """What is wrong with the counts by themselves: code, have, need; None if nothing is.
+
+    `count-outside` for more changes than a tile has elements, or more long ones than a class has changes;
+    `tile-short` for more changes than its bytes have bits.
+    """
+    counts, changes = d.counts, d.tile_changes
+    long, of = counts[:, d.scale.classes :], counts[:, d.scale.first : d.scale.classes]
+    # [F-PACK-8]
+    if (counts < 0).any() or (changes > d.grid.elements(d.tiles)).any() or (long > of).any():
+        return "count-outside", "a list that chooses more than there are", "at most all"
+    if (changes > 8 * d.lengths).any():  # [F-PACK-9]
+        return "tile-short", "a tile with fewer bits than changes", "one bit or more for each"
+    return None
+
+
+def require(d: ListIndex, payload: memoryview, where: str) -> None:
+    """Raises FormatError for what `count_defect` finds, and what `payload_of` raises."""
+    if (defect := count_defect(d)) is not None:
+        raise FormatError(defect[0], where=where, have=defect[1], need=defect[2])
+    payload_of(d, payload, where)
+
+
+def payload_of(d: ListIndex, payload: memoryview, where: str) -> list[memoryview]:
+    """The bytes of every tile. Raises FormatError ``tile-length`` if they do not add up to the payload."""
+    at = starts(d.lengths).tolist()
+    if at[-1] != len(payload):
+        raise FormatError("tile-length", where=where, have=f"{len(payload):,} bytes", need=f"{at[-1]:,} of the tiles")
+    return [payload[a:b] for a, b in pairwise(at)]
+
+
+def check(d: ListIndex, payload: memoryview, where: str) -> list[memoryview]:
+    """The bytes of every tile. Raises FormatError ``tile-checksum`` for one that has not the crc32 of the index."""
+    tiles = payload_of(d, payload, where)
+    for number, tile, checksum in zip(d.tiles.tolist(), tiles, d.checksums.tolist(), strict=True):
+        if zlib.crc32(tile) != checksum:  # [F-PACK-2]
+            need = "the crc32 of the index"
+            raise FormatError("tile-checksum", where=f"{where}, tile {number}", have="other bytes", need=need)
+    return tiles

@@ -1,0 +1,357 @@
+/* `packed`, reading (FORMAT section "packed"). The bytes are anybody's: every read is bounded, every defect has a code.
+ *
+ * A tile is read in these steps: count its classes, which gives the parameters; all numbers in unary; gaps to ranks;
+ * ranks to places; widths of all values from the old elements; values. Checks come in FORMAT's order. */
+#include <stdlib.h>
+
+#include "lists.h"
+
+enum { OK, TILE_CHECKSUM, COUNT_OUTSIDE, TILE_SHORT, GAP_OUTSIDE, STEP_OUTSIDE, TILE_LENGTH, PADDING, NO_MEMORY };
+
+#define KEPT_CHUNKS 16384 /* 2^20 elements: of a tile with more, the second look at a block classifies it again */
+enum { CODES, RANKS, OLD, WIDTHS, SCANNED, COPIED };
+
+/* One tensor, or some tiles of it. */
+typedef struct {
+    form_t form;
+    const uint8_t *payload;
+    int64_t bytes;
+    uint8_t *elements; /* all old elements, flat */
+    int64_t tiles;     /* rows of the tables: */
+    const int64_t *numbers, *counts, *lengths; /* which tile; NULL: all. (tiles, lists). Bytes of each. */
+    const uint8_t *checksums; /* as they lie in the table: at any byte */
+    uint8_t *positions, *old, *new; /* of all changes, by tile, class and rank; any may be NULL */
+    int32_t wide;                   /* bytes of a position: 4 or 8 */
+    int32_t in_place;               /* new elements go to where the old ones are */
+} read_job_t;
+
+typedef struct {
+    int64_t job, tile; /* the row of the tile in its job's tables; -1: the tables themselves */
+    int64_t code;
+} defect_t;
+
+typedef struct {
+    int64_t job, row, payload, changes; /* the tile's first byte and first change in its job's */
+} place_t;
+
+typedef struct {
+    const read_job_t *jobs;
+    const place_t *places;
+    const scan_t *scan;
+    int64_t first_bad; /* the first unit known to have a defect; those after it are not read */
+    int64_t *codes;    /* of every unit */
+} reading_t;
+
+/* A tile while it is read. */
+typedef struct {
+    const read_job_t *job;
+    const form_t *form;
+    const scan_t *scan;
+    tile_at_t at;
+    const int64_t *counts;
+    const uint8_t *bytes, *limit; /* ``limit``: the end of the payload, from which on nothing is read */
+    int64_t bits, changes;
+    int64_t begins[MAX_CLASSES + 1]; /* of each class: its first change */
+    int64_t candidates[ALL_LISTS];
+    uint32_t *codes, *ranks, *old;
+    uint8_t *widths, *is_long;
+    uint8_t *class, *rows, *room; /* what a scan made of the tile, or of one block; a copy of a block */
+    int kept;                     /* of the tile */
+    scratch_t *scratch;
+} tile_t;
+
+INLINE int64_t chunks_of(int64_t elements) { return (elements + CHUNK - 1) / CHUNK; }
+
+/* Block ``at`` (in elements) of the tile, looked at. */
+static void look(tile_t *t, int64_t at, int64_t n, uint8_t *class, uint8_t *rows, uint32_t *counts) {
+    t->scan->classify(elements_of(t->form, &t->at, t->job->elements, at, n, t->room), n, t->form, class, rows, counts);
+}
+
+/* How many elements each class has. */
+static int count_classes(tile_t *t) {
+    if (t->form->classes == 1) {
+        t->candidates[0] = t->at.elements;
+        return OK;
+    }
+    const int64_t chunks = chunks_of(t->at.elements);
+    t->kept = chunks <= KEPT_CHUNKS;
+    const int64_t room = t->kept ? chunks : BLOCK_CHUNKS;
+    t->class = scratch_room(t->scratch, SCANNED, (size_t)(room * (CHUNK + ROW)));
+    t->room = scratch_room(t->scratch, COPIED, BLOCK_ELEMENTS * 4);
+    if (!t->class || !t->room) return NO_MEMORY;
+    t->rows = t->class + room * CHUNK;
+    uint32_t counts[ROW] = {0};
+    for (int64_t at = 0; at < t->at.elements; at += BLOCK_ELEMENTS) {
+        const int64_t n = least(BLOCK_ELEMENTS, t->at.elements - at), chunk = t->kept ? at / CHUNK : 0;
+        look(t, at, n, t->class + chunk * CHUNK, t->rows + chunk * ROW, counts);
+    }
+    for (int c = 0; c < t->form->classes; c++) t->candidates[c] = counts[c];
+    return OK;
+}
+
+/* ``n`` numbers in unary from bit ``at`` on; one above 2^32 - 1 is that. -> the bit after the last, or -1. */
+static int64_t read_unary(const tile_t *t, int64_t at, uint32_t *numbers, int64_t n) {
+    if (!n) return at;
+    const uint8_t *const end = t->bytes + t->bits / 8;
+    int64_t begins = at & ~(int64_t)63, last = at;
+    uint64_t word = word_at(t->bytes + begins / 8, end) & ~0ull << (at & 63);
+    for (int64_t i = 0;;) {
+        const int64_t here = __builtin_popcountll(word), stop = n - i < here ? n : i + here;
+        for (; i < stop; i++, word &= word - 1) {
+            const int64_t one = begins + __builtin_ctzll(word), zeros = one - last;
+            numbers[i] = zeros < UINT32_MAX ? (uint32_t)zeros : UINT32_MAX;
+            last = one + 1;
+        }
+        if (i == n) return last;
+        begins += 64;
+        if (begins >= t->bits) return -1;
+        word = word_at(t->bytes + begins / 8, end);
+    }
+}
+
+/* Gaps of one list, whose quotients are in ``code``, to rising ranks. -> is each a candidate's? */
+static int read_ranks(const tile_t *t, const uint32_t *code, uint32_t *ranks, int64_t n, int64_t candidates, int k,
+                      int64_t bit) {
+    const uint64_t most = (uint64_t)candidates >> k, mask = (1ull << k) - 1;
+    uint64_t next = 0; /* the rank after the last one; what wraps around is refused */
+    int outside = 0;
+    for (int64_t i = 0; i < n; i++, bit += k) {
+        const uint64_t low = k ? word_at(t->bytes + (bit >> 3), t->limit) >> (bit & 7) & mask : 0;
+        outside |= code[i] > most;
+        next += ((uint64_t)code[i] << k) + low;
+        ranks[i] = (uint32_t)next++;
+    }
+    return !outside && next <= (uint64_t)candidates;
+}
+
+/* The ranks that are missing from ``listed`` ones of ``candidates``. */
+static void complement(const uint32_t *listed, int64_t n, int64_t candidates, uint32_t *ranks) {
+    int64_t rank = 0;
+    for (int64_t i = 0; i <= n; i++) {
+        const int64_t stop = i < n ? listed[i] : candidates;
+        for (; rank < stop; rank++) *ranks++ = (uint32_t)rank;
+        rank++;
+    }
+}
+
+/* Parts 1 and 2: the ranks of all changes, and which are long. ``end``: the bit after part 2. */
+static int read_lists(tile_t *t, int64_t *end) {
+    const form_t *f = t->form;
+    const int lists = f->classes + f->sized, first = f->classes - f->sized;
+    int64_t listed[ALL_LISTS], codes = 0, bits = 0, longs = 0;
+    int k[ALL_LISTS];
+    for (int i = 0; i < lists; i++) {
+        if (i >= f->classes) t->candidates[i] = t->counts[first + i - f->classes];
+        if (t->counts[i] > t->candidates[i]) return COUNT_OUTSIDE;
+        listed[i] = listed_of(t->counts[i], t->candidates[i]);
+        k[i] = rice(listed[i], t->candidates[i]);
+        codes += listed[i];
+        bits += k[i] * listed[i];
+        if (i >= f->classes) longs += t->counts[i];
+    }
+    if (bits + codes > t->bits) return TILE_SHORT;
+    t->codes = scratch_room(t->scratch, CODES, (size_t)(codes + longs + 1) * sizeof *t->codes);
+    t->ranks = scratch_room(t->scratch, RANKS, (size_t)t->changes * sizeof *t->ranks);
+    t->old = scratch_room(t->scratch, OLD, (size_t)t->changes * sizeof *t->old);
+    t->widths = scratch_room(t->scratch, WIDTHS, (size_t)t->changes * 2);
+    if (!t->codes || !t->ranks || !t->old || !t->widths) return NO_MEMORY;
+    t->is_long = t->widths + t->changes;
+    *end = read_unary(t, bits, t->codes, codes + longs);
+    if (*end < 0) return TILE_SHORT;
+    memset(t->is_long, 0, (size_t)t->changes);
+    for (int64_t i = 0, bit = 0; i < lists; bit += k[i] * listed[i], i++) {
+        const int flipped = 2 * t->counts[i] > t->candidates[i], long_list = i >= f->classes;
+        const int64_t begin = t->begins[long_list ? first + i - f->classes : i];
+        uint32_t *ranks = flipped || long_list ? t->codes : t->ranks + begin;
+        if (!read_ranks(t, t->codes, ranks, listed[i], t->candidates[i], k[i], bit)) return GAP_OUTSIDE;
+        if (long_list) {
+            if (flipped) memset(t->is_long + begin, 1, (size_t)t->candidates[i]);
+            for (int64_t j = 0; j < listed[i]; j++) t->is_long[begin + ranks[j]] = !flipped;
+        } else if (flipped) {
+            complement(ranks, listed[i], t->candidates[i], t->ranks + begin);
+        }
+        t->codes += listed[i];
+    }
+    return OK; /* ``codes`` is at the excess of the first long change */
+}
+
+/* Ranks to indices in the tile. */
+static void find_places(tile_t *t) {
+    if (t->form->classes == 1) return;
+    select_t s = {.classes = t->form->classes};
+    for (int c = 0; c < s.classes; c++) {
+        s.next[c] = t->ranks + t->begins[c];
+        s.end[c] = s.next[c] + t->counts[c];
+    }
+    for (int64_t at = 0; at < t->at.elements; at += BLOCK_ELEMENTS) {
+        const int64_t n = least(BLOCK_ELEMENTS, t->at.elements - at), chunk = t->kept ? at / CHUNK : 0;
+        uint32_t counts[ROW] = {0};
+        if (!t->kept) look(t, at, n, t->class, t->rows, counts);
+        t->scan->select(t->class + chunk * CHUNK, t->rows + chunk * ROW, chunks_of(n), (uint32_t)at, &s);
+    }
+}
+
+/* The old element and the width of size of every change. -> a code; ``bits``: of part 3 */
+INLINE int measure(const tile_t *t, int64_t *bits, const int word) {
+    const form_t *f = t->form;
+    const type_t type = type_of(f);
+    const int first = f->classes - f->sized;
+    const uint32_t *excess = t->codes;
+    int64_t sum = t->changes;
+    uint8_t raw[EXPONENTS];
+    for (int e = 0; e < EXPONENTS; e++) raw[e] = (uint8_t)(class_of(e, f) >= first ? raw_bits(e, f) : 0);
+    for (int64_t i = 0; i < t->changes; i++) {
+        t->old[i] = (uint32_t)load(t->job->elements, flat(&t->at, t->ranks[i]), word);
+        const int known = raw[exponent_of(t->old[i], type)];
+        t->widths[i] = (uint8_t)known;
+        sum += known;
+    }
+    for (int64_t i = 0; i < t->changes; i++)
+        if (t->is_long[i]) {
+            const int64_t width = (int64_t)t->widths[i] + *excess;
+            if (width >= 8 * word) return STEP_OUTSIDE;
+            t->widths[i] = (uint8_t)width;
+            sum += *excess++;
+        }
+    *bits = sum;
+    return OK;
+}
+
+/* Part 3, from ``bit`` on, and what it makes of the tile's elements; the first is change ``to`` of the job. */
+INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int word) {
+    const read_job_t *job = t->job;
+    const int sign_magnitude = t->form->exponent_bits;
+    for (int64_t i = 0; i < t->changes; i++) {
+        const int width = t->widths[i];
+        const uint64_t value = word_at(t->bytes + (bit >> 3), t->limit) >> (bit & 7) & ((2ull << width) - 1);
+        bit += width + 1;
+        const uint32_t size = (uint32_t)(value >> 1) | (uint32_t)t->is_long[i] << width, step = size + 1;
+        const uint32_t down = -(uint32_t)(value & 1); /* two's complement */
+        const uint32_t old = in_order(t->old[i], word, sign_magnitude);
+        const uint32_t new = in_order((old + ((step ^ down) - down)) & mask_of(word), word, sign_magnitude);
+        const int64_t at = flat(&t->at, t->ranks[i]);
+        if (job->in_place) store(job->elements, at, new, word);
+        if (job->new) store(job->new, to + i, new, word);
+        if (job->old) store(job->old, to + i, t->old[i], word);
+        if (job->positions) store(job->positions, to + i, (uint64_t)at, job->wide);
+    }
+}
+
+/* Functions of their own, so that the compiler has all registers for each. */
+#define APART(word)                                                                                                    \
+    static __attribute__((noinline)) int measure_##word(const tile_t *t, int64_t *bits) {                              \
+        return measure(t, bits, word);                                                                                 \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void write_values_##word(const tile_t *t, int64_t bit, int64_t to) {              \
+        write_values(t, bit, to, word);                                                                                \
+    }
+APART(1)
+APART(2)
+APART(4)
+
+static int read_tile(tile_t *t, int64_t to) {
+    int64_t end, bits;
+    if (!t->changes) return t->bits ? TILE_LENGTH : OK;
+    int code = count_classes(t);
+    if (!code) code = read_lists(t, &end);
+    if (code) return code;
+    find_places(t);
+    const int word = t->form->word;
+    code = word == 1 ? measure_1(t, &bits) : word == 2 ? measure_2(t, &bits) : measure_4(t, &bits);
+    if (code) return code;
+    if (end + bits > t->bits) return TILE_SHORT;
+    if (octets(end + bits) * 8 != t->bits) return TILE_LENGTH;
+    if (((end + bits) & 7) && t->bytes[(end + bits) >> 3] >> ((end + bits) & 7)) return PADDING;
+    if (word == 1) write_values_1(t, end, to);
+    if (word == 2) write_values_2(t, end, to);
+    if (word == 4) write_values_4(t, end, to);
+    return OK;
+}
+
+static void read_unit(void *shared, int64_t unit, scratch_t *scratch) {
+    reading_t *all = shared;
+    if (unit > __atomic_load_n(&all->first_bad, __ATOMIC_RELAXED)) return;
+    const place_t *p = all->places + unit;
+    const read_job_t *job = all->jobs + p->job;
+    const form_t *f = &job->form;
+    const int64_t length = job->lengths[p->row];
+    tile_t t = {.job = job, .form = f, .scan = all->scan, .scratch = scratch, .bytes = job->payload + p->payload};
+    t.limit = job->payload + job->bytes;
+    t.bits = 8 * length;
+    int code = OK;
+    if (crc32_of(t.bytes, length) != (uint32_t)load(job->checksums, p->row, 4)) {
+        code = TILE_CHECKSUM;
+    } else {
+        t.at = tile_at(f, job->numbers ? job->numbers[p->row] : p->row);
+        t.counts = job->counts + p->row * (f->classes + f->sized);
+        for (int c = 0; c < f->classes; c++) t.begins[c + 1] = t.changes += t.counts[c];
+        code = read_tile(&t, p->changes);
+    }
+    all->codes[unit] = code;
+    if (!code) return;
+    int64_t known = __atomic_load_n(&all->first_bad, __ATOMIC_RELAXED);
+    while (unit < known &&
+           !__atomic_compare_exchange_n(&all->first_bad, &known, unit, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
+/* What is wrong with a job's tables by themselves. */
+static int check_tables(const read_job_t *job) {
+    const form_t *f = &job->form;
+    const int lists = f->classes + f->sized, first = f->classes - f->sized;
+    int64_t bytes = 0;
+    int short_tile = 0, other_length = 0;
+    for (int64_t row = 0; row < job->tiles; row++) {
+        const int64_t *counts = job->counts + row * lists, number = job->numbers ? job->numbers[row] : row;
+        if (number < 0 || number / f->columns >= f->rows) return COUNT_OUTSIDE;
+        const int64_t elements = tile_at(f, number).elements, length = job->lengths[row];
+        int64_t changes = 0;
+        if (elements > MAX_ELEMENTS) return COUNT_OUTSIDE;
+        for (int i = 0; i < lists; i++) {
+            const int64_t most = i < f->classes ? elements : counts[first + i - f->classes];
+            if (counts[i] < 0 || counts[i] > most) return COUNT_OUTSIDE;
+            if (i < f->classes) changes += counts[i];
+        }
+        if (changes > elements) return COUNT_OUTSIDE;
+        const int sane = length <= (int64_t)1 << 40;
+        short_tile |= sane && changes > 8 * length;
+        other_length |= !sane || length < 0;
+        if (!other_length) bytes += length;
+    }
+    if (short_tile) return TILE_SHORT;
+    return other_length || bytes != job->bytes ? TILE_LENGTH : OK;
+}
+
+/* Tiles of many tensors, on at most ``threads`` threads, to what each job asks for.
+ *
+ * -> 0, or the code of the first defect, by job and tile, and where it is; then what was written is worth nothing. */
+EXPORT int dk_lists_read(const read_job_t *jobs, int64_t count, int threads, defect_t *defect) {
+    int64_t units = 0, job = 0;
+    for (int64_t j = 0; j < count; j++) units += jobs[j].tiles;
+    place_t *places = malloc((size_t)(units + 1) * sizeof *places);
+    int64_t *codes = calloc((size_t)(units + 1), sizeof *codes);
+    reading_t all = {jobs, places, scan_of_this_processor(), 0, codes};
+    *defect = (defect_t){-1, -1, NO_MEMORY};
+    if (places && codes) {
+        *defect = (defect_t){-1, -1, OK};
+        for (units = 0; job < count && !defect->code; job++) {
+            const read_job_t *const j = jobs + job;
+            const int code = check_tables(j);
+            if (code) *defect = (defect_t){job, -1, code};
+            int64_t payload = 0, changes = 0;
+            for (int64_t row = 0; row < j->tiles && !code; row++) {
+                places[units++] = (place_t){job, row, payload, changes};
+                payload += j->lengths[row];
+                for (int c = 0; c < j->form.classes; c++)
+                    changes += j->counts[row * (j->form.classes + j->form.sized) + c];
+            }
+        }
+        all.first_bad = units;
+        work_through(read_unit, &all, units, threads);
+        if (all.first_bad < units)
+            *defect = (defect_t){places[all.first_bad].job, places[all.first_bad].row, codes[all.first_bad]};
+    }
+    free(places);
+    free(codes);
+    return (int)defect->code;
+}

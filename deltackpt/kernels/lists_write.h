@@ -1,0 +1,21 @@
+/* What writing `packed` consists of: choices, the order of the lists, bits. */
+#ifndef DELTACKPT_LISTS_WRITE_H
+#define DELTACKPT_LISTS_WRITE_H
+
+#include "lists.h"
+
+#define LENGTHS 33
+
+/* How many changes have each old exponent, and each bit length of size too. */
+typedef struct {
+    int64_t of[EXPONENTS];
+    int64_t cell[EXPONENTS][LENGTHS];
+} cells_t;
+
+void choose_grid(form_t *f, int64_t slices, int64_t changes);
+void choose_scale(form_t *f, const cells_t *cells, int64_t changes, int limit);
+int64_t list_cost(int64_t chosen, int64_t candidates);
+/* Are lists by class no shorter than one list, their counts included? Changes and elements by class. */
+int saves_nothing(const form_t *f, const int64_t *changes, const int64_t *elements);
+
+#endif

@@ -1,0 +1,60 @@
+"""Tensors with more than 2^32 elements in a row, of which few are ever touched."""
+
+import numpy as np
+import pytest
+
+from deltackpt import kernels
+from deltackpt.codecs.packed import codec
+from deltackpt.codecs.packed.jobs import EncodeJob
+from deltackpt.codecs.types import DecodeBuffer
+from deltackpt.format.dtypes import DTYPES, uint
+
+WIDE = 1 << 32
+
+
+def stored(path, elements, dtype):
+    """A file of zeros that takes no room."""
+    with path.open("wb") as file:
+        file.truncate(elements * dtype.width)
+    return np.memmap(path, uint(dtype.width), "r+")
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize(
+    ("dtype", "shape", "positions"),
+    [
+        ("U8", (WIDE + 70_001,), [5, WIDE - 1, WIDE, WIDE + 70_000]),
+        ("U8", (3, WIDE + 17), [0, WIDE + 16, WIDE + 17, 2 * WIDE + 40, 3 * (WIDE + 17) - 1]),
+        ("U8", (WIDE + 5, 1), [0, 1, WIDE + 4]),
+        ("I16", (1, WIDE + 3), [7, WIDE // 16, WIDE // 16 + 1, WIDE + 2]),
+        ("F32", (WIDE + 3,), [1, WIDE, WIDE + 2]),
+    ],
+)
+def test_positions_past_2_32(tmp_path, dtype, shape, positions):
+    kind, at = DTYPES[dtype], np.array(positions)
+    elements = stored(tmp_path / "elements", int(np.prod(shape)), kind)
+    old, new = elements[at], np.arange(1, len(at) + 1).astype(uint(kind.width))
+    index, tiles = codec.encode(at, old, new, elements, kind, shape)
+    assert index.grid.tile_height * index.grid.tile_width <= 1 << 31
+    payload = memoryview(b"".join(tiles))
+    found, values = codec.decode(index, payload, elements, kind, "here", DecodeBuffer())
+    assert dict(zip(found.tolist(), values.tolist(), strict=True)) == dict(zip(positions, new.tolist(), strict=True))
+    codec.decode_into(index, payload, elements, kind, "here")
+    assert (elements[at] == new).all()
+    assert elements[at - 1].sum() + elements[(at + 1) % len(elements)].sum() < 4 * new.sum()
+
+
+@pytest.mark.heavy  # reads 4 GB of zeros, twice
+@pytest.mark.skipif(kernels.LIB is None, reason="the kernels were not compiled")
+def test_classes_past_2_32():
+    kind, shape = DTYPES["F8_E4M3"], (2, WIDE // 2 + 3)
+    base = np.zeros(shape[0] * shape[1], "u1")
+    at = np.sort(np.concatenate([np.arange(0, 3000, 7), len(base) - 1 - np.arange(0, 3000, 11), [WIDE - 1, WIDE]]))
+    small = at[::3]
+    base[small] = 0x38
+    old = base[at]
+    job = EncodeJob(at, old, old + np.uint8(1), base, kind, shape)
+    index, payload = codec.encode_many([job], 2)[0]
+    assert index.scale.classes > 1
+    codec.decode_into(index, payload, base, kind, "here")
+    assert (base[at] == old + 1).all()
