@@ -1,4 +1,4 @@
-"""`.ci/run` counts what it runs: a target that fails is a verdict, one that the clock stops is none.
+"""`.ci/run` counts what it runs: a target that fails is a verdict; of the long ones it is told.
 
 Its targets take an hour, so `make` is a script here that records its call and ends as it is told.
 """
@@ -59,10 +59,11 @@ def test_one_of_those_that_hangs_is_a_failure(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_a_failure_of_a_long_one_counts(tmp_path: Path, name: str) -> None:
+def test_a_failure_of_a_long_one_is_told(tmp_path: Path, name: str) -> None:
     status, out, made = run(tmp_path, **{name.replace("-", "_"): 2})
-    assert (status, made) == (1, [*COUNTED, *LONG])
-    assert out[-1] == f"CI: FAILED: {name}"
+    assert (status, made) == (0, [*COUNTED, *LONG])
+    assert f"CI: make {name} FAILED, which decides nothing: file it" in out
+    assert out[-1] == "12 passed, 1 skipped in 3.45s"
 
 
 @pytest.mark.parametrize("status", [124, 137])

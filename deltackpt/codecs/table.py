@@ -8,7 +8,6 @@ start of a name alone, and state every form (VERSION1 section "Table").
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from deltackpt.codecs.base import Codec, Effect
@@ -132,7 +131,7 @@ class _TableReader:
         elements = nbytes(form.dtype, form.shape, where=at) // form.dtype.width
         stored = self._codecs.storage_shape(form.dtype, form.shape)
         detail = codec.read_detail(r, form.dtype, stored, elements)
-        return replace(form, detail=detail, version=self._codecs.version)
+        return Entry(name, codec.name, form.dtype, form.shape, form.whole, form.offset, detail, self._codecs.version)
 
     def _text(self, raw: bytes) -> str:
         """[F-TAB-3]"""

@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
 from deltackpt.errors import FormatError
-from deltackpt.format.dtypes import BY_CODE, DTYPES, SIZE_LIMIT, DType, nbytes, ordered, storage_shape, uint, unordered
+from deltackpt.format.dtypes import (
+    BY_CODE,
+    DTYPES,
+    SIZE_LIMIT,
+    DType,
+    byte_shape,
+    nbytes,
+    ordered,
+    storage_shape,
+    uint,
+    unordered,
+)
 
 steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.sign_magnitude]
@@ -98,6 +109,23 @@ def test_dtypes_without_a_nan_have_no_sentinel():
         ("F4", (5, 0), (5, 0)),
         ("F4", (0, 3), (0,)),
         ("F6_E2M3", (2, 4), (2, 3)),
+        ("F6_E3M2", (4, 3), (9,)),
+    ],
+)
+def test_shape_in_parts_of_version_1(name, shape, stored):
+    assert byte_shape(DTYPES[name], shape) == stored
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "stored"),
+    [
+        ("BF16", (), ()),
+        ("BF16", (3, 0), (3, 0)),
+        ("C64", (3, 2), (3, 2)),
+        ("F4", (3, 2), (3,)),
+        ("F4", (2, 3), (3,)),
+        ("F4", (5, 0), (0,)),
+        ("F6_E2M3", (2, 4), (6,)),
         ("F6_E3M2", (4, 3), (9,)),
     ],
 )

@@ -39,9 +39,11 @@ class ClassScale:
 
     @property
     def lists(self) -> int:
+        """Lists of a tile: one of changes a class, and one of long changes a class that has sizes."""
         return self.classes + self.sized
 
     def class_of(self, exponent: npt.NDArray[Any]) -> Ints:
+        """The classes (int64, same shape) of old ``exponent`` fields, of any integer dtype."""
         depth: Ints = self.top - exponent.astype(np.int64)
         return np.minimum(np.maximum(depth, 0), self.classes - 1)
 

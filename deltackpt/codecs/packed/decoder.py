@@ -31,6 +31,7 @@ NEEDS = {
 
 
 def refuse(code: str, where: str) -> FormatError:
+    """The error of a defect with this code."""
     have, need = NEEDS[code]
     return FormatError(code, where=where, have=have, need=need)
 

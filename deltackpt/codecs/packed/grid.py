@@ -32,14 +32,17 @@ class TileGrid:
 
     @property
     def tile_height(self) -> int:
+        """Rows of a tile, but for the last ones."""
         return -(-self.height // self.rows)
 
     @property
     def tile_width(self) -> int:
+        """Columns of a tile, but for the last ones."""
         return -(-self.width // self.columns)
 
     @property
     def tiles(self) -> int:
+        """How many there are."""
         return self.rows * self.columns
 
     def corners(self, tile: Ints) -> tuple[Ints, Ints, Ints, Ints]:
