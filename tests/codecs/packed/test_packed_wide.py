@@ -1,5 +1,6 @@
 """Tensors with more than 2^32 elements in a row, of which few are ever touched."""
 
+import os
 import re
 from pathlib import Path
 
@@ -54,7 +55,9 @@ def test_positions_past_2_32(tmp_path, dtype, shape, positions):
 
 
 @pytest.mark.heavy  # reads 4 GB of zeros, twice
-@pytest.mark.skipif(free_memory() < 20 << 30, reason="takes 16 GB of memory")
+@pytest.mark.skipif(
+    free_memory() < 20 << 30 or "PYTEST_XDIST_WORKER" in os.environ, reason="takes 16 GB of memory, and has to be alone"
+)
 @pytest.mark.skipif(kernels.LIB is None, reason="the kernels were not compiled")
 def test_classes_past_2_32():
     kind, shape = DTYPES["F8_E4M3"], (2, WIDE // 2 + 3)
