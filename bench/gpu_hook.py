@@ -215,7 +215,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
         def part() -> None:
             take()
             origin, objects = Origin("ab" * 16, 1, "cd" * 32, "ef" * 32), StepObjects(repo, next(count))
-            encode_deltas(objects, origin, deltas, names, EncodeOptions(threads=taker.threads))
+            encode_deltas(objects, origin, deltas, names, EncodeOptions(threads=taker.threads), version=1)
             objects.wait()
 
         result["diff + encode + part in memory-backed storage"] = size / clock.seconds(part, again) / 1e9

@@ -50,6 +50,14 @@ class Change:
     target: Elements
 
     @property
+    def scannable(self) -> Elements | None:
+        """All old elements, flat; None where ``base`` is one element repeated, which stands in for what is not known:
+        an encoding that looked at it would place changes by exponents that no reader has.
+        """
+        missing = self.base is not None and len(self.base) > 1 and self.base.strides == (0,)
+        return None if missing else self.base
+
+    @property
     def elements(self) -> int:
         """Storage elements of the tensor or box."""
         return len(self.target)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.states import (
     FLOATS,
     FORMS,
+    ORIGIN,
     V1_FAR,
     V1_NEAR,
     Memory,
@@ -23,9 +24,10 @@ from support.states import (
 )
 
 from deltackpt.checkpoint.diff import difference
-from deltackpt.codecs import CHOICES, Change, encode
+from deltackpt.codecs import CHOICES, CODECS, CODECS_V1, Change, Entry, encode
 from deltackpt.codecs.v1 import codec as packed
 from deltackpt.format.dtypes import DTYPES
+from deltackpt.patch.part import PartReader, PartWriter
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -274,3 +276,25 @@ def test_difference_is_exact(seed, dtype, shape, share):
     np.testing.assert_array_equal(change.positions, [i for i in range(len(a)) if a[i] != b[i]])
     np.testing.assert_array_equal(change.old, a[change.positions])
     np.testing.assert_array_equal(change.new, b[change.positions])
+
+
+def test_old_elements_that_are_not_known_are_not_looked_at():
+    """One element repeated stands in for them: what is made has one class, and comes back over the real ones."""
+    rng = np.random.default_rng(3)
+    old = rng.normal(0, 0.02, 4096).astype(np.float32).view(np.uint32)
+    at = np.sort(rng.choice(4096, 300, replace=False)).astype(np.int64)
+    new = old.copy()
+    new[at] += 1
+    unknown = np.broadcast_to(np.zeros(1, np.uint32), (4096,))
+    for codecs in (CODECS, CODECS_V1):
+        change = Change(DTYPES["F32"], (64, 64), at, old[at], new[at], unknown, unknown)
+        made = codecs["packed"].encode(change, (64, 64), boxed=False)
+        lists = made.detail.scale.classes if codecs is CODECS else 1 + made.detail.near.classes
+        assert lists == 1
+        entry = Entry("x", "packed", DTYPES["F32"], (64, 64), (64, 64), (0, 0), made.detail, codecs.version)
+        writer = PartWriter(ORIGIN, version=codecs.version)
+        writer.add(entry, made)
+        reader = PartReader(memoryview(b"".join(map(bytes, writer.chunks()))), "part")
+        found = old.copy()
+        reader.decode(reader.entries[0], old).write_to(found)
+        assert (found == new).all()

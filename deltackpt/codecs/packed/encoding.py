@@ -57,7 +57,7 @@ class PackedCodec(Codec[ListIndex]):
         """None also where nothing changed."""
         if not self.takes_dtype(change.dtype) or change.base is None or len(change.positions) == 0:
             return None
-        found = packed.encode(change.positions, change.old, change.new, change.base, change.dtype, change.shape)
+        found = packed.encode(change.positions, change.old, change.new, change.scannable, change.dtype, change.shape)
         return Encoded(*found)
 
     def decode(

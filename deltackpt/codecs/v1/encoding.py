@@ -69,8 +69,9 @@ class PackedCodecV1(Codec[TileIndex]):
         if change.elements > MAX_ELEMENTS:
             return None
         near = FAR_ONLY
-        if change.elements < self.scan_limit and change.dtype.sign_magnitude:
-            near = choose_near(count_exponents(change.base, change.dtype), len(change.positions))
+        scannable = change.scannable if change.elements < self.scan_limit else None
+        if scannable is not None and change.dtype.sign_magnitude:
+            near = choose_near(count_exponents(scannable, change.dtype), len(change.positions))
         grid = choose_grid(byte_shape(change.dtype, shape), len(change.positions))
         detail, tiles = packed.encode(change.positions, change.old, change.new, change.base, change.dtype, grid, near)
         return Encoded(detail, tiles)
