@@ -16,7 +16,8 @@ VLLM_VENV ?= .venv-vllm
 VLLM := $(VLLM_VENV)/.stamp
 WHEELS_VENV ?= .venv-wheels
 WHEELS := $(WHEELS_VENV)/.stamp
-PLATFORM ?= manylinux_2_17_$(shell uname -m)
+# Threads bind to pthread_create of the glibc they are built with: of 2.34 and newer that is glibc 2.34.
+PLATFORM ?= manylinux_2_34_$(shell uname -m)
 
 PYTEST := $(PY) -m pytest -n auto
 
