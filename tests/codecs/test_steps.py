@@ -5,17 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltackpt.codecs.packed.steps import from_steps, to_steps
 from deltackpt.codecs.v1.gaps import rice_parameter
-from deltackpt.codecs.v1.steps import (
-    MAX_EXCEPTION_K,
-    Scale,
-    bit_length,
-    choose_scale,
-    exponent_of,
-    from_steps,
-    lengths_by_exponent,
-    to_steps,
-)
+from deltackpt.codecs.v1.steps import MAX_EXCEPTION_K, Scale, bit_length, choose_scale, exponent_of, lengths_by_exponent
 from deltackpt.format.dtypes import DTYPES, uint
 
 seeds = st.integers(0, 2**32 - 1)

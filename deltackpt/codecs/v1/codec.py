@@ -17,19 +17,12 @@ import numpy.typing as npt
 
 from deltackpt import kernels
 from deltackpt.codecs.bits import Ints, octets, starts, write_fields, write_planes, write_unary
+from deltackpt.codecs.packed.steps import from_steps, to_steps
 from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.codecs.v1 import gaps, native
 from deltackpt.codecs.v1.exponent_lists import Near, Population
 from deltackpt.codecs.v1.sections import TileReader
-from deltackpt.codecs.v1.steps import (
-    Elements,
-    bit_length,
-    choose_scale,
-    exponent_of,
-    from_steps,
-    lengths_by_exponent,
-    to_steps,
-)
+from deltackpt.codecs.v1.steps import Elements, bit_length, choose_scale, exponent_of, lengths_by_exponent
 from deltackpt.codecs.v1.tile_index import TileIndex, check, check_counts
 from deltackpt.codecs.v1.tiles import Grid
 from deltackpt.errors import FormatError

@@ -8,7 +8,6 @@ the sign is written; below it, ``max(0, anchor - exponent)`` raw bits hold most 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from deltackpt import kernels
 from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.v1.gaps import rice_parameter
-from deltackpt.format.dtypes import DType, in_order, out_of_order, uint
+from deltackpt.format.dtypes import DType
 
 Elements = npt.NDArray[np.unsignedinteger]
 EXPONENTS, LENGTHS = 256, 33  # of types up to 4 bytes wide
@@ -62,29 +61,6 @@ def count_exponents(bits: Elements, dtype: DType) -> Ints:
     layout = np.array([dtype.width, *dtype.exponent], np.int32)
     kernels.LIB.dk_exponents(kernels.address(words), len(words), kernels.address(layout), kernels.address(counts))
     return counts
-
-
-def to_steps(old: Elements, new: Elements, dtype: DType) -> tuple[npt.NDArray[np.bool_], Elements]:
-    """Pairs of different bits -> (is the step downward, size = distance - 1)."""
-    a, b = in_order(old, dtype), in_order(new, dtype)
-    down = b < a
-    size = _negate_where(b - a, down).view(uint(dtype.width))
-    size -= size.dtype.type(1)
-    return down, size
-
-
-def from_steps(old: Elements, down: npt.NDArray[np.bool_], size: Elements, dtype: DType) -> Elements:
-    """Inverse of :func:`to_steps`: the new bits."""
-    distance = _negate_where((size + size.dtype.type(1)).view(f"<i{dtype.width}"), down)
-    return out_of_order(in_order(old, dtype) + distance, dtype)
-
-
-def _negate_where(values: npt.NDArray[Any], flags: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """Two's complement by mask, several times faster than np.where."""
-    mask = -flags.view(np.int8).astype(values.dtype)
-    values ^= mask
-    values -= mask
-    return values
 
 
 def bit_length(values: Elements) -> npt.NDArray[np.uint8]:
