@@ -18,6 +18,7 @@ from deltackpt.util.disk import open_regular
 
 MAX_SIDE: Final = 64 << 20  # bytes of one side file
 MAX_INDEX: Final = 100_000_000  # bytes of an index
+PRUNED: Final = "deltackpt-pruned.json"  # where `watch` says that it removed the weights, and which step has them
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 _SINGLE: Final = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_model.safetensors")
@@ -146,6 +147,8 @@ def _walk(root: Path) -> Iterator[tuple[str, str]]:
 def _reason(name: str, path: Path) -> str:
     if not is_plain(name) or _printable(name) != name:
         return "its name is no plain path on every system"
+    if name == PRUNED:
+        return "a note of deltackpt watch"
     if name.endswith(".safetensors"):
         return "not part of this checkpoint"
     if name.endswith(_PICKLES):
