@@ -31,6 +31,7 @@ from deltackpt_cli.push import push
 from deltackpt_cli.serve_updates import serve_updates
 from deltackpt_cli.status import status
 from deltackpt_cli.tag import tag
+from deltackpt_cli.termination import end_by_signals
 from deltackpt_cli.verify import verify
 from deltackpt_cli.watch import watch
 from deltackpt_cli.write import write
@@ -68,6 +69,7 @@ def root(
 
 def main() -> NoReturn:
     """Run the command line of this process."""
+    end_by_signals()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # no locale makes a name fail
     warnings.showwarning = lambda message, *_: logging.getLogger("deltackpt").warning("%s", message)  # a note

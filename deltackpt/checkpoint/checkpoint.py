@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.checkpoint.files import find_files, slices
+from deltackpt.checkpoint.files import ESCAPES, find_files, slices
 from deltackpt.checkpoint.sniff import SNIFF_BYTES, sniff
 from deltackpt.errors import CheckpointError, FormatError, UsageError
 from deltackpt.format.layout import Shard
@@ -96,7 +96,17 @@ class Checkpoint:
         return checkpoint
 
     def check_whole(self) -> None:
-        """Raise CheckpointError ``checkpoint-slices`` if the tensors of a shard are slices, by its own word."""
+        """Raise CheckpointError ``checkpoint-slices`` if the tensors of a shard are slices, by its own word;
+        ``link-escapes`` if a side file is a link to something that was never put into the checkpoint."""
+        for name, reason in self.left_out:
+            if reason == ESCAPES:
+                raise CheckpointError(
+                    "link-escapes",
+                    where=self.root / name,
+                    have=f"a link to {(self.root / name).resolve()}",
+                    need="a file, or a link that stays in the checkpoint or in its Hub cache",
+                    hint="Copy what it should have: cp -RL CHECKPOINT COPY. Or remove the link.",
+                )
         for shard in self.shards:
             if "DCP_SHARDING_INFO" in shard.header.metadata:
                 raise slices(self.root / shard.path, "one rank's file of a distributed checkpoint")

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,8 @@ PRUNED: Final = "deltackpt-pruned.json"  # where `watch` says that it removed th
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 _SINGLE: Final = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_model.safetensors")
 _SLICES: Final = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")  # as torch's distributed checkpoint names them
+_HUB: Final = re.compile(r"(models|datasets|spaces)--.+")  # a repository's folder in the cache of huggingface_hub
+ESCAPES: Final = "a link out of the checkpoint"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -137,11 +140,42 @@ def _walk(root: Path) -> Iterator[tuple[str, str]]:
             for entry in entries:
                 name = folder + entry.name
                 if not entry.is_dir(follow_symlinks=False):
-                    yield _printable(name), _reason(name, Path(entry.path))
-                elif entry.name.startswith("."):
-                    yield _printable(name) + "/", "dot-directory"
+                    reason = _reason(name, Path(entry.path))
+                    if not reason and entry.is_symlink() and _escapes(root, Path(entry.path)):
+                        reason = ESCAPES
+                    yield _printable(name), reason
+                elif reason := _folder_reason(entry):
+                    yield _printable(name) + "/", reason
                 else:
                     folders.append(name + "/")
+
+
+def _folder_reason(folder: os.DirEntry[str]) -> str:
+    """Why a folder is not entered; "" if it is."""
+    if folder.name.startswith("."):
+        return "dot-directory"
+    if is_repository(folder.path):  # its own steps would go into each next one
+        return "a deltackpt repository"
+    if (Path(folder.path) / "cache.json").exists() and (Path(folder.path) / "lock").exists():
+        return "a managed cache"
+    with suppress(OSError), os.scandir(folder.path) as entries:
+        if next(entries, None) is None:
+            return "an empty folder"
+    return ""
+
+
+def _escapes(root: Path, link: Path) -> bool:
+    """Does a link lead out of the checkpoint? Not into the blobs of a Hub cache, which are its files' own place."""
+    target, root = link.resolve(), root.resolve()
+    own = [folder.parent / "blobs" for folder in root.parents if folder.name == "snapshots"]
+    if any(target.is_relative_to(folder) for folder in (root, *own)):
+        return False
+    return not (target.parent.name == "blobs" and _HUB.fullmatch(target.parent.parent.name))
+
+
+def is_repository(folder: str | os.PathLike[str]) -> bool:
+    """Is there a repository in a folder, as far as names tell?"""
+    return (Path(folder) / "deltackpt.json").exists()
 
 
 def _reason(name: str, path: Path) -> str:

@@ -24,7 +24,7 @@ from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.heartbeat import Heartbeat, holder
-from deltackpt.repository.leases import COLLECTING, Lease, collecting, read_leases
+from deltackpt.repository.leases import COLLECTING, Lease, clear_dead, collecting, read_leases
 from deltackpt.store.base import is_temporary
 from deltackpt.util.progress import SILENT, Progress
 
@@ -175,6 +175,7 @@ def _affects(repo: Repository, lease: Lease, doomed: set[str]) -> bool:
 @contextmanager
 def _exclusive(repo: Repository, ttl: float) -> Iterator[Heartbeat]:
     """Hold `gc.json`: no other gc removes steps, and readers that begin wait ([S-GC-6])."""
+    clear_dead(repo)
     found = collecting(repo)
     if found is not None and repo.store.now() < found[2]:  # [S-GC-6]
         raise _running(repo, found[1])
@@ -207,6 +208,7 @@ def plan_gc(repo: Repository, policy: Policy = Policy()) -> GcPlan:
     that the policy names, FormatError for a damaged manifest or layout: what those need is not known,
     ChainError ``chain-broken`` for a ref or tag whose step has no way from an anchor any more.
     """
+    clear_dead(repo)
     return plan_of(repo, Inventory.read(repo), policy)
 
 

@@ -277,7 +277,7 @@ def _result(
     sink: RepositorySink, done: CommittedStep, builder: StepBuilder, new: Checkpoint, times: tuple[float, float]
 ) -> WriteResult:
     m, target = done.manifest, sink.target
-    counts, head = m.counts, target.head
+    counts, head = builder.counts(m.counts.elements), target.head
     return WriteResult(
         repository=sink.objects.repo.store.url,
         ref=target.ref,
@@ -292,7 +292,7 @@ def _result(
         density=counts.changed_elements / counts.elements if counts.elements else 0.0,
         patch_bytes=done.patch_bytes,
         bytes=done.bytes,
-        bits_per_change=8 * done.patch_bytes / counts.changed_elements if counts.changed_elements else None,
+        bits_per_change=8 * done.patch_bytes / counts.changed_elements if counts.changed_elements and m.patch else None,
         left_out=list(new.left_out),
         seconds=times[1],
         published=times[0],
