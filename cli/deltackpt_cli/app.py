@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from deltackpt import __version__
-from deltackpt.errors import DeltackptError, UsageError
+from deltackpt.errors import DeltackptError, StoreError, UsageError
 from deltackpt_cli.apply import apply
 from deltackpt_cli.compact import compact
 from deltackpt_cli.console import Output
@@ -88,6 +88,10 @@ def run(args: Sequence[str]) -> int:
         return output.error(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
+    except OSError as error:
+        if error.filename is None:
+            return output.bug(error)
+        return output.error(_of_system(error))
     except Exception as error:
         return output.bug(error)
     if code == INTERRUPTED:  # typer makes this of the signal
@@ -96,6 +100,13 @@ def run(args: Sequence[str]) -> int:
 
 
 _CallError: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, wherever this typer keeps it
+
+
+def _of_system(error: OSError) -> StoreError:
+    """What the system says of a path: of one that is too long, or that went away while it was used."""
+    have, need = error.strerror or str(error), "a path that can be used, and stays"
+    found = StoreError("path-unusable", where=str(error.filename)[:400], have=have, need=need)
+    return found.with_traceback(error.__traceback__)
 
 
 def _usage(error: Exception) -> UsageError:

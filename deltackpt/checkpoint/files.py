@@ -6,7 +6,6 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -136,32 +135,41 @@ def _walk(root: Path) -> Iterator[tuple[str, str]]:
     folders = [""]
     while folders:
         folder = folders.pop()
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                name = folder + entry.name
-                if not entry.is_dir(follow_symlinks=False):
-                    reason = _reason(name, Path(entry.path))
-                    if not reason and entry.is_symlink() and _escapes(root, Path(entry.path)):
-                        reason = ESCAPES
-                    yield _printable(name), reason
-                elif reason := _folder_reason(entry):
-                    yield _printable(name) + "/", reason
-                else:
-                    folders.append(name + "/")
+        for entry in _entries(root / folder):
+            name = folder + entry.name
+            if not entry.is_dir(follow_symlinks=False):
+                reason = _reason(name, Path(entry.path))
+                if not reason and entry.is_symlink() and _escapes(root, Path(entry.path)):
+                    reason = ESCAPES
+                yield _printable(name), reason
+            elif reason := _folder_reason(entry):
+                yield _printable(name) + "/", reason
+            else:
+                folders.append(name + "/")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing if it is gone. Raises CheckpointError ``not-readable``."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        have, need = error.strerror or "an error", "a folder that can be read"
+        raise CheckpointError("not-readable", where=folder, have=have, need=need) from error
 
 
 def _folder_reason(folder: os.DirEntry[str]) -> str:
     """Why a folder is not entered; "" if it is."""
     if folder.name.startswith("."):
         return "dot-directory"
-    if is_repository(folder.path):  # its own steps would go into each next one
+    names = {entry.name for entry in _entries(Path(folder.path))}
+    if "deltackpt.json" in names:  # its own steps would go into each next one
         return "a deltackpt repository"
-    if (Path(folder.path) / "cache.json").exists() and (Path(folder.path) / "lock").exists():
+    if {"cache.json", "lock"} <= names:
         return "a managed cache"
-    with suppress(OSError), os.scandir(folder.path) as entries:
-        if next(entries, None) is None:
-            return "an empty folder"
-    return ""
+    return "" if names else "an empty folder"
 
 
 def _escapes(root: Path, link: Path) -> bool:
@@ -171,11 +179,6 @@ def _escapes(root: Path, link: Path) -> bool:
     if any(target.is_relative_to(folder) for folder in (root, *own)):
         return False
     return not (target.parent.name == "blobs" and _HUB.fullmatch(target.parent.parent.name))
-
-
-def is_repository(folder: str | os.PathLike[str]) -> bool:
-    """Is there a repository in a folder, as far as names tell?"""
-    return (Path(folder) / "deltackpt.json").exists()
 
 
 def _reason(name: str, path: Path) -> str:

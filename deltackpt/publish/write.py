@@ -243,7 +243,7 @@ class ShardReader:
         if not self.started:
             self.started = True
             self.progress.start("anchor", sum(shard.size for shard in self.new.shards))
-        with (self.new.root / name).open("rb") as file:
+        with self.new.open_shard(name) as file:
             while piece := file.read(PIECE):
                 yield piece
                 self.progress.advance(len(piece))

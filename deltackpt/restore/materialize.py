@@ -78,7 +78,8 @@ def apply(
     """
     began = time.monotonic()
     out = Path(out)
-    _check_free(out)
+    with space_errors(out):
+        _check_free(out)
     with pinned(repo, step, ref) as (link, held):
 
         def once() -> tuple[Plan, int]:
