@@ -69,8 +69,8 @@ def write(d: ListIndex) -> bytes:
 def read(r: VarintReader, dtype: DType, shape: tuple[int, ...]) -> ListIndex:
     """The detail of an entry whose tensor or box has this shape, in storage elements.
 
-    Raises FormatError: ``grid``, ``number-limit``, ``number-form``, ``padding``, ``table-short``, and what `count_defect`
-    finds.
+    Raises FormatError: ``grid``, ``number-limit``, ``number-form``, ``padding``, ``table-short``, and what
+    `count_defect` finds.
     """
     form = r.byte()
     bits = form & ~CUT
