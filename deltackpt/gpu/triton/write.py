@@ -6,27 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from deltackpt.gpu.triton.bits import set_bits, set_one
 from deltackpt.gpu.triton.values import CHUNK, STATS, gap_before, tile_of, values
 
 _CHUNK, _STATS = tl.constexpr(CHUNK), tl.constexpr(STATS)
-
-
-@triton.jit
-def _set(words, address, bits, live):
-    """Or ``bits`` into the 32 bits that start at a bit address; what goes beyond a word's end goes into the next."""
-    shift = (address & 31).to(tl.int32)
-    low = bits.to(tl.uint32, bitcast=True)
-    at = words + (address >> 5)
-    here = (low << shift.to(tl.uint32)).to(tl.int32, bitcast=True)
-    tl.atomic_or(at, here, live & (here != 0), sem="relaxed")
-    over = tl.where(shift == 0, 0, (low >> ((32 - shift) & 31).to(tl.uint32)).to(tl.int32, bitcast=True))
-    tl.atomic_or(at + 1, over, live & (over != 0), sem="relaxed")
-
-
-@triton.jit
-def _set_one(words, address, live):
-    one = tl.full(address.shape, 1, tl.int32)
-    tl.atomic_or(words + (address >> 5), one << (address & 31).to(tl.int32), live, sem="relaxed")
 
 
 @triton.jit
@@ -65,24 +48,24 @@ def _write(owner, starts, scales, stats, addresses, ranks, sizes, kinds, out, wo
         i = c + tl.arange(0, _CHUNK)
         live = i < n
         run = tl.cumsum(tl.where(live, (gap_before(ranks, start, i, live) >> k) + 1, 0).to(tl.int64), 0)
-        _set_one(words, unary + run - 1, live)
+        set_one(words, unary + run - 1, live)
         unary += tl.max(run, 0)
         size, length, raw, exception, apart, ordinals, last = values(
             sizes, kinds, start + i, live, ordinals, last, ceiling, anchor, raw_limit
         )
         wide = tl.where(exception, length - 1, raw)
         run = tl.cumsum(wide.to(tl.int64), 0)
-        _set(words, field + run - wide, size & ((1 << wide) - 1), live & (wide > 0))
+        set_bits(words, field + run - wide, size & ((1 << wide) - 1), live & (wide > 0))
         field += tl.max(run, 0)
         ordinal = found + tl.cumsum(exception.to(tl.int32), 0) - 1
         run = tl.cumsum(tl.where(exception, (apart >> exception_k) + 1, 0).to(tl.int64), 0)
-        _set_one(words, far + run - 1, exception)
+        set_one(words, far + run - 1, exception)
         far += tl.max(run, 0)
         run = tl.cumsum(tl.where(exception, length - raw, 0).to(tl.int64), 0)
-        _set_one(words, excess + run - 1, exception)
+        set_one(words, excess + run - 1, exception)
         excess += tl.max(run, 0)
         for j in range(exception_k):
-            _set_one(words, (low + j * stride) * 8 + ordinal, exception & (((apart >> j) & 1) == 1))
+            set_one(words, (low + j * stride) * 8 + ordinal, exception & (((apart >> j) & 1) == 1))
         found += tl.sum(exception.to(tl.int32), 0)
 
 

@@ -1,0 +1,182 @@
+"""Version 2's `packed` of a group's changes by kernels: launched in two steps, between which sizes come to the host."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deltackpt.codecs import Encoded
+from deltackpt.codecs.packed2.classes import ClassScale
+from deltackpt.codecs.packed2.grid import TileGrid, choose_grid
+from deltackpt.codecs.packed2.list_index import ListIndex
+from deltackpt.gpu.changes import NARROW
+from deltackpt.gpu.diff import Group, apart
+from deltackpt.gpu.transfers import Copy, CopyStream, Sent, owners, send, table
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The lists of all tiles, on the device, and what is known of every tile before it is written."""
+
+    grids: list[TileGrid]
+    first: list[int]  # the first tile of every piece, and how many tiles there are
+    sent: Sent  # referenced while the kernels read it
+    words: list[torch.Tensor]  # all words of every piece; the same
+    scales: torch.Tensor  # [pieces, 4]: classes, first class with sizes, top, anchor
+    lists: Any  # triton.lists_sort.Lists
+    runs: torch.Tensor
+    sizes: torch.Tensor  # a 0, and the bytes of every tile
+
+    @property
+    def owner(self) -> torch.Tensor:
+        """The piece of every tile."""
+        return self.sent.arrays[1]
+
+
+def encode(
+    group: Group, which: Sequence[int], snapshot: Snapshot, side: CopyStream | None = None
+) -> Generator[None, None, dict[int, Encoded]]:
+    """Encode the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
+
+    -> by index of the piece: the list index, and the tiles in host memory. The bytes are those of `codecs.packed2`.
+    ``snapshot`` still holds the old words. Left out is a piece that has 2^31 elements or more, or would, were all its
+    tiles as large as the first.
+    """
+    pieces = group.changes.pieces
+    grids = {i: choose_grid(pieces[i].storage, group.changes.counts[i]) for i in which}
+    which = [i for i in which if _fits(grids[i])]
+    if not which:
+        group.release()
+        yield
+        yield
+        return {}
+    measured = _measure(group, which, [grids[i] for i in which], snapshot)
+    known = Copy([measured.lists.counts, measured.sizes, measured.scales])
+    yield
+
+    counts, sizes, scales = (t.numpy() for t in known.wait())
+    lengths = sizes[1:].copy()
+    payload = _write(measured, int(lengths.sum()), pieces[0].dtype.width, side)
+    yield
+
+    written, checksums = (t.numpy() for t in payload.wait())
+    data, crc = memoryview(written), checksums.view(np.uint32)
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    for tile in np.flatnonzero(lengths < 4).tolist():  # too short for the kernel
+        crc[tile] = zlib.crc32(data[ends[tile] : ends[tile + 1]])
+    made = {}
+    for n, i in enumerate(which):
+        part = slice(measured.first[n], measured.first[n + 1])
+        index = _index(measured.grids[n], scales[n].tolist(), counts[part], lengths[part], crc[part])
+        made[i] = Encoded(cast(Any, index), [data[ends[part.start] : ends[part.stop]]])
+    return made
+
+
+def _fits(grid: TileGrid) -> bool:
+    """Do the kernels' int32 hold the places of all elements, and those of tiles that do not exist?"""
+    high, wide = grid.rows * grid.tile_height, grid.columns * grid.tile_width
+    return high * wide < NARROW and grid.height * grid.width < NARROW
+
+
+def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot: Snapshot) -> _Measured:
+    """Launch the kernels that sort the changes of the pieces into lists, and measure how long each tile will be."""
+    from deltackpt.gpu.triton import lists_scale, lists_scan, lists_sort, lists_write
+    from deltackpt.gpu.triton.arrange import arrange, count
+
+    changes, dtype = group.changes, group.changes.pieces[0].dtype
+    masked = apart(snapshot, changes.pieces[which[0]])
+    words = [_words(changes.pieces[i], snapshot, masked) for i in which]
+    tiles = [grid.tiles for grid in grids]
+    first = [0, *accumulate(tiles)]
+    several = dtype.exponent[1] > 0  # classes, perhaps
+    plan = lists_scan.Populations(np.concatenate([_segments(grid, lists_scan.SPAN) * several for grid in grids]))
+    columns = _columns(grids, first, [group.words[i] for i in which], words, plan.first_block)
+    places = np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]])
+    sent = send(group.owner.device, columns, owners(tiles), places, plan.block_tiles, bypass=group.staged)
+    table_, owner, places_, block_tiles = sent.arrays
+    counts = count(table_, owner, group.mask, group.before)
+    starts = torch.cumsum(counts, 0, dtype=torch.int32)
+    total = sum(changes.counts[i] for i in which)
+    *ordered, cells = arrange(
+        table_, owner, group.mask, group.before, starts, changes.positions, changes.old, changes.new, total,
+        dtype.exponent,
+    )  # fmt: skip
+    scales = lists_scale.classes(cells)
+    counted = plan.scan(table_, owner, places_, block_tiles, scales, group.mask, dtype.width, dtype.exponent, masked)
+    lists_scale.finish(table_, cells, counted[1], scales, dtype.width, masked)
+    ranks, sizes, kinds = ordered
+    lists_scan.rank(
+        table_, owner, places_, starts, scales, group.mask, counted, (ranks, kinds), dtype.width, dtype.exponent, masked
+    )
+    group.release()
+    lists = lists_sort.sort(
+        table_, owner, places_, starts, scales, counted[1], (ranks, sizes, kinds), dtype.width, masked
+    )
+    runs, lengths = lists_write.measure(owner, scales, lists, dtype.width)
+    return _Measured(grids, first, sent, words, scales, lists, runs, lengths)
+
+
+def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) -> Copy:
+    """Launch the kernels that write the tiles, ``size`` bytes in all; -> the host copies of tiles and checksums."""
+    from deltackpt.gpu.triton.crc import checksums
+    from deltackpt.gpu.triton.lists_write import write
+
+    addresses = torch.cumsum(measured.sizes, 0)
+    out = write(measured.owner, measured.scales, measured.lists, measured.runs, addresses, size, width)
+    return Copy([out, checksums(out, addresses, measured.sizes[1:])], side)
+
+
+def _words(piece: Piece, snapshot: Snapshot, masked: bool) -> torch.Tensor:
+    """All words of a piece on its device: the old ones, or, ``masked``, the new ones."""
+    return piece.words() if masked else snapshot.of(piece.name)
+
+
+def _segments(grid: TileGrid, span: int) -> npt.NDArray[np.int64]:
+    """How many segments each tile has, of at most ``span`` elements of one row; bands of rows are one row each."""
+    _, _, high, wide = grid.corners(np.arange(grid.tiles))
+    if grid.columns == 1:
+        high, wide = np.minimum(high, 1), high * wide
+    segments: npt.NDArray[np.int64] = high * -(-wide // span)
+    return segments
+
+
+def _columns(
+    grids: Sequence[TileGrid], first: Sequence[int], words: Sequence[int], there: Sequence[torch.Tensor],
+    blocks: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:  # fmt: skip
+    """The table ``grids`` of the kernels in `triton.lists`."""
+    columns = []
+    for grid, tile, word, tensor in zip(grids, first, words, there, strict=False):
+        if grid.columns == 1:  # every tile is one run of elements: a row
+            width, tile_width = grid.height * grid.width, grid.tile_height * grid.width
+            cut = [1, width, 1, grid.rows, 1, tile_width]
+        else:
+            width, tile_width = grid.width, grid.tile_width
+            cut = [grid.height, width, grid.rows, grid.columns, grid.tile_height, tile_width]
+        level = tensor.data_ptr() % 16 == 0 and width % 8 == 0 and tile_width % 8 == 0
+        held = [int(blocks[tile]), int(blocks[tile + grid.tiles]), grid.tiles, grid.height * grid.width]
+        columns.append([tile, word, *cut, tensor.data_ptr(), int(level), *held])
+    return table(list(zip(*columns, strict=True)))
+
+
+def _index(
+    grid: TileGrid,
+    scale: Sequence[int],
+    counts: npt.NDArray[np.int32],
+    lengths: npt.NDArray[np.int64],
+    checksums: npt.NDArray[np.uint32],
+) -> ListIndex:
+    """The list index of one piece, given the counts, lengths and checksums of its tiles."""
+    classes, first, top, anchor = scale
+    lists = [*range(classes), *range(16 + first, 16 + classes)]
+    chosen = ClassScale(classes, classes - first, top, anchor if first < classes else 0)
+    return ListIndex(grid, chosen, counts[:, lists].astype(np.int64), lengths.copy(), checksums.copy())
