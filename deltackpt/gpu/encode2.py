@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 
 from deltackpt.codecs import Encoded
-from deltackpt.codecs.packed2.classes import ClassScale
-from deltackpt.codecs.packed2.grid import TileGrid, choose_grid
-from deltackpt.codecs.packed2.list_index import ListIndex
+from deltackpt.codecs.packed.classes import ClassScale
+from deltackpt.codecs.packed.grid import TileGrid, choose_grid
+from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.gpu.changes import NARROW
 from deltackpt.gpu.diff import Group, apart
 from deltackpt.gpu.transfers import Copy, CopyStream, Sent, owners, send, table
@@ -47,7 +47,7 @@ def encode(
 ) -> Generator[None, None, dict[int, Encoded]]:
     """Encode the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
 
-    -> by index of the piece: the list index, and the tiles in host memory. The bytes are those of `codecs.packed2`.
+    -> by index of the piece: the list index, and the tiles in host memory. The bytes are those of `codecs.packed`.
     ``snapshot`` still holds the old words. Left out is a piece that has 2^31 elements or more, or would, were all its
     tiles as large as the first.
     """

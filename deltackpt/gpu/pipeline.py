@@ -17,6 +17,7 @@ from deltackpt.gpu.changes import deltas_of, join_runs, sparse, wide
 from deltackpt.gpu.diff import Group, advance, apart, groups
 from deltackpt.gpu.digest import has_kernels, has_triton, of_changes, to_whole
 from deltackpt.gpu.encode import encode
+from deltackpt.gpu.encode2 import encode as encode_lists
 from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
@@ -26,20 +27,29 @@ from deltackpt.torch_views.words import on_host
 Job = Generator[None, None, Any]
 
 
-def capture(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], *, limit: int, encoded: bool) -> None:
+def capture(
+    pieces: Sequence[Piece],
+    snapshot: Snapshot,
+    found: list[Delta],
+    *,
+    limit: int,
+    encoded: bool,
+    version: int = 1,
+) -> None:
     """Append the delta of every piece that changed to ``found``, and move the snapshot on to it.
 
     All pieces are on one device, the snapshot is there or in host memory. At any instant every delta whose words the
     snapshot may hold is in ``found``. ``limit``: storage elements below which all old words of a piece go with its
     delta, for the host to encode. ``encoded``: encode `packed` on the device, as far as there are kernels; without them
     torch operations find what changed, and the host encodes it. So it does what changed of pieces of 2^31 elements or
-    more: kernels find that in runs of less.
+    more: kernels find that in runs of less. ``version``: of the format, whose `packed` it is. In version 2 kernels look
+    at all old words of tensors of every size: ``limit`` is then for what the host encodes alone.
     """
     if not pieces:
         return
     device = pieces[0].tensor.device
     if has_kernels(device):
-        _capture_by_kernels(pieces, snapshot, found, limit, encoded)
+        _capture_by_kernels(pieces, snapshot, found, limit, encoded, version)
         return
     warn_without_kernels(device)
     if apart(snapshot, pieces[0]):
@@ -65,12 +75,14 @@ def _warn_once() -> None:
 
 
 def _capture_by_kernels(
-    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], limit: int, encoded: bool
+    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], limit: int, encoded: bool, version: int
 ) -> None:
     device = pieces[0].tensor.device
     side = copy_stream(device)
+    limit = 0 if version == 2 and encoded else limit
     mine: list[Delta] = []
-    jobs = (_deltas(group, snapshot, (found, mine), limit, encoded, side) for group in groups(pieces, snapshot))
+    how = limit, encoded, version, side
+    jobs = (_deltas(group, snapshot, (found, mine), *how) for group in groups(pieces, snapshot))
     with current(device):
         try:
             for _ in interleaved(jobs):
@@ -111,6 +123,7 @@ def _deltas(
     into: Sequence[list[Delta]],
     limit: int,
     encoded: bool,
+    version: int,
     side: CopyStream | None,
 ) -> Job:
     """Append the deltas of a group to the lists ``into``, and move a snapshot on the same device on to them."""
@@ -119,7 +132,8 @@ def _deltas(
     if not changed:
         return
     whole = [(i, piece, n) for i, piece, n in changed if not wide(piece)]
-    work = encode(group, [i for i, piece, n in whole if encoded and sparse(piece, n, limit)], side)
+    which = [i for i, piece, n in whole if encoded and sparse(piece, n, limit)]
+    work = encode(group, which, side) if version == 1 else encode_lists(group, which, snapshot, side)
     small = {i: piece for i, piece, n in whole if wants_base(piece.dtype, piece.elements, n, limit)}
     bases = Copy([snapshot.of(piece.name) for piece in small.values()], side)
     arrays = Copy([changes.positions, changes.old, changes.new], side)
