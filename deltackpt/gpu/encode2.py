@@ -24,7 +24,7 @@ from deltackpt.torch_views.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _MeasuredLists:
     """The lists of all tiles, on the device, and what is known of every tile before it is written."""
 
     grids: list[TileGrid]
@@ -87,7 +87,7 @@ def _fits(grid: TileGrid) -> bool:
     return high * wide < NARROW and grid.height * grid.width < NARROW
 
 
-def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot: Snapshot) -> _Measured:
+def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot: Snapshot) -> _MeasuredLists:
     """Launch the kernels that sort the changes of the pieces into lists, and measure how long each tile will be."""
     from deltackpt.gpu.triton import lists_scale, lists_scan, lists_sort, lists_write
     from deltackpt.gpu.triton.arrange import arrange, count
@@ -122,10 +122,10 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
         table_, owner, places_, starts, scales, counted[1], (ranks, sizes, kinds), dtype.width, masked
     )
     runs, lengths = lists_write.measure(owner, scales, lists, dtype.width)
-    return _Measured(grids, first, sent, words, scales, lists, runs, lengths)
+    return _MeasuredLists(grids, first, sent, words, scales, lists, runs, lengths)
 
 
-def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) -> Copy:
+def _write(measured: _MeasuredLists, size: int, width: int, side: CopyStream | None) -> Copy:
     """Launch the kernels that write the tiles, ``size`` bytes in all; -> the host copies of tiles and checksums."""
     from deltackpt.gpu.triton.crc import checksums
     from deltackpt.gpu.triton.lists_write import write

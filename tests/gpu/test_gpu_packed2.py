@@ -15,8 +15,8 @@ from deltackpt.gpu import changes as device_changes  # noqa: E402
 from deltackpt.gpu import diff as device_diff  # noqa: E402
 from deltackpt.gpu import digest as device_digest  # noqa: E402
 from deltackpt.gpu import encode2, pipeline  # noqa: E402
-from deltackpt.torch_views.extract import Piece  # noqa: E402
 from deltackpt.torch_views.boxes import Box  # noqa: E402
+from deltackpt.torch_views.extract import Piece  # noqa: E402
 from deltackpt.torch_views.snapshot import Snapshot  # noqa: E402
 from deltackpt.torch_views.words import on_host  # noqa: E402
 

@@ -51,6 +51,27 @@ def _spread(bytes, class_0: tl.constexpr, absent_class, absent):
 
 
 @triton.jit
+def _by_class(kind):
+    """[2, rows, SPAN / 16, 8] classes -> of every row 4 x 4 counts of 8 bits, of classes from 0, 1, 8 and 9 on."""
+    one = tl.full(kind.shape, 1, tl.int64) << (kind * 4).to(tl.int64)
+    near = tl.sum(one.to(tl.int32), 3)  # 8 counts of 4 bits: classes 0 to 7
+    far = tl.sum((one >> 32).to(tl.int32), 3)
+    counts_0 = tl.sum(tl.sum(near & _NIBBLES, 0), 1)
+    counts_1 = tl.sum(tl.sum((near >> 4) & _NIBBLES, 0), 1)
+    counts_8 = tl.sum(tl.sum(far & _NIBBLES, 0), 1)
+    counts_9 = tl.sum(tl.sum((far >> 4) & _NIBBLES, 0), 1)
+    return counts_0, counts_1, counts_8, counts_9
+
+
+@triton.jit
+def _store_totals(to, a, b, c, d):
+    """The counts of four planes by class, int32."""
+    k = tl.arange(0, 16)
+    counts = tl.where((k & 1) == 0, tl.where(k < 8, a, c), tl.where(k < 8, b, d))
+    tl.store(to + k, ((counts >> (((k >> 1) & 3) * 16).to(tl.int64)) & 0xFFFF).to(tl.int32))
+
+
+@triton.jit
 def _pass_on(counts, before, to, live):
     """Store what comes before every segment; -> what comes before the next."""
     running = tl.cumsum(counts, 0)
@@ -107,13 +128,7 @@ def _scan(
             if masked:
                 there = at[None, :, None, None] + inside
                 kind = tl.where(_changed(mask, first, there, inside < held[None, :, None, None]) != 0, 15, kind)
-            one = tl.full(kind.shape, 1, tl.int64) << (kind * 4).to(tl.int64)
-            near = tl.sum(one.to(tl.int32), 3)  # 8 counts of 4 bits: classes 0 to 7
-            far = tl.sum((one >> 32).to(tl.int32), 3)
-            counts_0 = tl.sum(tl.sum(near & _NIBBLES, 0), 1)  # 4 counts of 8 bits
-            counts_1 = tl.sum(tl.sum((near >> 4) & _NIBBLES, 0), 1)
-            counts_8 = tl.sum(tl.sum(far & _NIBBLES, 0), 1)
-            counts_9 = tl.sum(tl.sum((far >> 4) & _NIBBLES, 0), 1)
+            counts_0, counts_1, counts_8, counts_9 = _by_class(kind)
             here = to + row
             kept = row < stop
             absent = _SPAN - held
@@ -121,10 +136,7 @@ def _scan(
             b = _pass_on(_spread(counts_1, 1, zero, absent), b, here + stride, kept)
             c = _pass_on(_spread(counts_8, 8, zero, absent), c, here + 2 * stride, kept)
             d = _pass_on(_spread(counts_9, 9, zero, absent), d, here + 3 * stride, kept)
-        k = tl.arange(0, 16)
-        counts = tl.where((k & 1) == 0, tl.where(k < 8, a, c), tl.where(k < 8, b, d))
-        shift = (((k >> 1) & 3) * 16).to(tl.int64)
-        tl.store(totals + (1 + block) * 16 + k, ((counts >> shift) & 0xFFFF).to(tl.int32))
+        _store_totals(totals + (1 + block) * 16, a, b, c, d)
 
 
 @triton.jit
@@ -175,29 +187,28 @@ def _rank(
         row = local // tile_width
         column = local - row * tile_width
         rank = row * wide + column
-        if bits > 0:
-            if classes > 1:
-                kind = class_of(tl.load(kinds + at, live, 0).to(tl.int32) & 255, exponent_top, classes)
-                inside = column & (_SPAN - 1)
-                origin = (top + row) * width + left + column - inside
-                lowest = tl.where(kind == classes - 1, 0, exponent_top - kind)
-                span = tl.where(kind == 0, 256, exponent_top - kind + 1) - lowest
-                if level != 0:
-                    words = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(word)), 16)
-                    rank = _same_before(
-                        words, origin, inside, live, lowest, span, mask, first, True, low, bits, masked
-                    )  # fmt: skip
-                else:
-                    words = address.to(tl.pointer_type(word))
-                    rank = _same_before(
-                        words, origin, inside, live, lowest, span, mask, first, False, low, bits, masked
-                    )  # fmt: skip
-                s = row * a_row + column // _SPAN
-                plane = (kind & 1) + 2 * (kind >> 3)
-                field = before + (plane * stride + segment + s) * 4 + ((kind >> 1) & 3)
-                rank += tl.load(field, live, 0).to(tl.int32) & 0xFFFF
-                outer = tl.load(populations + (block + s // _SEGMENTS) * 16 + kind, live, 0)
-                rank += outer - tl.load(populations + block * 16 + kind, live, 0)
+        if classes > 1:
+            kind = class_of(tl.load(kinds + at, live, 0).to(tl.int32) & 255, exponent_top, classes)
+            inside = column & (_SPAN - 1)
+            origin = (top + row) * width + left + column - inside
+            lowest = tl.where(kind == classes - 1, 0, exponent_top - kind)
+            span = tl.where(kind == 0, 256, exponent_top - kind + 1) - lowest
+            if level != 0:
+                words = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(word)), 16)
+                rank = _same_before(
+                    words, origin, inside, live, lowest, span, mask, first, True, low, bits, masked
+                )  # fmt: skip
+            else:
+                words = address.to(tl.pointer_type(word))
+                rank = _same_before(
+                    words, origin, inside, live, lowest, span, mask, first, False, low, bits, masked
+                )  # fmt: skip
+            s = row * a_row + column // _SPAN
+            plane = (kind & 1) + 2 * (kind >> 3)
+            field = before + (plane * stride + segment + s) * 4 + ((kind >> 1) & 3)
+            rank += tl.load(field, live, 0).to(tl.int32) & 0xFFFF
+            outer = tl.load(populations + (block + s // _SEGMENTS) * 16 + kind, live, 0)
+            rank += outer - tl.load(populations + block * 16 + kind, live, 0)
         tl.store(ranks + at, rank, live)
 
 

@@ -39,6 +39,22 @@ def _of_class(sizes, kinds, at, live, c, classes, first, top, anchor, raw_limit:
 
 
 @triton.jit
+def _totals(sizes, kinds, start, end, c, classes, first, top, anchor, raw_limit: tl.constexpr):
+    """-> how many changes of a tile are of lower classes, of class ``c``, and of that one and long."""
+    lower = tl.zeros((_CHUNK,), tl.int32)
+    held = tl.zeros((_CHUNK,), tl.int32)
+    over = tl.zeros((_CHUNK,), tl.int32)
+    for i in range(start, end, _CHUNK):
+        at = i + tl.arange(0, _CHUNK)
+        live = at < end
+        _, _, own, long = _of_class(sizes, kinds, at, live, c, classes, first, top, anchor, raw_limit)
+        lower += (live & (own < c)).to(tl.int32)
+        held += (live & (own == c)).to(tl.int32)
+        over += long.to(tl.int32)
+    return tl.sum(lower, 0), tl.sum(held, 0), tl.sum(over, 0)
+
+
+@triton.jit
 def _sort(
     grids, tensors, owner, tiles, starts, scales, populations, ranks, sizes, kinds,
     counts, spans, begins, gaps, longs, sizes_out, kinds_out, raw_limit: tl.constexpr, masked: tl.constexpr,
@@ -54,21 +70,8 @@ def _sort(
         first = tl.load(scales + 1)
         top = tl.load(scales + 2)
         anchor = tl.load(scales + 3)
-        lower = tl.zeros((_CHUNK,), tl.int32)
-        held = tl.zeros((_CHUNK,), tl.int32)
-        over = tl.zeros((_CHUNK,), tl.int32)
-        for i in range(start, end, _CHUNK):
-            at = i + tl.arange(0, _CHUNK)
-            live = at < end
-            _, _, own, long = _of_class(
-                sizes, kinds, at, live, c, classes, first, top, anchor, raw_limit
-            )  # fmt: skip
-            lower += (live & (own < c)).to(tl.int32)
-            held += (live & (own == c)).to(tl.int32)
-            over += long.to(tl.int32)
-        begin = start + tl.sum(lower, 0)
-        m = tl.sum(held, 0)
-        m_long = tl.sum(over, 0)
+        lower, m, m_long = _totals(sizes, kinds, start, end, c, classes, first, top, anchor, raw_limit)
+        begin = start + lower
         if classes > 1:
             block = tl.load(tiles + tile * 2)
             after = tl.load(tiles + tile * 2 + 2)
