@@ -109,7 +109,7 @@ def of_classes(name, shape, classes, share, seed=1, steep=True):
 def test_same_bytes(name):
     found = check_cases([of_lists(name, shape, i, 150) for i, shape in enumerate(SHAPES)])
     assert found
-    if DTYPES[name].exponent[1] >= 4 and DTYPES[name].sign_magnitude:
+    if DTYPES[name].exponent[1] >= 5 and DTYPES[name].sign_magnitude:
         assert max(index.scale.classes for index in found) > 1
 
 
