@@ -57,6 +57,24 @@ def test_every_byte_changes(tmp_path, how):
     assert deltackpt("log", repo).status == 0
 
 
+@pytest.mark.parametrize("levels", [False, True])
+def test_folds_end_where_no_patch_leads(tmp_path, levels):
+    repo = tmp_path / "repo"
+    for i in range(10):
+        made = dense(tmp_path / f"step_{i}", i, share=1.0 if i == 5 else 0.02, rest=5 if i > 5 else 0)
+        deltackpt("write", made, repo, "--anchor-when-ratio", "0.9")
+    done = deltackpt("compact", repo, "--from", "0", "--json", *(("--levels",) if levels else ()))
+    assert done.status == 0
+    spans = [(fold["start"]["step"], fold["end"]["step"]) for fold in done.json["folds"]]
+    assert spans
+    assert not any(start < 5 <= end for start, end in spans)
+    assert deltackpt("verify", repo).status == 0
+    assert deltackpt("mirror", repo, tmp_path / "copy").status == 0
+    for where in (repo, tmp_path / "copy"):
+        done = deltackpt("apply", where, tmp_path / f"out_{where.name}", "--step", "9")
+        assert tree(tmp_path / f"out_{where.name}") == tree(tmp_path / "step_9")
+
+
 def test_a_patch_that_saves_something_stays_beside_the_anchor(tmp_path):
     deltackpt("write", dense(tmp_path / "step_0", 0), tmp_path / "repo")
     done = deltackpt("write", dense(tmp_path / "step_1", 1, share=0.2), tmp_path / "repo", "--anchor", "--json")
