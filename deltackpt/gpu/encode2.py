@@ -98,8 +98,8 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     tiles = [grid.tiles for grid in grids]
     first = [0, *accumulate(tiles)]
     several = dtype.exponent[1] > 0  # classes, perhaps
-    plan = lists_scan.Populations(np.concatenate([_segments(grid, lists_scan.SPAN) * several for grid in grids]))
-    columns = _columns(grids, first, [group.words[i] for i in which], words, plan.first_block)
+    plan = lists_scan.Populations(np.concatenate([segments_of(grid, lists_scan.SPAN) * several for grid in grids]))
+    columns = columns_of(grids, first, [group.words[i] for i in which], words, plan.first_block)
     places = np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]])
     sent = send(group.owner.device, columns, owners(tiles), places, plan.block_tiles, bypass=group.staged)
     table_, owner, places_, block_tiles = sent.arrays
@@ -140,7 +140,7 @@ def _words(piece: Piece, snapshot: Snapshot, masked: bool) -> torch.Tensor:
     return piece.words() if masked else snapshot.of(piece.name)
 
 
-def _segments(grid: TileGrid, span: int) -> npt.NDArray[np.int64]:
+def segments_of(grid: TileGrid, span: int) -> npt.NDArray[np.int64]:
     """How many segments each tile has, of at most ``span`` elements of one row; bands of rows are one row each."""
     _, _, high, wide = grid.corners(np.arange(grid.tiles))
     if grid.columns == 1:
@@ -149,7 +149,7 @@ def _segments(grid: TileGrid, span: int) -> npt.NDArray[np.int64]:
     return segments
 
 
-def _columns(
+def columns_of(
     grids: Sequence[TileGrid], first: Sequence[int], words: Sequence[int], there: Sequence[torch.Tensor],
     blocks: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:  # fmt: skip
