@@ -49,7 +49,7 @@ def _values(
         for i in range(start, end, _CHUNK):
             at = i + tl.arange(0, _CHUNK)
             live = at < end
-            old = tl.load(olds + at, live, 0)
+            old = tl.load(olds + at, live, 0).to(word)
             exponent = (old.to(tl.int32) >> low) & ((1 << bits) - 1)
             kind = class_of(exponent, top, classes)
             raw = raw_bits(exponent, kind, first, anchor, 8 * width - 1)
