@@ -25,7 +25,7 @@ from deltackpt.format.dtypes import DType
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.changes import NARROW
 from deltackpt.gpu.digest import keys, power
-from deltackpt.gpu.encode2 import columns_of, segments_of
+from deltackpt.gpu.tiles import grid_table, segments
 from deltackpt.gpu.transfers import Copy, Sent, current, owners, send
 
 AT_ONCE = 1 << 29  # elements whose tiles are decoded at once: their scratch memory is an eighth of that and more
@@ -196,10 +196,10 @@ def _send(tasks: Sequence[DecodeTask], device: torch.device) -> _Tiles:
 
     indices = [task.index for task in tasks]
     several = tasks[0].dtype.exponent[1] > 0  # classes, perhaps
-    plan = Populations(np.concatenate([segments_of(i.grid, SPAN) * several for i in indices]))
+    plan = Populations(np.concatenate([segments(i.grid, SPAN) * several for i in indices]))
     first = [0, *accumulate(i.grid.tiles for i in indices)]
     none = [0] * len(tasks)
-    grids = columns_of([i.grid for i in indices], first, none, [task.words for task in tasks], plan.first_block)
+    grids = grid_table([i.grid for i in indices], first, none, [task.words for task in tasks], plan.first_block)
     grids = np.vstack([grids, [[task.origin for task in tasks]]])
     lengths = np.concatenate([i.lengths for i in indices])
     begins = np.concatenate([t.begin + starts(t.index.lengths)[:-1] for t in tasks])

@@ -16,7 +16,7 @@ import torch
 
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
-from deltackpt.hooks.capture import Capture, part_version
+from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.finite import counts_after, refuse
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import everyones, existing, extractor, process_groups
@@ -152,9 +152,7 @@ class TrainerHook:
         start = self._start(source, pieces, plan, found or repository)
         self.repo = start.repo
         mine, link = owned(pieces, plan, self._group.rank), None if start.fresh else start.link
-        # All parts of a patch have one version: that of the rank with the oldest.
-        self._version = min(everyone(self._group, part_version(mine, options)))
-        self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size, version=self._version)
+        self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size)
         self.publisher = self._publisher(publishing, plan, start)
         self._unchanged = Unchanged(source)
         self._last: int | None = start.link.step if start.link else None
@@ -199,7 +197,7 @@ class TrainerHook:
         options = self._options
         state = TrainerState(plan, start.files, self._capture.words, self._capture.sums)
         encode = EncodeOptions(options.encoding, options.threads_or_default)
-        publishing = PublishOptions(options.anchor, encode, dict(options.metadata or {}), self._version)
+        publishing = PublishOptions(options.anchor, encode, dict(options.metadata or {}))
         publisher = Publisher(self.repo, options.ref, group, state, publishing)
         publisher.base, publisher.seek, publisher.fresh = start.base, start.seek, start.fresh
         return publisher
