@@ -182,7 +182,9 @@ def _decode(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -
 def _require(task: DecodeTask, size: int) -> None:
     """What the host's decoder checks before it looks at a tile."""
     index = task.index
-    assert takes(task) and task.words.is_contiguous() and task.words.numel() == index.grid.height * index.grid.width
+    assert takes(task)
+    assert task.words.is_contiguous()
+    assert task.words.numel() == index.grid.height * index.grid.width
     assert 0 <= task.begin <= task.begin + task.size <= size
     if (defect := list_index.count_defect(index)) is not None:
         raise FormatError(defect[0], where=task.where, have=defect[1], need=defect[2])
@@ -220,8 +222,11 @@ def _send(tasks: Sequence[DecodeTask], device: torch.device) -> _Tiles:
         counts,
         bypass=False,
     )
-    *arrays, narrow = sent.arrays
-    return _Tiles(*arrays, narrow.to(torch.int32), int(changes[-1]), int(numbers[-1]), plan, sent)
+    table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums, narrow = sent.arrays
+    return _Tiles(
+        table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums,
+        narrow.to(torch.int32), int(changes[-1]), int(numbers[-1]), plan, sent,
+    )  # fmt: skip
 
 
 def _columns(index: ListIndex) -> Ints:

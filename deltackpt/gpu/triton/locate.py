@@ -12,7 +12,7 @@ import triton.language as tl
 
 from deltackpt.gpu.triton.bits import bit_length, ones
 from deltackpt.gpu.triton.compare import TYPES
-from deltackpt.gpu.triton.lists import CLASSES, class_of, place
+from deltackpt.gpu.triton.lists import CLASSES, place
 from deltackpt.gpu.triton.lists_scan import SEGMENTS, SPAN
 from deltackpt.gpu.triton.read_bits import excluded, fine
 from deltackpt.gpu.triton.unlist import Unlisted
@@ -24,7 +24,7 @@ _CHUNK = tl.constexpr(64)  # changes that are looked for at once
 @triton.jit
 def _rank(ranks, count, flipped, j, live, steps):
     """The rank of the ``j``-th chosen one of a list."""
-    if flipped:
+    if flipped:  # noqa: SIM108
         rank = excluded(ranks, count, j, live, steps)
     else:
         rank = tl.load(ranks + j, live, 0)
@@ -99,10 +99,10 @@ def _locate(
                 end = s + segments
                 for _ in range(search):
                     middle = (s + end) >> 1
-                    open = live & (middle > s)
-                    less = _before(before, populations, plane, block, c, middle, open) - zero <= rank
-                    s = tl.where(open & less, middle, s)
-                    end = tl.where(open & (less == 0), middle, end)
+                    inner = live & (middle > s)
+                    less = _before(before, populations, plane, block, c, middle, inner) - zero <= rank
+                    s = tl.where(inner & less, middle, s)
+                    end = tl.where(inner & (less == 0), middle, end)
                 inside = rank - (_before(before, populations, plane, block, c, s, live) - zero)
                 down = s // a_row
                 right = (s - down * a_row) * _SPAN
@@ -164,7 +164,7 @@ def locate(
         low=exponent[0], bits=exponent[1], num_warps=4,
     )  # fmt: skip
     _longs[(tiles, CLASSES - 1)](
-        lists.runs, starts, firsts, counts, lists.sizes, lists.codes, tiles * 32, lists.marks, lists.ranks, defects, excesses,
-        num_warps=2,
+        lists.runs, starts, firsts, counts, lists.sizes, lists.codes, tiles * 32, lists.marks, lists.ranks, defects,
+        excesses, num_warps=2,
     )  # fmt: skip
     return positions, olds, excesses

@@ -27,8 +27,8 @@ def _moved(old, down, size, width: tl.constexpr, magnitude: tl.constexpr):
 
 @triton.jit
 def _values(
-    grids, tensors, owner, scales, words, limit, spans, runs, starts, positions, olds, excesses, a, b, news, sums, defects,
-    word: tl.constexpr, width: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,
+    grids, tensors, owner, scales, words, limit, spans, runs, starts, positions, olds, excesses, a, b,
+    news, sums, defects, word: tl.constexpr, width: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     start = tl.load(starts + tile)
@@ -109,8 +109,8 @@ def step(
     sums = torch.zeros((grids.shape[1], 2), dtype=torch.int64, device=owner.device)
     width = olds.element_size()
     _values[(owner.numel(),)](
-        grids, grids.shape[1], owner, scales, words, words.numel(), spans, runs, starts, positions, olds, excesses, *keys,
-        news, sums, defects, word=TYPES[width], width=width, low=exponent[0], bits=exponent[1], num_warps=4,
+        grids, grids.shape[1], owner, scales, words, words.numel(), spans, runs, starts, positions, olds, excesses,
+        *keys, news, sums, defects, word=TYPES[width], width=width, low=exponent[0], bits=exponent[1], num_warps=4,
     )  # fmt: skip
     return news, sums
 

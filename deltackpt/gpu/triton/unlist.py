@@ -24,7 +24,8 @@ _CHUNK = tl.constexpr(128)  # ranks that are added up at once
 
 @triton.jit
 def _plan(
-    grids, tensors, owner, places, populations, scales, spans, counts, candidates, ks, sizes, lows, codes, runs, defects,
+    grids, tensors, owner, places, populations, scales, spans, counts, candidates, ks, sizes, lows, codes, runs,
+    defects,
 ):  # fmt: skip
     tile = tl.program_id(0)
     if fine(defects, tile):
@@ -81,10 +82,10 @@ def _unary(words, limit, spans, runs, firsts, marks, defects):
             w = at + tl.arange(0, _WORDS)
             left = tl.load(words + w, (w * 32 < end) & (w < limit), 0)
             before = start - w * 32  # bits of a word that come before the run: at most 31 of the first
-            all = tl.full((_WORDS,), -1, tl.int32)
-            left = tl.where(before > 0, left & (all << tl.maximum(before, 0).to(tl.int32)), left)
+            full = tl.full((_WORDS,), -1, tl.int32)
+            left = tl.where(before > 0, left & (full << tl.maximum(before, 0).to(tl.int32)), left)
             inside = end - w * 32
-            left = tl.where(inside < 32, left & ~(all << tl.minimum(tl.maximum(inside, 0), 31).to(tl.int32)), left)
+            left = tl.where(inside < 32, left & ~(full << tl.minimum(tl.maximum(inside, 0), 31).to(tl.int32)), left)
             n = ones(left)
             to = found + tl.cumsum(n, 0) - n
             found += tl.sum(n, 0)
@@ -156,7 +157,7 @@ def unlist(
     grids: Any, owner: Any, places: Any, populations: Any, scales: Any, words: Any, spans: Any, counts: Any,
     firsts: Any, numbers: int, defects: Any,
 ) -> Unlisted:  # fmt: skip
-    """Read the lists of all tiles. ``firsts`` [tiles]: their first number among all; ``defects`` [tiles] is added to."""
+    """Read the lists of all tiles. ``firsts`` [tiles]: their first number among all. Adds to ``defects`` [tiles]."""
     tiles = owner.numel()
     lists, limit = Unlisted(tiles, numbers, owner.device), words.numel()
     _plan[(tiles,)](
