@@ -124,7 +124,7 @@ def _as_words(data: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class _Tiles:
+class _SentTiles:
     """All tiles of a group on the device; see the kernels for what each array is. ``sent`` is what they are views of.
 
     ``total``: changes. ``numbers``: at most so many are in unary. ``plan``: where segments of elements are.
@@ -192,7 +192,7 @@ def _require(task: DecodeTask, size: int) -> None:
         raise FormatError("tile-length", where=task.where, have=f"{task.size:,} bytes", need=f"{need:,} of the tiles")
 
 
-def _send(tasks: Sequence[DecodeTask], device: torch.device) -> _Tiles:
+def _send(tasks: Sequence[DecodeTask], device: torch.device) -> _SentTiles:
     """The tables of all tasks, in one copy."""
     from deltackpt.gpu.triton.lists_scan import SPAN, Populations
 
@@ -223,7 +223,7 @@ def _send(tasks: Sequence[DecodeTask], device: torch.device) -> _Tiles:
         bypass=False,
     )
     table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums, narrow = sent.arrays
-    return _Tiles(
+    return _SentTiles(
         table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums,
         narrow.to(torch.int32), int(changes[-1]), int(numbers[-1]), plan, sent,
     )  # fmt: skip
@@ -243,7 +243,7 @@ def _scale(index: ListIndex) -> tuple[int, int, int, int]:
     return scale.classes, scale.first, scale.top, scale.anchor
 
 
-def _damaged(tiles: _Tiles, data: torch.Tensor) -> torch.Tensor:
+def _damaged(tiles: _SentTiles, data: torch.Tensor) -> torch.Tensor:
     """The first defects of tiles, int32: those of 4 bytes or more that have not their crc32."""
     from deltackpt.gpu.triton.crc import checksums
     from deltackpt.gpu.triton.read_bits import CHECKSUM, NONE
