@@ -1,5 +1,5 @@
 """`packed` entries decoded on a device: from the bytes of a part there to positions, old and new words, and what the
-digests gain. Nothing is written to the tensors before `DecodedChanges.write` is called.
+digests gain. Nothing is written to the tensors before `DecodedChanges.apply` is called.
 
 The bytes are anybody's: every read and write is in bounds, and the first defect by entry and tile is what the host
 would name.
@@ -65,12 +65,17 @@ class DecodedChanges:
     _starts: torch.Tensor
     _addresses: torch.Tensor
 
-    def write(self) -> None:
-        """Write the new words to the tasks' words."""
+    @property
+    def elements(self) -> int:
+        """How many."""
+        return int(self.positions.numel())
+
+    def apply(self) -> None:
+        """Put the new words in place."""
         self._put(self.new)
 
-    def undo(self) -> None:
-        """Write the old words there."""
+    def revert(self) -> None:
+        """Put the old words back."""
         self._put(self.old)
 
     def _put(self, values: torch.Tensor) -> None:

@@ -102,11 +102,11 @@ def check(cases):
     for task, (_, _, old, _) in zip(tasks, cases, strict=True):
         assert np.array_equal(words_of(task, old), old)  # nothing is written yet
     for group in found:
-        group.write()
+        group.apply()
     for task, (_, _, _, new) in zip(tasks, cases, strict=True):
         assert np.array_equal(words_of(task, new), new)
     for group in found:
-        group.undo()
+        group.revert()
     for task, (_, _, old, _) in zip(tasks, cases, strict=True):
         assert np.array_equal(words_of(task, old), old)
     sums = [both for group in found for both in group.sums]
