@@ -49,12 +49,11 @@ def _nth(mask, n):
     at = tl.where(over, 32, at)
     word = tl.where(over, ((mask >> 32) & 0xFFFFFFFF).to(tl.int32), half)
     for i in tl.static_range(5):
-        step: tl.constexpr = 16 >> i
-        held = ones(word & ((1 << step) - 1))
+        held = ones(word & ((1 << (16 >> i)) - 1))
         over = n >= held
         n = tl.where(over, n - held, n)
-        at = tl.where(over, at + step, at)
-        word = tl.where(over, (word >> step) & ((1 << (32 - step)) - 1), word)
+        at = tl.where(over, at + (16 >> i), at)
+        word = tl.where(over, (word >> (16 >> i)) & 0xFFFF, word)
     return at
 
 
