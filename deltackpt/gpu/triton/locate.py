@@ -18,7 +18,8 @@ from deltackpt.gpu.triton.read_bits import excluded, fine
 from deltackpt.gpu.triton.unlist import Unlisted
 
 _SPAN, _SEGMENTS = tl.constexpr(SPAN), tl.constexpr(SEGMENTS)
-_CHUNK = tl.constexpr(64)  # changes that are looked for at once
+_MANY = tl.constexpr(128)  # changes that are looked for at once
+_FEW = tl.constexpr(32)  # the same where each one's segment is read
 
 
 @triton.jit
@@ -39,15 +40,13 @@ def _before(before, populations, plane, block, c, s, live):
 
 
 @triton.jit
-def _nth(mask, n):
-    """The place of the ``n``-th set bit, counted from 0, of words of 64 bits (int64)."""
-    at = tl.zeros(n.shape, tl.int32)
-    half = (mask & 0xFFFFFFFF).to(tl.int32)
-    held = ones(half)
+def _nth(low, high, n):
+    """The place of the ``n``-th set bit, counted from 0, of 64 bits in two words."""
+    held = ones(low)
     over = n >= held
     n = tl.where(over, n - held, n)
-    at = tl.where(over, 32, at)
-    word = tl.where(over, ((mask >> 32) & 0xFFFFFFFF).to(tl.int32), half)
+    at = tl.where(over, 32, 0)
+    word = tl.where(over, high, low)
     for i in tl.static_range(5):
         held = ones(word & ((1 << (16 >> i)) - 1))
         over = n >= held
@@ -58,43 +57,44 @@ def _nth(mask, n):
 
 
 @triton.jit
-def _locate(
+def _first(starts, counts, tile, c):
+    """The first change of class ``c`` in a tile: those of lower classes come before it."""
+    lower = tl.arange(0, 16)
+    return tl.load(starts + tile) + tl.sum(tl.where(lower < c, tl.load(counts + tile * 32 + lower), 0), 0)
+
+
+@triton.jit
+def _search(
     grids, tensors, owner, places, scales, before, stride, populations, starts, firsts, counts, sizes, codes, ranks,
-    defects, positions, olds, word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,
+    defects, positions, olds,
 ):  # fmt: skip
+    """The segment of every change, in ``positions``, and its rank there among those of its class, in ``olds``; or,
+    where there is one class, its local index in ``positions``."""
     tile = tl.program_id(0)
     c = tl.program_id(1)
-    t = tl.load(owner + tile)
-    classes = tl.load(scales + t * 4).to(tl.int32)
     m = tl.load(counts + tile * 32 + c)
     if (m > 0) & fine(defects, tile):
-        exponent_top = tl.load(scales + t * 4 + 2).to(tl.int32)
-        top, left, high, wide, width, _ = place(grids, tensors, t, tile)
-        words = tl.load(grids + 8 * tensors + t).to(tl.pointer_type(word))
-        # The changes of lower classes come first.
-        lower = tl.arange(0, 16)
-        to = tl.load(starts + tile) + tl.sum(tl.where(lower < c, tl.load(counts + tile * 32 + lower), 0), 0)
+        t = tl.load(owner + tile)
+        classes = tl.load(scales + t * 4).to(tl.int32)
+        _, _, high, wide, _, _ = place(grids, tensors, t, tile)
+        to = _first(starts, counts, tile, c)
         count = tl.load(sizes + tile * 32 + c)
         flipped = count < m
         ranks += tl.load(firsts + tile) + tl.load(codes + tile * 32 + c)
         steps = bit_length(count)
-        a_row = (wide + _SPAN - 1) // _SPAN
-        segments = high * a_row
+        segments = high * ((wide + _SPAN - 1) // _SPAN)
         search = bit_length(segments)
         block = tl.load(places + tile * 2).to(tl.int32)
         plane = ((c & 1) + 2 * (c >> 3)) * stride + tl.load(places + tile * 2 + 1)
         before += (c >> 1) & 3
-        lowest = tl.where(c == classes - 1, 0, exponent_top - c)
-        span = tl.where(c == 0, 256, exponent_top - c + 1) - lowest
         zero = tl.load(populations + block * 16 + c)
-        lane = tl.arange(0, _SPAN)
-        for i in range(0, m, _CHUNK):
-            j = i + tl.arange(0, _CHUNK)
+        for i in range(0, m, _MANY):
+            j = i + tl.arange(0, _MANY)
             live = j < m
             rank = _rank(ranks, count, flipped, j, live, steps)
             if classes > 1:
                 # The last segment that has no more of the class before it than the rank.
-                s = tl.zeros((_CHUNK,), tl.int32)
+                s = tl.zeros((_MANY,), tl.int32)
                 end = s + segments
                 for _ in range(search):
                     middle = (s + end) >> 1
@@ -103,19 +103,53 @@ def _locate(
                     s = tl.where(inner & less, middle, s)
                     end = tl.where(inner & (less == 0), middle, end)
                 inside = rank - (_before(before, populations, plane, block, c, s, live) - zero)
-                down = s // a_row
-                right = (s - down * a_row) * _SPAN
+                tl.store(positions + to + j, s, live)
+                tl.store(olds + to + j, inside.to(olds.dtype.element_ty), live)
+            else:
+                tl.store(positions + to + j, rank, live)
+
+
+@triton.jit
+def _pick(
+    grids, tensors, owner, scales, starts, counts, defects, positions, olds,
+    word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,
+):  # fmt: skip
+    """What `_search` found -> flat positions, and the words there."""
+    tile = tl.program_id(0)
+    c = tl.program_id(1)
+    m = tl.load(counts + tile * 32 + c)
+    if (m > 0) & fine(defects, tile):
+        t = tl.load(owner + tile)
+        classes = tl.load(scales + t * 4).to(tl.int32)
+        exponent_top = tl.load(scales + t * 4 + 2).to(tl.int32)
+        top, left, _, wide, width, _ = place(grids, tensors, t, tile)
+        words = tl.load(grids + 8 * tensors + t).to(tl.pointer_type(word))
+        to = _first(starts, counts, tile, c)
+        a_row = (wide + _SPAN - 1) // _SPAN
+        lowest = tl.where(c == classes - 1, 0, exponent_top - c)
+        span = tl.where(c == 0, 256, exponent_top - c + 1) - lowest
+        half = tl.arange(0, 2)[None, :, None]
+        bit = tl.arange(0, 32)[None, None, :]
+        for i in range(0, m, _FEW):
+            j = i + tl.arange(0, _FEW)
+            live = j < m
+            found = tl.load(positions + to + j, live, 0)
+            if classes > 1:
+                down = found // a_row
+                right = (found - down * a_row) * _SPAN
                 origin = (top + down) * width + left + right
-                held = tl.minimum(wide - right, _SPAN)
-                own = live[:, None] & (lane[None, :] < held[:, None])
-                x = tl.load(words + origin[:, None] + lane[None, :], own, 0)
+                held = tl.where(live, tl.minimum(wide - right, _SPAN), 0)
+                own = half * 32 + bit < held[:, None, None]
+                x = tl.load(words + origin[:, None, None] + half * 32 + bit, own, 0)
                 above = ((x.to(tl.int32) >> low) & ((1 << bits) - 1)) - lowest
                 own = own & (above >= 0) & (above < span)
-                mask = tl.sum(own.to(tl.int64) << lane[None, :].to(tl.int64), 1)
-                at = origin + _nth(mask, inside)
+                both = tl.sum(own.to(tl.int32) << bit, 2)
+                second = tl.arange(0, 2)[None, :]
+                mask = tl.sum(tl.where(second == 0, both, 0), 1), tl.sum(tl.where(second == 1, both, 0), 1)
+                at = origin + _nth(*mask, tl.load(olds + to + j, live, 0).to(tl.int32))
             else:
-                down = rank // wide
-                at = (top + down) * width + left + rank - down * wide
+                down = found // wide
+                at = (top + down) * width + left + found - down * wide
             tl.store(positions + to + j, at, live)
             tl.store(olds + to + j, tl.load(words + at, live, 0), live)
 
@@ -127,8 +161,7 @@ def _longs(runs, starts, firsts, counts, sizes, codes, plane, marks, ranks, defe
     slot = tile * 32 + 16 + c
     m = tl.load(counts + slot)
     if (m > 0) & fine(defects, tile):
-        lower = tl.arange(0, 16)
-        to = tl.load(starts + tile) + tl.sum(tl.where(lower < c, tl.load(counts + tile * 32 + lower), 0), 0)
+        to = _first(starts, counts, tile, c)
         count = tl.load(sizes + slot)
         first = tl.load(firsts + tile)
         number = tl.load(codes + plane + slot)
@@ -137,8 +170,8 @@ def _longs(runs, starts, firsts, counts, sizes, codes, plane, marks, ranks, defe
         ranks += first + tl.load(codes + slot)
         flipped = count < m
         steps = bit_length(count)
-        for i in range(0, m, _CHUNK):
-            j = i + tl.arange(0, _CHUNK)
+        for i in range(0, m, _MANY):
+            j = i + tl.arange(0, _MANY)
             live = j < m
             rank = _rank(ranks, count, flipped, j, live, steps)
             last = tl.load(marks + number + j - 1, live & (number + j > 0), origin)
@@ -157,9 +190,12 @@ def locate(
     positions = torch.zeros(total, dtype=torch.int32, device=device)
     olds = torch.zeros(total, dtype=like, device=device)
     excesses = torch.zeros(total, dtype=torch.int8, device=device)
-    _locate[(tiles, CLASSES - 1)](
+    _search[(tiles, CLASSES - 1)](
         grids, grids.shape[1], owner, places, scales, before.view(torch.int16), before.shape[1], populations, starts,
-        firsts, counts, lists.sizes, lists.codes, lists.ranks, defects, positions, olds, word=TYPES[like.itemsize],
+        firsts, counts, lists.sizes, lists.codes, lists.ranks, defects, positions, olds, num_warps=2,
+    )  # fmt: skip
+    _pick[(tiles, CLASSES - 1)](
+        grids, grids.shape[1], owner, scales, starts, counts, defects, positions, olds, word=TYPES[like.itemsize],
         low=exponent[0], bits=exponent[1], num_warps=4,
     )  # fmt: skip
     _longs[(tiles, CLASSES - 1)](
