@@ -2,8 +2,8 @@
 
 Needs torch, numpy, zstandard, xxhash, safetensors and fsspec; without a GPU it runs small shapes on the CPU, which
 shows that it works and no more. The weights are normal noise, 90 % of the changes one ULP: speeds and not sizes.
---rounded: changes as rounding of fp32 masters makes them, more of them the smaller the weight. --brief: what kernels do,
-and what a step blocks, alone.
+--rounded: changes as rounding of fp32 masters makes them, more of them the smaller the weight. --brief: no more than
+what kernels do, each with its time, and what a step blocks.
 
     python bench/gpu_hook.py [--density 0.01] [--size 8b|1b|small] [--repeat 3] [--rounded] [--brief] [--json FILE]
 """
@@ -127,6 +127,17 @@ class Clock:
         return statistics.median(taken[1:])
 
 
+def kernels_of(work: Callable[[], Any], where: torch.device) -> list[str]:
+    """Milliseconds on the card by kernel, the longest first; nothing without a card."""
+    if where.type != "cuda":
+        return []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        torch.cuda.synchronize()
+    spent = sorted(((event.device_time_total / 1e3, event.key) for event in profile.key_averages()), reverse=True)
+    return [f"{ms:9.3f} ms  {name[:60]}" for ms, name in spent[:20] if ms > 0.05]
+
+
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A folder in memory-backed storage, where there is some."""
@@ -224,7 +235,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
         peak = torch.cuda.max_memory_allocated() - held
         result["peak memory beyond weights and snapshot"] = peak / 1e9
     if args.brief:
-        return result, notes
+        return result, [*notes, *kernels_of(find_and_encode, where)]
     names = {piece.name for piece in pieces}
     with scratch() as folder:
         repo, count = Repository.open_or_create(folder / "store"), iter(range(1 << 30))

@@ -1,8 +1,8 @@
 """`packed` by itself: its sizes against the floor given the old exponent, and what it costs the host.
 
 Sizes: chains of tensors made here, fp32 masters moved by AdamW and rounded to bf16, at several learning rates; and any
-chain of checkpoints given by --chain. Times: one large bf16 tensor at three densities, taking turns with the bare compare
-pass; medians. --cpu: of processor time, which a busy machine distorts less.
+chain of checkpoints given by --chain. Times: one large bf16 tensor at three densities, taking turns with the bare
+compare pass; medians. --cpu: of processor time, which a busy machine distorts less.
 
     python bench/packed.py [--elements 1e8] [--turns 5] [--threads 1 2] [--cpu] [--chain DIR ...] [--only sizes|times]
 """

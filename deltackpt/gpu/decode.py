@@ -181,7 +181,7 @@ def _decode(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -
     _refuse(tasks, flags, short)
     both = [(int(x) % (1 << 64), int(y) % (1 << 64)) for x, y in gained.tolist()]
     counts = [task.index.changes for task in tasks]
-    return DecodedChanges(tasks, counts, found[0], found[1], new, both, t.owner, t.starts, t.grids[8])
+    return DecodedChanges(tasks, counts, found[0], found[1], new, both, t.owner, t.starts, t.grids[7])
 
 
 def _require(task: DecodeTask, size: int) -> None:

@@ -30,10 +30,10 @@ def grid_table(
     for grid, tile, word, tensor in zip(grids, first, words, there, strict=False):
         if grid.columns == 1:  # every tile is one run of elements: a row
             width, tile_width = grid.height * grid.width, grid.tile_height * grid.width
-            cut = [1, width, 1, grid.rows, 1, tile_width]
+            cut = [1, width, grid.rows, 1, tile_width]
         else:
             width, tile_width = grid.width, grid.tile_width
-            cut = [grid.height, width, grid.rows, grid.columns, grid.tile_height, tile_width]
+            cut = [grid.height, width, grid.columns, grid.tile_height, tile_width]
         level = tensor.data_ptr() % 16 == 0 and width % 8 == 0 and tile_width % 8 == 0
         held = [int(blocks[tile]), int(blocks[tile + grid.tiles]), grid.tiles, grid.height * grid.width]
         columns.append([tile, word, *cut, tensor.data_ptr(), int(level), *held])

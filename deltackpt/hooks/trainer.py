@@ -92,8 +92,7 @@ class TrainerHook:
     ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be
     ``shard_bytes`` bytes of an anchor's file; None: as Hugging Face's tools cut them, less where there are more ranks
     ``threads``     that compare and encode; None: one a processor
-    ``on_device``   compare and encode on the weights' device; None: on all but CPUs. What a CUDA device encodes are
-                    parts of version 1 of the format, and those of all ranks then are; all others are of version 2
+    ``on_device``   compare and encode on the weights' device; None: on all but CPUs
     ``sharded``     None: if torch.distributed runs, every rank makes a hook, and publishes what it owns
     ``timeout``     seconds that ranks wait for each other: more than the slowest of them takes to store its share
     ``metadata``    of every step's manifest

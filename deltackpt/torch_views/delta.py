@@ -54,7 +54,7 @@ class Delta:
             return self
         if wants_base(encoding, self.dtype, self.elements, len(self.positions)):
             return replace(self, base=base.copy())
-        return replace(self, encoded=self.encode(base, encoding))
+        return replace(self, base=None, encoded=self.encode(base, encoding))
 
     def encode(self, base: Words | None, encoding: str) -> Encoded:
         """In the encoding that `alone` gives for ``encoding``. ``base``: all old words, flat; None: not at hand, which
@@ -91,11 +91,18 @@ def merge(first: Delta, then: Delta) -> Delta:
 
 
 def since(total: Delta, first: Delta) -> Delta:
-    """The change from after ``first`` to after ``total``, where both begin at the same state; without a ``base``."""
+    """The change from after ``first`` to after ``total``, where both begin at the same state.
+
+    It has a ``base`` where one of them has, and is not encoded.
+    """
     at, a, b = _union(total, first)
     old = _choose(at, first, b, total, a, first.new, total.old)
     new = _choose(at, total, a, first, b, total.new, first.old)
-    return _made(total, at, old, new, None)
+    base = total.base if total.base is not None else first.base
+    if base is not None:
+        base = base.copy()
+        base[first.positions] = first.new
+    return _made(total, at, old, new, base)
 
 
 def _union(x: Delta, y: Delta) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64], npt.NDArray[np.int64]]:

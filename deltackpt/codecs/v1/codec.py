@@ -1,6 +1,7 @@
-"""`packed`: positions as Rice gaps, values as ULP steps in the light of the old value (FORMAT section "packed").
+"""`packed` of version 1, read: positions as Rice gaps, values as ULP steps in the light of the old value (VERSION1
+section "packed").
 
-Bytes depend on the content alone: no general compressor, no float. All tiles of a group are coded in one vector pass.
+All tiles of a group are read in one vector pass.
 Sections of a tile, in order: gap planes, signs, unary codes, exception planes, raw bits.
 """
 

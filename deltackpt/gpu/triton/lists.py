@@ -1,4 +1,4 @@
-"""What the kernels of version 2's `packed` have in common (FORMAT sections "Classes" and "Lists").
+"""What the kernels of `packed` have in common (FORMAT sections "Classes" and "Lists").
 
 ``grids`` has the rows of `triton.arrange`, and a row of int64 for each of: the address of the tensor's words, whether
 runs of 8 of them lie level, its first block of `triton.lists_scan` and the one after its last, its tiles, its elements.
@@ -19,9 +19,9 @@ def place(grids, tensors, t, tile):
     tile -= tl.load(grids + t).to(tl.int32)
     height = tl.load(grids + 2 * tensors + t).to(tl.int32)
     width = tl.load(grids + 3 * tensors + t).to(tl.int32)
-    columns = tl.load(grids + 5 * tensors + t).to(tl.int32)
-    tile_height = tl.load(grids + 6 * tensors + t).to(tl.int32)
-    tile_width = tl.load(grids + 7 * tensors + t).to(tl.int32)
+    columns = tl.load(grids + 4 * tensors + t).to(tl.int32)
+    tile_height = tl.load(grids + 5 * tensors + t).to(tl.int32)
+    tile_width = tl.load(grids + 6 * tensors + t).to(tl.int32)
     up = tile // columns
     top = tl.minimum(up * tile_height, height)
     left = tl.minimum((tile - up * columns) * tile_width, width)

@@ -1,4 +1,4 @@
-"""Kernels that choose the parameters of version 2's `packed` (FORMAT appendix "Parameters of packed"), a program a
+"""Kernels that choose the parameters of `packed` (FORMAT appendix "Parameters of packed"), a program a
 tensor: classes from the changes alone, whether these save anything, and the anchor of sizes."""
 
 from typing import Any
@@ -49,14 +49,14 @@ def _keep(grids, tensors, cells, populations, scales, masked: tl.constexpr):
     top = tl.load(scales + t * 4 + 2)
     c = tl.arange(0, 16)
     if classes > 1:
-        begin = tl.load(grids + 10 * tensors + t)
-        end = tl.load(grids + 11 * tensors + t)
+        begin = tl.load(grids + 9 * tensors + t)
+        end = tl.load(grids + 10 * tensors + t)
         held = tl.load(populations + end * 16 + c) - tl.load(populations + begin * 16 + c)
         changes = sum_by_class(class_of(tl.arange(0, 256), top, classes), of)
         if masked:
             held += changes
-        apart = tl.sum(cost(changes, held), 0) + 8 * tl.load(grids + 12 * tensors + t) * (classes - 1)
-        together = cost(tl.sum(of, 0), tl.load(grids + 13 * tensors + t).to(tl.int32))
+        apart = tl.sum(cost(changes, held), 0) + 8 * tl.load(grids + 11 * tensors + t) * (classes - 1)
+        together = cost(tl.sum(of, 0), tl.load(grids + 12 * tensors + t).to(tl.int32))
         top = tl.where(apart >= together, 0, top)
         classes = tl.where(apart >= together, 1, classes)
     first = tl.where(high < 0, classes, class_of(high, top, classes))

@@ -92,8 +92,8 @@ def _scan(
         exponent_top = tl.load(scales + t * 4 + 2)
         top, left, high, wide, width, _ = place(grids, tensors, t, tile)
         first = tl.load(grids + tensors + t)
-        address = tl.load(grids + 8 * tensors + t)
-        level = tl.load(grids + 9 * tensors + t)
+        address = tl.load(grids + 7 * tensors + t)
+        level = tl.load(grids + 8 * tensors + t)
         a_row = (wide + _SPAN - 1) // _SPAN
         begin = (block - tl.load(tiles + tile * 2).to(tl.int32)) * _SEGMENTS
         to = before + tl.load(tiles + tile * 2 + 1) + begin
@@ -173,8 +173,8 @@ def _rank(
     exponent_top = tl.load(scales + t * 4 + 2)
     top, left, _, wide, width, tile_width = place(grids, tensors, t, tile)
     first = tl.load(grids + tensors + t)
-    address = tl.load(grids + 8 * tensors + t)
-    level = tl.load(grids + 9 * tensors + t)
+    address = tl.load(grids + 7 * tensors + t)
+    level = tl.load(grids + 8 * tensors + t)
     a_row = (wide + _SPAN - 1) // _SPAN
     block = tl.load(tiles + tile * 2)
     segment = tl.load(tiles + tile * 2 + 1)

@@ -1,4 +1,4 @@
-"""The kernels that measure and write the tiles of version 2's `packed` (FORMAT section "Bits of a tile")."""
+"""The kernels that measure and write the tiles of `packed` (FORMAT section "Bits of a tile")."""
 
 from typing import Any
 

@@ -123,7 +123,7 @@ def _pick(
         classes = tl.load(scales + t * 4).to(tl.int32)
         exponent_top = tl.load(scales + t * 4 + 2).to(tl.int32)
         top, left, _, wide, width, _ = place(grids, tensors, t, tile)
-        words = tl.load(grids + 8 * tensors + t).to(tl.pointer_type(word))
+        words = tl.load(grids + 7 * tensors + t).to(tl.pointer_type(word))
         to = _first(starts, counts, tile, c)
         a_row = (wide + _SPAN - 1) // _SPAN
         lowest = tl.where(c == classes - 1, 0, exponent_top - c)

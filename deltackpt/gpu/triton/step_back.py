@@ -39,7 +39,7 @@ def _values(
         first = tl.load(scales + t * 4 + 1).to(tl.int32)
         top = tl.load(scales + t * 4 + 2).to(tl.int32)
         anchor = tl.load(scales + t * 4 + 3).to(tl.int32)
-        origin = tl.load(grids + 14 * tensors + t)
+        origin = tl.load(grids + 13 * tensors + t)
         begin = tl.load(spans + tile * 2)
         last = begin + tl.load(spans + tile * 2 + 1)
         at_bit = begin + tl.load(runs + tile * 3 + 2)
