@@ -8,7 +8,7 @@ would name.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -101,9 +101,15 @@ def decode(tasks: Sequence[DecodeTask], data: torch.Tensor) -> Iterator[DecodedC
     `codecs.packed.decode` raises, but for what only the tile's number tells apart.
     """
     padded = _as_words(data)
+    ahead: Callable[[], DecodedChanges] | None = None
     for group in _groups(tasks):
         with current(data.device):
-            yield _decode(group, data, padded)
+            after = _launch(group, data, padded)
+        if ahead is not None:
+            yield ahead()
+        ahead = after  # its kernels run while the host prepares the next group's
+    if ahead is not None:
+        yield ahead()
 
 
 def _groups(tasks: Sequence[DecodeTask]) -> Iterator[list[DecodeTask]]:
@@ -132,7 +138,8 @@ def _as_words(data: torch.Tensor) -> torch.Tensor:
 class _SentTiles:
     """All tiles of a group on the device; see the kernels for what each array is. ``sent`` is what they are views of.
 
-    ``total``: changes. ``numbers``: at most so many are in unary. ``plan``: where segments of elements are.
+    ``total``: changes. ``numbers``: at most so many are in unary. ``short``: of every tile below 4 bytes, its number,
+    where it begins, its bytes, its crc32. ``plan``: where segments of elements are.
     """
 
     grids: torch.Tensor
@@ -147,12 +154,13 @@ class _SentTiles:
     counts: torch.Tensor
     total: int
     numbers: int
+    short: list[tuple[int, int, int, int]]
     plan: Any
     sent: Sent
 
 
-def _decode(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -> DecodedChanges:
-    """Launch all kernels, and wait for what they say of the bytes."""
+def _launch(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -> Callable[[], DecodedChanges]:
+    """Launch all kernels. -> what waits for what they say of the bytes."""
     from deltackpt.gpu.triton.locate import locate
     from deltackpt.gpu.triton.step_back import step
     from deltackpt.gpu.triton.unlist import unlist
@@ -177,11 +185,16 @@ def _decode(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -
     new, sums = step(
         t.grids, t.owner, t.scales, padded, t.spans, lists.runs, t.starts, found, table, defects, dtype.exponent
     )
-    flags, gained, short = (a.numpy() for a in Copy([defects, sums, _short(tasks, data)]).wait())
-    _refuse(tasks, flags, short)
-    both = [(int(x) % (1 << 64), int(y) % (1 << 64)) for x, y in gained.tolist()]
-    counts = [task.index.changes for task in tasks]
-    return DecodedChanges(tasks, counts, found[0], found[1], new, both, t.owner, t.starts, t.grids[7])
+    known = Copy([defects, sums, _short(t, data)])
+
+    def finish() -> DecodedChanges:
+        flags, gained, short = (a.numpy() for a in known.wait())
+        _refuse(tasks, t, flags, short)
+        both = [(int(x) % (1 << 64), int(y) % (1 << 64)) for x, y in gained.tolist()]
+        counts = [task.index.changes for task in tasks]
+        return DecodedChanges(tasks, counts, found[0], found[1], new, both, t.owner, t.starts, t.grids[7])
+
+    return finish
 
 
 def _require(task: DecodeTask, size: int) -> None:
@@ -210,6 +223,8 @@ def _send(tasks: Sequence[DecodeTask], device: torch.device) -> _SentTiles:
     grids = np.vstack([grids, [[task.origin for task in tasks]]])
     lengths = np.concatenate([i.lengths for i in indices])
     begins = np.concatenate([t.begin + starts(t.index.lengths)[:-1] for t in tasks])
+    crcs = np.concatenate([i.checksums for i in indices]).astype(np.int64)
+    short = [(i, int(begins[i]), int(lengths[i]), int(crcs[i])) for i in np.flatnonzero(lengths < 4).tolist()]
     counts = np.concatenate([_columns(i) for i in indices])
     of, long = counts[:, : LISTS // 2].sum(axis=1), counts[:, LISTS // 2 :].sum(axis=1)
     changes, numbers = starts(of), starts(of + 2 * long)  # a long change has a code, if it is listed, and an excess
@@ -223,14 +238,14 @@ def _send(tasks: Sequence[DecodeTask], device: torch.device) -> _SentTiles:
         np.stack([8 * begins, 8 * lengths], axis=1),
         changes,
         numbers[:-1],
-        np.concatenate([i.checksums for i in indices]).astype(np.int64),
+        crcs,
         counts,
         bypass=False,
     )
     table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums, narrow = sent.arrays
     return _SentTiles(
         table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums,
-        narrow.to(torch.int32), int(changes[-1]), int(numbers[-1]), plan, sent,
+        narrow.to(torch.int32), int(changes[-1]), int(numbers[-1]), short, plan, sent,
     )  # fmt: skip
 
 
@@ -258,28 +273,20 @@ def _damaged(tiles: _SentTiles, data: torch.Tensor) -> torch.Tensor:
     return torch.where((found != tiles.checksums) & (sizes >= 4), CHECKSUM, NONE).to(torch.int32)
 
 
-def _short_tiles(tasks: Sequence[DecodeTask]) -> Iterator[tuple[int, int, int, int]]:
-    """Of every tile below 4 bytes: its number in the group, where it begins, its bytes, its crc32."""
-    first = 0
-    for task in tasks:
-        at = task.begin + starts(task.index.lengths)
-        for i in np.flatnonzero(task.index.lengths < 4).tolist():
-            yield first + i, int(at[i]), int(task.index.lengths[i]), int(task.index.checksums[i])
-        first += len(task.index.lengths)
-
-
-def _short(tasks: Sequence[DecodeTask], data: torch.Tensor) -> torch.Tensor:
+def _short(tiles: _SentTiles, data: torch.Tensor) -> torch.Tensor:
     """The bytes of tiles that are too short for the kernel of checksums, one after the other."""
-    at = [np.arange(begin, begin + size) for _, begin, size, _ in _short_tiles(tasks)]
+    at = [np.arange(begin, begin + size) for _, begin, size, _ in tiles.short]
     return data[torch.from_numpy(np.concatenate(at)).to(data.device)] if at else data[:0]
 
 
-def _refuse(tasks: Sequence[DecodeTask], flags: npt.NDArray[np.int32], short: npt.NDArray[np.uint8]) -> None:
+def _refuse(
+    tasks: Sequence[DecodeTask], tiles: _SentTiles, flags: npt.NDArray[np.int32], short: npt.NDArray[np.uint8]
+) -> None:
     """Raise FormatError for the first tile that has a defect."""
     from deltackpt.gpu.triton.read_bits import CHECKSUM, CODES, NONE
 
     at = 0
-    for tile, _, size, checksum in _short_tiles(tasks):
+    for tile, _, size, checksum in tiles.short:
         if zlib.crc32(short[at : at + size].tobytes()) != checksum:
             flags[tile] = CHECKSUM
         at += size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.gpu.transfers import table
 
 
+@lru_cache(maxsize=512)  # layers have the same grids
 def segments(grid: TileGrid, span: int) -> npt.NDArray[np.int64]:
     """How many segments each tile has, of at most ``span`` elements of one row; bands of rows are one row each."""
     _, _, high, wide = grid.corners(np.arange(grid.tiles))
