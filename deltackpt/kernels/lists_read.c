@@ -64,7 +64,7 @@ INLINE int64_t chunks_of(int64_t elements) { return (elements + CHUNK - 1) / CHU
 
 /* Block ``at`` (in elements) of the tile, looked at. */
 static void look(tile_t *t, int64_t at, int64_t n, uint8_t *class, uint8_t *rows, uint32_t *counts) {
-    t->scan->classify(elements_of(t->form, &t->at, t->job->elements, at, n, t->room), n, t->form, class, rows, counts);
+    t->scan->classify(block_of(t->form, &t->at, t->job->elements, at, n, t->room), t->form, class, rows, counts);
 }
 
 /* How many elements each class has. */

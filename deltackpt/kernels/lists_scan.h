@@ -16,11 +16,20 @@ TARGET INLINE void NAME(chunk)(vector_t v, int classes, uint8_t *class, uint8_t 
     for (int c = classes; c < ROW; c += 4) memset(row + c, 0, 4);
 }
 
-TARGET INLINE void NAME(all)(const uint8_t *x, int64_t n, const form_t *f, uint8_t *class, uint8_t *rows, int word,
-                             int classes) {
+TARGET INLINE void NAME(all)(block_t b, const form_t *f, uint8_t *class, uint8_t *rows, int word, int classes) {
     const setup_t s = SETUP(f, word);
-    for (; n >= CHUNK; n -= CHUNK, x += CHUNK * word, class += CHUNK, rows += ROW)
+    const uint8_t *x = b.x;
+    int64_t n = b.elements, left = b.left;
+    for (; n >= CHUNK; n -= CHUNK, class += CHUNK, rows += ROW) {
+        for (int i = 0; i < word; i++) __builtin_prefetch(x + b.ahead + CHUNK * i); /* lines, as long as a chunk */
         NAME(chunk)(LOAD(x, &s, word), classes, class, rows);
+        x += CHUNK * word;
+        left -= CHUNK;
+        if (!left) {
+            x += b.skip;
+            left = b.wide;
+        }
+    }
     if (n) {
         uint8_t rest[4 * CHUNK] = {0};
         memcpy(rest, x, (size_t)(n * word));
@@ -44,13 +53,13 @@ TARGET INLINE void NAME(sum)(const uint8_t *rows, int64_t chunks, uint16_t befor
 
 /* The number of classes, rounded up, is known to the compiler: it matters. */
 #define BY_CLASSES(word)                                                                                               \
-    TARGET static __attribute__((noinline)) void NAME(classify_##word)(const uint8_t *x, int64_t n, const form_t *f,   \
-                                                                       uint8_t *class, uint8_t *rows) {                \
+    TARGET static __attribute__((noinline)) void NAME(classify_##word)(block_t b, const form_t *f, uint8_t *class,     \
+                                                                       uint8_t *rows) {                                \
         switch ((f->classes + 3) / 4) {                                                                                \
-        case 1: NAME(all)(x, n, f, class, rows, word, 4); return;                                                      \
-        case 2: NAME(all)(x, n, f, class, rows, word, 8); return;                                                      \
-        case 3: NAME(all)(x, n, f, class, rows, word, 12); return;                                                     \
-        default: NAME(all)(x, n, f, class, rows, word, 16);                                                            \
+        case 1: NAME(all)(b, f, class, rows, word, 4); return;                                                         \
+        case 2: NAME(all)(b, f, class, rows, word, 8); return;                                                         \
+        case 3: NAME(all)(b, f, class, rows, word, 12); return;                                                        \
+        default: NAME(all)(b, f, class, rows, word, 16);                                                               \
         }                                                                                                              \
     }
 BY_CLASSES(1)
@@ -58,13 +67,12 @@ BY_CLASSES(2)
 BY_CLASSES(4)
 #undef BY_CLASSES
 
-TARGET static void NAME(classify)(const uint8_t *x, int64_t n, const form_t *f, uint8_t *class, uint8_t *rows,
-                                  uint32_t *counts) {
+TARGET static void NAME(classify)(block_t b, const form_t *f, uint8_t *class, uint8_t *rows, uint32_t *counts) {
     row_sum_t sum = {0};
-    if (f->word == 1) NAME(classify_1)(x, n, f, class, rows);
-    if (f->word == 2) NAME(classify_2)(x, n, f, class, rows);
-    if (f->word == 4) NAME(classify_4)(x, n, f, class, rows);
-    for (; n > 0; n -= CHUNK, rows += ROW) sum += row_of(rows);
+    if (f->word == 1) NAME(classify_1)(b, f, class, rows);
+    if (f->word == 2) NAME(classify_2)(b, f, class, rows);
+    if (f->word == 4) NAME(classify_4)(b, f, class, rows);
+    for (int64_t n = b.elements; n > 0; n -= CHUNK, rows += ROW) sum += row_of(rows);
     for (int c = 0; c < ROW; c++) counts[c] += sum[c];
 }
 
