@@ -6,7 +6,7 @@
 #define COUNT NAME(count)
 TARGET INLINE void NAME(count)(vector_t v, int classes, uint8_t *row) {
 #pragma GCC unroll 16
-    for (int c = 0; c < classes; c++) row[c] = (uint8_t)POPCOUNT(MASK(v, c));
+    for (int c = 0; c < classes; c++) ((volatile uint8_t *)row)[c] = (uint8_t)POPCOUNT(MASK(v, c));
 }
 #endif
 
@@ -86,11 +86,12 @@ TARGET static void NAME(select)(const uint8_t *class, const uint8_t *rows, int64
         uint32_t *next = s->next[c];
         for (; next < s->end[c] && *next < end; next++) {
             const uint32_t rank = *next - seen; /* in the block */
-            uint32_t chunk = 0;
+            const uint16_t *at = &before[0][c];
 #pragma GCC unroll 6
-            for (uint32_t step = BLOCK_CHUNKS / 2; step; step /= 2) chunk += before[chunk + step][c] <= rank ? step : 0;
+            for (int step = BLOCK_CHUNKS / 2; step; step /= 2) at = at[step * ROW] <= rank ? at + step * ROW : at;
+            const uint32_t chunk = (uint32_t)(at - before[0]) / ROW;
             const uint64_t mask = MASK(AGAIN(class + chunk * CHUNK), c);
-            *next = first + chunk * CHUNK + (uint32_t)SELECT(mask, (int)(rank - before[chunk][c]));
+            *next = first + chunk * CHUNK + (uint32_t)SELECT(mask, (int)(rank - *at));
         }
         s->next[c] = next;
         s->seen[c] = end;
