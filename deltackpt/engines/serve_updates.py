@@ -67,6 +67,7 @@ def open_serving(
     ``emit`` and ``metrics`` are those of `Serving`. Raises UsageError ``engine-form``, and what opening the repository
     raises.
     """
+    check_local(cache, "CACHE")
     folder, source = Path(cache).absolute(), Repository.open(repo)
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())

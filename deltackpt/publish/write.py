@@ -19,7 +19,7 @@ from deltackpt.format.manifest import Link, Manifest
 from deltackpt.patch.in_memory import InMemoryPatch
 from deltackpt.patch.part import Origin
 from deltackpt.publish.diff_ahead import diff_ahead
-from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, since_anchor
+from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, check_step, since_anchor
 from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.repository_sink import CommittedStep, RepositorySink, StepTarget
 from deltackpt.publish.sink import StepCommit, elements_of, publish_step
@@ -117,6 +117,8 @@ def write(
     began = time.monotonic()
     if base is not None and cache is not None:
         raise UsageError("base-and-cache", where="write", have="a base and a cache", need="one of them")
+    if step is not None:
+        check_step(step)
     progress, count = options.get("progress", SILENT), threads_or_default(options.get("threads"))
     encode = EncodeOptions(options.get("encoding", "auto"), count)
     store = repository.store if isinstance(repository, Repository) else open_store(repository)
@@ -268,8 +270,6 @@ def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None
             need=f"a step after it, not {step}",
             hint="Leave --step out to follow the ref, go back with --resume-from N, or use a --ref of its own.",
         )
-    if step < 0:
-        raise UsageError("step-negative", where="--step", have=step, need="0 or more")
     return step
 
 

@@ -98,7 +98,10 @@ def test_repair(world: World, tmp_path: Path) -> None:
     ]
     for option in (["--watch"], ["--check"], ["--force"], ["--latest-only"], ["--from-step", 1]):
         refused = deltackpt("mirror", copy, repo, "--repair", *option)
-        assert (refused.err, refused.status) == (f"error: --repair: have {option[0]} too, need one of the two\n", 2)
+        assert (refused.err, refused.status) == (
+            f"error: --repair: found {option[0]} too, expected one of the two\n",
+            2,
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
