@@ -15,6 +15,7 @@ from deltackpt.engines.serve import Serving
 from deltackpt.errors import UsageError
 from deltackpt.repository import Repository
 from deltackpt.sync.follow import Follower, FollowOptions
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 
 PAUSES = ("keep", "wait", "abort")

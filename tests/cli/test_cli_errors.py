@@ -46,8 +46,7 @@ def test_2_usage(world: World) -> None:
     assert done.err == "error: --fresh: found no --cache, expected --cache, whose slots it is about\n"
     done = deltackpt("log", world.repo, "--json", "--nonsense")
     assert (done.json.keys(), done.json["error"], done.status) == (FIELDS, "usage", 2)
-    assert done.err.startswith("error: deltackpt log: have a call that cannot be read (")
-    assert done.err.endswith("), need arguments as its help lists them\n\nhint: deltackpt log --help\n")
+    assert done.err == "error: deltackpt log: no such option: --nonsense\n\nhint: deltackpt log --help\n"
 
 
 def test_a_hint_of_several_lines(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_3_bad_bytes_and_what_verify_finds(world: World, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
     done = deltackpt("verify", repo)
     assert (done.err, done.status) == ("", 3)
-    assert "/part-00001.safetensors: have other bytes (" in done.out.splitlines()[0]
+    assert "/part-00001.safetensors: found other bytes (" in done.out.splitlines()[0]
     assert done.out.splitlines()[-1].startswith(f"{repo.as_uri()}: 1 finding (manifests 3, ")
 
 
@@ -129,7 +128,7 @@ def test_4_a_base_that_is_not_the_parent(world: World, tmp_path: Path) -> None:
     before = files(repo)
     done = deltackpt("write", world.steps[3], repo, "--base", world.steps[1])
     assert (done.out, done.status) == ("", 4)
-    assert done.err.startswith(f"error: {world.steps[1]}: have other tensors than the parent step (")
+    assert done.err.startswith(f"error: {world.steps[1]}: found other tensors than the parent step (")
     assert files(repo) == before
 
 
@@ -214,7 +213,7 @@ def test_a_reader_that_leaves_is_no_error(world: World) -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(60) == 141
+        assert process.wait(60) == 0  # the log was made; see test_cli_streams
 
 
 def test_steps_are_told_together() -> None:

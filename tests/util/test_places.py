@@ -34,7 +34,18 @@ TYPOS = {
     "file:x": "file://x",
     "foo:/bar": "foo://bar",
 }
-PATHS = ["runs/repo", "/tmp/x", "./s3:/bucket", "s3/bucket", "s3", "run:5/repo", "a b", "lr=1e-6:b/x", "s3x//y", "../gs"]
+PATHS = [
+    "runs/repo",
+    "/tmp/x",
+    "./s3:/bucket",
+    "s3/bucket",
+    "s3",
+    "run:5/repo",
+    "a b",
+    "lr=1e-6:b/x",
+    "s3x//y",
+    "../gs",
+]
 
 
 @pytest.mark.parametrize(("typed", "meant"), TYPOS.items())
@@ -97,9 +108,11 @@ def test_every_place_refuses_it(typed: str, tmp_path: Path, monkeypatch: pytest.
     work.mkdir()
     monkeypatch.chdir(work)
     for name, use in places.items():
-        with pytest.raises(UsageError):
+        try:
             use(typed)
-            pytest.fail(name)
+        except UsageError:
+            continue
+        pytest.fail(name)
     assert list(work.iterdir()) == []
 
 
