@@ -51,8 +51,8 @@ class Change:
 
     @property
     def scannable(self) -> Elements | None:
-        """All old elements, flat; None where ``base`` is one element repeated, which stands in for what is not known:
-        an encoding that looked at it would place changes by exponents that no reader has.
+        """All old elements, words [n]; None where ``base`` is one element repeated, which stands in for what is not
+        known: an encoding that looked at it would place changes by exponents that no reader has.
         """
         missing = self.base is not None and len(self.base) > 1 and self.base.strides == (0,)
         return None if missing else self.base

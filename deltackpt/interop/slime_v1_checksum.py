@@ -34,7 +34,10 @@ _WIDE: Final[dict[str, Callable[[Array], Array]]] = {
     "F64": lambda data: data.view("<u8"),
     "BOOL": lambda data: (data != 0).astype("<u8"),
     "U8": lambda data: data.astype("<u8"),
-    **{f"I{8 * n}": lambda data, n=n: data.view(f"<i{n}").astype("<i8").view("<u8") for n in (1, 2, 4, 8)},
+    "I8": lambda data: data.view("<i1").astype("<i8").view("<u8"),
+    "I16": lambda data: data.view("<i2").astype("<i8").view("<u8"),
+    "I32": lambda data: data.view("<i4").astype("<i8").view("<u8"),
+    "I64": lambda data: data.view("<u8"),
 }
 _WIDTH: Final = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 SUMMED: Final = frozenset(_WIDE)  # dtypes that have this checksum

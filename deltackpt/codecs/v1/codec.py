@@ -49,7 +49,9 @@ class _Changes:
 def encode(
     positions: Ints, old: Elements, new: Elements, base: Elements, dtype: DType, grid: Grid, near: Near
 ) -> tuple[TileIndex, list[bytes]]:
-    """Changed elements, sorted by flat position, of a tensor whose old elements are ``base`` -> directory and tiles."""
+    """Changed elements, words [changes], sorted by flat position, of a tensor whose old elements are ``base``, words
+    [n] -> directory and tiles.
+    """
     if kernels.LIB is not None:
         return native.encode(positions, old, new, base, dtype, grid, near)
     exponent = exponent_of(old, dtype)
@@ -182,7 +184,7 @@ def decode(
 
 
 def decode_into(directory: TileIndex, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
-    """The same, written to ``elements``, which hold the old ones. After a FormatError they are worthless."""
+    """The same, written to ``elements``, words [n] that hold the old ones. After a FormatError they are worthless."""
     if kernels.LIB is not None and elements.flags.c_contiguous and elements.flags.writeable:
         native.decode_into(directory, payload, elements, dtype, where)
         return

@@ -48,7 +48,7 @@ FAR_ONLY = Near()
 def choose_near(elements: Ints, changes: int) -> Near:
     """Near is the smallest exponent and up that covers a tenth of the elements (FORMAT, writer requirements).
 
-    ``elements``: how many of the old ones have each exponent.
+    ``elements``, int64 [256]: how many of the old ones have each exponent.
     """
     if changes < MIN_CHANGES:
         return FAR_ONLY
@@ -78,13 +78,15 @@ class Population:
         return spans
 
     def ranks(self, positions: Ints, segment: Ints) -> Narrow:
-        """Flat positions of near elements, each in its (tile, class) segment -> ranks inside the segment."""
+        """Flat positions of near elements, int64 [n], each in its (tile, class) segment -> ranks inside the segment
+        [n].
+        """
         place = np.empty(len(self._flat), np.int64)
         place[self._order] = np.arange(len(self._flat))
         ranks: Narrow = (place[np.searchsorted(self._flat, positions)] - self._starts[segment]).astype(np.int32)
         return ranks
 
     def members(self, ranks: Narrow, segment: Ints) -> Narrow:
-        """Inverse of :meth:`ranks`, giving local indices."""
+        """Inverse of :meth:`ranks`, giving local indices [n]."""
         local: Narrow = self.local[self._starts[segment] + ranks]
         return local

@@ -20,13 +20,15 @@ Flags = npt.NDArray[np.bool_]
 
 
 def listed(counts: Ints, spans: Ints) -> tuple[Ints, Flags]:
-    """How many ranks are written per segment, and which segments list the unchanged ones."""
+    """How many ranks are written per segment, and which segments list the unchanged ones: int64, bool [segments]."""
     flipped = 2 * counts > spans
     return np.where(flipped, spans - counts, counts), flipped
 
 
 def rice_parameter(counts: Ints, spans: Ints) -> Ints:
-    """The largest k with count << k <= span - span // 32, at least 0: the best one for ranks that are random."""
+    """The largest k with count << k <= span - span // 32, at least 0, int64 [n]: the best one for ranks that are
+    random.
+    """
     quotient = (spans - (spans >> 5)) // np.maximum(counts, 1)
     return np.minimum(np.maximum(np.searchsorted(_POWERS, quotient, side="right") - 1, 0), MAX_K)
 
@@ -46,7 +48,7 @@ def plane_bits(counts: Ints, k: Ints) -> Ints:
 
 
 def complement(ranks: Narrow, counts: Ints, spans: Ints, flipped: Flags) -> Narrow:
-    """Replace the ranks of flipped segments by the ranks that are missing from them. Its own inverse."""
+    """Replace the ranks [n] of flipped segments by the ranks that are missing from them. Its own inverse."""
     if not flipped.any():
         return ranks
     bounds = starts(counts)
@@ -60,7 +62,7 @@ def complement(ranks: Narrow, counts: Ints, spans: Ints, flipped: Flags) -> Narr
 
 
 def to_gaps(ranks: Narrow, counts: Ints) -> Narrow:
-    """Sorted ranks of each segment -> distance to the one before, less one; the first: the rank itself."""
+    """Sorted ranks of each segment [n] -> distance to the one before, less one; the first: the rank itself."""
     gaps = np.empty_like(ranks)
     if len(ranks):
         np.subtract(ranks[1:], ranks[:-1], out=gaps[1:])
@@ -71,7 +73,7 @@ def to_gaps(ranks: Narrow, counts: Ints) -> Narrow:
 
 
 def from_gaps(gaps: Narrow, counts: Ints) -> Narrow:
-    """Inverse of :func:`to_gaps`."""
+    """Inverse of :func:`to_gaps`: ranks [n]."""
     ranks = np.cumsum(gaps + 1, dtype=gaps.dtype)
     held = counts > 0
     first = starts(counts)[:-1][held]

@@ -57,7 +57,7 @@ _shape = lru_cache(1024)(_Shape)  # a step's tensors have few, and the next step
 def encode(
     positions: Ints, old: Elements, new: Elements, base: Elements, dtype: DType, grid: Grid, near: Near
 ) -> tuple[TileIndex, list[bytes]]:
-    """`packed.encode`."""
+    """`packed.encode`, of words [n]."""
     assert kernels.LIB is not None
     shape, n = _shape(grid, dtype, near), len(positions)
     read = base if near.classes else base[:0]  # a base of elements that are not at hand is not spread out
@@ -100,7 +100,7 @@ def decode(
     where: str,
     buffer: DecodeBuffer | None = None,
 ) -> tuple[npt.NDArray[Any], Elements]:
-    """`packed.decode`."""
+    """`packed.decode`, of words [n]."""
     stream = _Unpacking(directory, payload, np.ascontiguousarray(base), dtype, where)
     total = int(directory.counts.sum())
     positions: npt.NDArray[Any]
@@ -113,7 +113,7 @@ def decode(
 
 
 def decode_into(directory: TileIndex, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
-    """`packed.decode_into`, for contiguous elements."""
+    """`packed.decode_into`, for contiguous words [n]."""
     stream = _Unpacking(directory, payload, elements, dtype, where)
     wide = np.uint32 if len(elements) <= 1 << 32 else np.int64
     stream.run(np.empty(int(directory.tile_changes.max(initial=0)), wide), None)

@@ -34,7 +34,7 @@ class Scale:
         return exponent < self.ceiling
 
     def raw_bits(self, exponent: Elements, width: int) -> npt.NDArray[np.uint8]:
-        """Raw bits of every change; 0 for those that are not eligible."""
+        """Raw bits of every change, uint8 [changes]; 0 for those that are not eligible."""
         wide = np.subtract(self.anchor, exponent, dtype=np.int16)
         np.maximum(wide, 0, out=wide)
         np.minimum(wide, 8 * width - 1, out=wide)
@@ -44,7 +44,7 @@ class Scale:
 
 
 def exponent_of(bits: Elements, dtype: DType) -> Elements:
-    """The exponent field; 0 for types that have none."""
+    """The exponent field [n] of words [n]; 0 for types that have none."""
     start, count = dtype.exponent
     if count == 0:
         return np.zeros(len(bits), np.uint8)
@@ -64,7 +64,7 @@ def count_exponents(bits: Elements, dtype: DType) -> Ints:
 
 
 def bit_length(values: Elements) -> npt.NDArray[np.uint8]:
-    """Integer bit lengths (0 for 0) without a logarithm: no float decides anything."""
+    """Integer bit lengths (0 for 0), uint8 [n] for words [n], without a logarithm: no float decides anything."""
     if values.dtype.itemsize <= 2:
         lengths = np.zeros(len(values), np.uint8)
         held = np.flatnonzero(values != 0)  # few are
@@ -85,7 +85,8 @@ def lengths_by_exponent(exponent: Elements, lengths: npt.NDArray[np.uint8]) -> I
 
 def choose_scale(cells: Ints, width: int) -> tuple[Scale, int]:
     """The ceiling above every size > 0, the anchor that costs the fewest bits, and the Rice parameter of the gaps
-    between exceptions (FORMAT, writer requirements), from :func:`lengths_by_exponent`.
+    between exceptions (FORMAT, writer requirements), from the ``cells``, int64 [256, 33], of
+    :func:`lengths_by_exponent`.
     """
     held = cells[:, 1:].any(axis=1).nonzero()[0]
     if not len(held):
