@@ -1,4 +1,4 @@
-"""slime's first layout, which was deleted upstream, and lives on in verl: read.
+"""slime's first layout, which was deleted upstream: read.
 
 `weight_v000007/rank0000_flush000000.safetensors` hold `__positions__`, `__values__` of many parameters, and what lies
 where as JSON in `__metadata__`. Values are absolute, in one dtype for a file, and cast back to that of each parameter.

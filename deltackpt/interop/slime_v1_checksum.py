@@ -59,7 +59,7 @@ def checksum_of(positions: Bytes, values: Bytes, dtype: str) -> int:
 
 def check_sum(positions: Bytes, values: Bytes, dtype: str, need: str, where: str) -> None:
     """Raise FormatError ``foreign-checksum`` unless the checksum of a file, a decimal number, is that of its
-    positions and values, uint8 [bytes]. Where its system cut it to 64 bits, as vime's copy does, so is ours.
+    positions and values, uint8 [bytes]. Where it was cut to 64 bits, as a copy of the code for vLLM does, so is ours.
     """
     if dtype not in SUMMED:
         have = f"a checksum of {dtype} values, which torch.hash_tensor does not take"
