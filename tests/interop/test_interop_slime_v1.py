@@ -20,8 +20,9 @@ from deltackpt.format.dtypes import DTYPES
 from deltackpt.interop import ExportOptions, export_steps, import_steps, reader, writer
 from deltackpt.interop.slime_v1_checksum import SUMMED, checksum_of, hash_of
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 
-RECORDED = Path(__file__).parent / "recorded_slime_v1"
+RECORDED = Path(__file__).parent / "recorded_slime"
 RUNS = [f"{what}-{encoding}" for what in ("mixed", "bf16") for encoding in ("indices", "deltas", "deltas_zstd")]
 STATED = {  # what slime's code said of the files, as it printed it
     "mixed-indices": (18585994313674522762, 128050070137340080),
@@ -45,32 +46,38 @@ def recorded_state(number):
     return found
 
 
+def checked(tmp_path, form, src, states):
+    """Import it through the public functions; every byte of both steps is compared."""
+    base = make_checkpoint(tmp_path / "base", states[0])
+    name, source = reader("auto", src)
+    assert name == form
+    assert import_steps(name, source, tmp_path / "repo", base=base, threads=1).steps == [0, 1, 2]
+    repo = Repository.open(tmp_path / "repo")
+    for number, need in enumerate(states):
+        apply(repo, tmp_path / str(number), number, threads=1)
+        with Checkpoint.open(tmp_path / str(number)) as have:
+            assert {n: (t.dtype, t.shape, have.bytes_of(n).tobytes()) for n, t in have.tensors.items()} == need
+
+
+@pytest.mark.parametrize("run", ["xor-xxh3-128", "overwrite-adler32"])
+def test_what_slime_wrote_in_its_second_layout_comes_in(tmp_path, run):
+    checked(tmp_path, "slime", RECORDED / run, [recorded_state(number) for number in range(3)])
+
+
 @pytest.mark.parametrize("run", RUNS)
 def test_what_slime_wrote_comes_in(tmp_path, run):
-    """Through the public functions, every byte of both steps."""
     states = [recorded_state(number) for number in range(3)]
     if run.startswith("bf16"):
         kept = {name for name, value in states[0].items() if value[0] == "BF16"}
         states = [{**states[0], **{n: s[n] for n in kept}} for s in states]
-    base = make_checkpoint(tmp_path / "base", states[0])
-    name, source = reader("auto", RECORDED / run)
-    assert name == "slime-v1"
-    done = import_steps(name, source, tmp_path / "repo", base=base, threads=1)
-    assert done.steps == [0, 1, 2]
-    repo = Repository.open(tmp_path / "repo")
-    for number, need in enumerate(states):
-        from deltackpt.restore.materialize import apply
-
-        apply(repo, tmp_path / str(number), number, threads=1)
-        with Checkpoint.open(tmp_path / str(number)) as have:
-            assert {n: (t.dtype, t.shape, have.bytes_of(n).tobytes()) for n, t in have.tensors.items()} == need
+    checked(tmp_path, "slime-v1", RECORDED / "v1" / run, states)
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_the_checksum_that_slime_stated(tmp_path, run):
     """Of each recorded file, by the arithmetic of the tests; and a flipped bit of it is refused."""
     for number, need in enumerate(STATED[run], 1):
-        (path,) = (RECORDED / run / f"weight_v{number:06d}").iterdir()
+        (path,) = (RECORDED / "v1" / run / f"weight_v{number:06d}").iterdir()
         data = path.read_bytes()
         plain = zstandard.ZstdDecompressor().decompress(data) if run.endswith("zstd") else data
         size = int.from_bytes(plain[:8], "little")
@@ -85,7 +92,7 @@ def test_the_checksum_that_slime_stated(tmp_path, run):
     start, _ = header["__values__"]["data_offsets"]
     broken = bytearray(plain)
     broken[8 + size + start] ^= 1
-    shutil.copytree(RECORDED / run, tmp_path / "run")
+    shutil.copytree(RECORDED / "v1" / run, tmp_path / "run")
     (path,) = (tmp_path / "run" / "weight_v000002").iterdir()
     path.write_bytes(zstandard.ZstdCompressor(level=1).compress(bytes(broken)) if run.endswith("zstd") else broken)
     base = make_checkpoint(tmp_path / "base", recorded_state(0))
