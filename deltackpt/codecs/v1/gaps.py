@@ -26,9 +26,7 @@ def listed(counts: Ints, spans: Ints) -> tuple[Ints, Flags]:
 
 
 def rice_parameter(counts: Ints, spans: Ints) -> Ints:
-    """The largest k with count << k <= span - span // 32, at least 0, int64 [n]: the best one for ranks that are
-    random.
-    """
+    """The largest k with count << k <= span - span // 32, at least 0, int64 [n]: the best for ranks that are random."""
     quotient = (spans - (spans >> 5)) // np.maximum(counts, 1)
     return np.minimum(np.maximum(np.searchsorted(_POWERS, quotient, side="right") - 1, 0), MAX_K)
 
@@ -59,17 +57,6 @@ def complement(ranks: Narrow, counts: Ints, spans: Ints, flipped: Flags) -> Narr
         pieces += [ranks[done : bounds[s]], np.flatnonzero(missing).astype(ranks.dtype)]
         done = int(bounds[s + 1])
     return np.concatenate([*pieces, ranks[done:]])
-
-
-def to_gaps(ranks: Narrow, counts: Ints) -> Narrow:
-    """Sorted ranks of each segment [n] -> distance to the one before, less one; the first: the rank itself."""
-    gaps = np.empty_like(ranks)
-    if len(ranks):
-        np.subtract(ranks[1:], ranks[:-1], out=gaps[1:])
-        gaps -= 1
-        first = starts(counts)[:-1][counts > 0]
-        gaps[first] = ranks[first]
-    return gaps
 
 
 def from_gaps(gaps: Narrow, counts: Ints) -> Narrow:
