@@ -39,6 +39,7 @@ from deltackpt.repository.writer_lease import publishing
 from deltackpt.restore.replay import Replay
 from deltackpt.store import Buffer, open_store
 from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ def write(
         raise UsageError("base-and-cache", where="write", have="a base and a cache", need="one of them")
     if step is not None:
         check_step(step)
+    if cache is not None:
+        check_local(cache, "CACHE")
     progress, count = options.get("progress", SILENT), threads_or_default(options.get("threads"))
     encode = EncodeOptions(options.get("encoding", "auto"), count)
     store = repository.store if isinstance(repository, Repository) else open_store(repository)

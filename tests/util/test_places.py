@@ -88,6 +88,7 @@ def every_place(root: Path) -> dict[str, Callable[[str], Any]]:
         "apply from": lambda place: deltackpt.apply(place, root / "out"),
         "apply to": lambda place: deltackpt.apply(repo, place),
         "cache": lambda place: deltackpt.apply_to_cache(repo, place),
+        "write and move": lambda place: deltackpt.write(step, root / "new", cache=place),
         "verify": deltackpt.verify,
         "gc": lambda place: deltackpt.gc(place),
         "compact": lambda place: deltackpt.compact(place),
