@@ -73,7 +73,9 @@ def follow(
     it that is done as soon as CMD has ended, and the next step is there in about half the time.
     """
     from deltackpt.sync.follow import Follower, FollowOptions
+    from deltackpt.util.places import check_local
 
+    check_local(cache, "CACHE")
     if once and prefetch:
         raise UsageError("usage", where="--prefetch", have="--once too", need="one of the two")
     options = FollowOptions(ref, units.duration(poll, "--poll"), prefetch, ready, threads)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deltackpt.errors import ChainError
+from deltackpt.errors import ChainError, sentence
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Cache, Poll
@@ -88,4 +88,4 @@ def _line(event: str, f: dict[str, Any]) -> str:
     if event == "taken":
         why = f" ({f['reason']})" if f["reason"] else ""
         return f"step {f['step']}  {f['engine']}  {f['mode']}{why}, paused {f['pause']:.3f} s of {f['total']:.3f} s"
-    return f"{event}  {f.get('engine', '')}  {f['where']}: have {f['have']}, need {f['need']} [{f['error']}]"
+    return f"{event}  {f.get('engine', '')}  {sentence(f['where'], f['have'], f['need'])} [{f['error']}]"

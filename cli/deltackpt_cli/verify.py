@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt.errors import UsageError
+from deltackpt.errors import UsageError, sentence
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Threads
@@ -85,7 +85,7 @@ def findings(found: Iterable[Finding]) -> Iterator[str]:
     """A line each, and one for all steps that are lost for the same reason; a hint that many share comes once."""
     hint = ""
     for finding in _together(found):
-        yield f"{finding.where}: have {finding.have}, need {finding.need} [{finding.code}]"
+        yield f"{sentence(finding.where, finding.have, finding.need)} [{finding.code}]"
         if finding.hint and finding.hint != hint:
             yield f"  hint: {finding.hint}"
         hint = finding.hint

@@ -15,6 +15,7 @@ from deltackpt.engines.serve import Serving
 from deltackpt.errors import UsageError
 from deltackpt.repository import Repository
 from deltackpt.sync.follow import Follower, FollowOptions
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 
 PAUSES = ("keep", "wait", "abort")
@@ -67,6 +68,7 @@ def open_serving(
     ``emit`` and ``metrics`` are those of `Serving`. Raises UsageError ``engine-form``, and what opening the repository
     raises.
     """
+    check_local(cache, "CACHE")
     folder, source = Path(cache).absolute(), Repository.open(repo)
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())

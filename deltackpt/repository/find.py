@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from deltackpt.errors import ConflictError, NotFoundError
+from deltackpt.errors import ConflictError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.repository.manifests import Manifests
 from deltackpt.repository.objects import Objects
-from deltackpt.repository.refs import EXACT, Ref, Refs
+from deltackpt.repository.refs import EXACT, Ref, Refs, is_ref_name
 
 
 class StepFinder:
@@ -51,6 +51,9 @@ class StepFinder:
         if (exact := EXACT.fullmatch(spec)) is not None:
             links = self._manifests.numbered(int(exact[1]))
             return self._only(spec, [link for link in links if link.id.startswith(exact[2])])
+        if not is_ref_name(spec):
+            need = "a number from 0 on, `latest`, NUMBER-ID, or a tag"
+            raise UsageError("ref-name", where="step", have=repr(spec)[:120], need=need)
         if (tag := self._refs.tag(spec)) is not None:
             return tag.link
         raise self._missing(f"tag {spec!r}", [])

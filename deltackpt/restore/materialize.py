@@ -26,9 +26,10 @@ from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.replay import Replay
-from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, space_errors
+from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, link_or, space_errors
 from deltackpt.util.mapped_file import make_huge, write_at
 from deltackpt.util.parallel import ordered_map, threads_or_default
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 
 T = TypeVar("T")
@@ -78,6 +79,7 @@ def apply(
     there is no ``out``.
     """
     began = time.monotonic()
+    check_local(out, "OUT")
     out = Path(out)
     _check_free(out)
     with pinned(repo, step, ref) as (link, held):
@@ -102,7 +104,7 @@ def _check_free(out: Path) -> None:
     """Raise ConflictError ``output-exists`` unless a directory can be renamed to ``out``."""
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         hint = "Choose another path; `--cache` keeps a directory that follows a repository."
-        raise _output_exists(out, "something there", hint)
+        raise _output_exists(out, link_or(out, "something there"), hint)
     if out.exists() and (out.samefile(os.curdir) or out.is_mount()):
         hint = "The step is built beside it and takes its place at once. Name a directory inside it."
         raise _output_exists(out, "the directory that is worked in, or a mount point", hint)

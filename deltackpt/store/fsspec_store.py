@@ -21,6 +21,7 @@ from deltackpt.store.base import Capabilities, check_name
 from deltackpt.store.driver import BasicDriver, Driver, Fetched, Head, SpooledUpload, Upload
 from deltackpt.store.remote import RemoteStore
 from deltackpt.store.retry import DEFAULT, RetryPolicy
+from deltackpt.util.extras import install_line
 
 NAMED = frozenset({"az", "abfs", "abfss", "sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs"})
 EXTRAS = {
@@ -86,8 +87,8 @@ def extra_missing(scheme: str) -> UsageError:
         "extra-missing",
         where=f"store URL {scheme}://…",
         have="no library for it",
-        need=f"the extra `{extra}`" if extra else f"the library that fsspec wants for {scheme}://",
-        hint=f"python3 -m pip install 'deltackpt[{extra}]'" if extra else "",
+        need=f"the library that fsspec wants for {scheme}://",
+        hint=install_line(extra) if extra else "",
     )
 
 

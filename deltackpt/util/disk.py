@@ -45,6 +45,11 @@ def space_errors(path: Path) -> Iterator[None]:
         raise _no_space(path, error.strerror or "a full disk", "space for the whole file") from error
 
 
+def link_or(path: Path, other: str) -> str:
+    """What stands where a directory of ours should be made: a symlink with what it names, or ``other``."""
+    return f"a symlink to {path.readlink()}" if path.is_symlink() else other
+
+
 def draft_of(path: Path) -> Path:
     """Where the file that takes the place of ``path`` is made: ``.NAME`` beside it."""
     return path.with_name(f".{path.name}")

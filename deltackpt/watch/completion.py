@@ -70,7 +70,7 @@ class CompletionDetector:
                 if not marked and (reason := self._changing(known, checkpoint)):
                     return reason
         except (CheckpointError, FormatError) as error:
-            return Incomplete(f"it is not whole: {error.where}: have {error.have}, need {error.need}")
+            return Incomplete(f"it is not whole: {error.sentence()}")
         return None if take_snapshot(snapshot.path, snapshot.step) == snapshot else _CHANGED
 
     def unchanged(self, step: int) -> float:

@@ -25,6 +25,7 @@ from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.publish.write import WriteResult, write
 from deltackpt.repository import Repository
 from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.places import check_local, check_url
 from deltackpt.watch.branch import Branch, metadata, same_weights
 from deltackpt.watch.completion import CompletionDetector
 from deltackpt.watch.prune import clear_trash, prove, prove_patch, remove
@@ -105,6 +106,8 @@ class Watch:
         *,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
+        check_local(directory, "the directory that the trainer saves into")
+        check_url(os.fspath(repository))
         self.root = Path(directory)
         self._pattern = compile_pattern(options.pattern)
         self._url = repository
