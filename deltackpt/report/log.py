@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from deltackpt.errors import NotFoundError
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.repository import Repository, chain
 
@@ -53,12 +52,8 @@ def log(repo: Repository, ref: str = "main") -> Log:
     Nothing published yet is an empty log. Raises NotFoundError ``ref-missing`` where only other branches have steps,
     or the ref was lost; ChainError, FormatError for a chain that does not hold.
     """
-    head = repo.head(ref)
+    head = repo.branch(ref)
     if head is None:
-        others = sorted(other.name for other in repo.refs() if other.name != ref)
-        if others:
-            hint = f"The refs are {', '.join(others[:8])}{' and more' if len(others) > 8 else ''}."
-            raise NotFoundError("ref-missing", where=repo.store.url, have="no such ref", need=f"ref {ref!r}", hint=hint)
         return Log(repo.store.url, repo.id, ref, ())
     steps: list[LogStep] = []
     link: Link | None = head.link

@@ -9,6 +9,7 @@ from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import FORMAT, REPOSITORY_ID, VERSION
 from deltackpt.format.record import RecordKind
 from deltackpt.store import Store
+from deltackpt.store.base import NO_OBJECT
 
 MARKER = "deltackpt.json"
 MAX_SMALL = 64 << 10  # bytes of a marker, a ref or a tag
@@ -17,16 +18,18 @@ _KIND = RecordKind(FORMAT, VERSION, "repository", "marker-field")
 
 
 def read_marker(store: Store) -> str:
-    """The id of the repository in ``store``. Raises NotFoundError ``repository-missing``; FormatError
-    ``marker-field``, ``version-unknown``, json-* for a broken marker.
+    """The id of the repository in ``store``. Raises NotFoundError ``repository-missing``, ``bucket-missing``;
+    FormatError ``marker-field``, ``version-unknown``, json-* for a broken marker.
     """
     try:
         raw = store.get(MARKER, MAX_SMALL)
     except NotFoundError as error:  # [S-MARK-5]
+        if error.code == "bucket-missing":  # a writer cannot make a repository there
+            raise
         raise NotFoundError(
             "repository-missing",
             where=store.url,
-            have="no deltackpt.json",
+            have="no deltackpt.json" if error.have == NO_OBJECT else error.have,
             need="a repository",
             hint="`deltackpt write CHECKPOINT_DIR REPO` makes one where there is nothing. If it was lost, "
             "`deltackpt mirror MIRROR REPO --repair` puts it back.",
