@@ -59,6 +59,10 @@ class Serving:
 
     def update_cache(self) -> None:
         """The cache to the newest step."""
+        for engine in self.engines:
+            if engine.link is None:  # else its path is a slot
+                with suppress(DeltackptError):  # it is reported when it is updated
+                    engine.client.locate()
         if (switch := self.follower.catch_up()) is not None:
             self._metrics.set("deltackpt_step", switch.step)
             self._metrics.add("deltackpt_bytes_total", switch.read)

@@ -48,6 +48,10 @@ class Client(ABC):
     def version(self) -> str:
         """The weight version that the engine reports to its users."""
 
+    def locate(self) -> None:
+        """Note what the engine runs on. Called before the cache moves, for an engine that was not updated yet."""
+        return
+
     @abstractmethod
     def stage(self, link: Link, state: str, path: Path) -> EngineReport:
         """Prepare everything while the engine works on; nothing of it changes.
