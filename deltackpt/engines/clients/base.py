@@ -26,12 +26,14 @@ class ClientOptions:
 
 @dataclass
 class EngineReport:
-    """What an engine prepared, or wrote. ``unchanged``: nothing of its weights changes, so it need not pause."""
+    """What an engine prepared, or wrote. ``unchanged``: nothing of its weights changes, so it need not pause.
+    ``served``: it is at the step already, by a final update, and says so as its version."""
 
     mode: str = ""
     reason: str = ""
     elements: int = 0
     unchanged: bool = False
+    served: bool = False
 
 
 class Client(ABC):
