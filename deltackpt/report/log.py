@@ -33,13 +33,15 @@ class LogStep:
 
 @dataclass(frozen=True)
 class Log:
-    """A branch, newest step first. ``collected`` is the step where history goes on that a gc removed, if one did."""
+    """A branch, newest step first. ``collected`` is the step where history goes on that a gc removed, if one did, and
+    ``kept`` are the numbers of the steps up to there that it left, in order."""
 
     repository: str
     id: str
     ref: str
     steps: tuple[LogStep, ...]
     collected: int | None = None
+    kept: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -61,7 +63,10 @@ def log(repo: Repository, ref: str = "main") -> Log:
         assert link is not None
         steps.append(_step(manifest, link.id))
         link = manifest.parent
-    return Log(repo.store.url, repo.id, ref, tuple(steps), link.step if link else None)
+    if link is None:
+        return Log(repo.store.url, repo.id, ref, tuple(steps))
+    kept = tuple(sorted({other.step for other in repo.steps() if other.step <= link.step}))
+    return Log(repo.store.url, repo.id, ref, tuple(steps), link.step, kept)
 
 
 def _step(m: Manifest, own: str) -> LogStep:
