@@ -47,7 +47,8 @@ def _gap(found: Log) -> str:
         return f"{said}; `log --graph` lists those that were kept"
     newest, more = found.kept[-MOST:], len(found.kept) - MOST
     which = text.steps(newest) + (f" and {more} before" if more > 0 else "")
-    return f"{said}, but {which}; `log --graph` lists those that were kept"
+    kept = "was kept" if len(found.kept) == 1 else "were kept"
+    return f"{said}, but {which} {kept}; `log --graph` draws all that is there"
 
 
 def _graph(found: Graph, *, verbose: bool) -> Iterator[str]:

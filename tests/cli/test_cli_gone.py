@@ -132,6 +132,23 @@ def test_a_mistyped_ref(world: World, tmp_path: Path) -> None:
         assert deltackpt("status", tmp_path / "repo", "--ref", name).status == 0
 
 
+def test_log_names_what_was_kept_beyond_a_gap(world: World, tmp_path: Path) -> None:
+    repo = world.copy(tmp_path)
+    assert deltackpt("write", world.steps[3], repo, "--anchor-every", 1).status == 0
+    assert deltackpt("tag", repo, "good", 0).status == 0
+    assert deltackpt("gc", repo, "--keep-last", 1, "--grace", 0).status == 0
+    done = deltackpt("log", repo)
+    assert [line.split()[0] for line in done.out.splitlines()[1:]] == ["3"]
+    assert done.err == (
+        "older steps were collected, from step 2, but step 0 was kept; `log --graph` draws all that is there\n"
+    )
+    assert (deltackpt("log", repo, "--json").json["kept"], deltackpt("log", world.repo, "--json").json["kept"]) == (
+        [0],
+        [],
+    )
+    assert deltackpt("apply", repo, tmp_path / "out", "--step", 0).status == 0
+
+
 def test_serve_updates_says_that_its_repository_is_gone(world: World, tmp_path: Path) -> None:
     """Its engine does not even answer: what the repository is comes first."""
     repo = world.copy(tmp_path)
