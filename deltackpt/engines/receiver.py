@@ -143,8 +143,16 @@ class Receiver:
 
     def _context(self) -> RankContext:
         """The state of the rank now."""
-        state = {"why": self.why, "wedged": self.wedged, "final": self.final}
-        return RankContext(self.engine.rank, self.steps, self.memory, self.link, self.proof, **state)
+        return RankContext(
+            self.engine.rank,
+            self.steps,
+            self.memory,
+            self.link,
+            self.proof,
+            why=self.why,
+            wedged=self.wedged,
+            final=self.final,
+        )
 
     def _target(self, want: Update) -> Link:
         """The same step on every rank."""
