@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from deltackpt.errors import ConflictError, FormatError, NotFoundError
+from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import FORMAT, REPOSITORY_ID, VERSION
 from deltackpt.format.record import RecordKind
@@ -26,6 +26,7 @@ def read_marker(store: Store) -> str:
     except NotFoundError as error:  # [S-MARK-5]
         if error.code == "bucket-missing":  # a writer cannot make a repository there
             raise
+        _check_bucket(store)
         raise NotFoundError(
             "repository-missing",
             where=store.url,
@@ -43,6 +44,15 @@ def read_marker(store: Store) -> str:
         raise FormatError("marker-field", where=store.url, have=have, need=need)
     identity: str = value["repository"]
     return identity
+
+
+def _check_bucket(store: Store) -> None:
+    """Raises NotFoundError ``bucket-missing`` where only a listing tells a missing bucket from an empty one."""
+    try:
+        next(iter(store.list("refs/")), None)
+    except DeltackptError as error:  # a reader may have no leave to list
+        if error.code == "bucket-missing":
+            raise
 
 
 def create_marker(store: Store) -> str:
