@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from deltackpt.errors import NotFoundError
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.repository import Repository, chain
 
@@ -34,13 +33,15 @@ class LogStep:
 
 @dataclass(frozen=True)
 class Log:
-    """A branch, newest step first. ``collected`` is the step where history goes on that a gc removed, if one did."""
+    """A branch, newest step first. ``collected`` is the step where history goes on that a gc removed, if one did, and
+    ``kept`` are the numbers of the steps up to there that it left, in order."""
 
     repository: str
     id: str
     ref: str
     steps: tuple[LogStep, ...]
     collected: int | None = None
+    kept: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -53,12 +54,8 @@ def log(repo: Repository, ref: str = "main") -> Log:
     Nothing published yet is an empty log. Raises NotFoundError ``ref-missing`` where only other branches have steps,
     or the ref was lost; ChainError, FormatError for a chain that does not hold.
     """
-    head = repo.head(ref)
+    head = repo.branch(ref)
     if head is None:
-        others = sorted(other.name for other in repo.refs() if other.name != ref)
-        if others:
-            hint = f"The refs are {', '.join(others[:8])}{' and more' if len(others) > 8 else ''}."
-            raise NotFoundError("ref-missing", where=repo.store.url, have="no such ref", need=f"ref {ref!r}", hint=hint)
         return Log(repo.store.url, repo.id, ref, ())
     steps: list[LogStep] = []
     link: Link | None = head.link
@@ -66,7 +63,10 @@ def log(repo: Repository, ref: str = "main") -> Log:
         assert link is not None
         steps.append(_step(manifest, link.id))
         link = manifest.parent
-    return Log(repo.store.url, repo.id, ref, tuple(steps), link.step if link else None)
+    if link is None:
+        return Log(repo.store.url, repo.id, ref, tuple(steps))
+    kept = tuple(sorted({other.step for other in repo.steps() if other.step <= link.step}))
+    return Log(repo.store.url, repo.id, ref, tuple(steps), link.step, kept)
 
 
 def _step(m: Manifest, own: str) -> LogStep:

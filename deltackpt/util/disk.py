@@ -67,7 +67,13 @@ def replace_file(path: Path, data: bytes, *, sync: bool) -> None:
         if sync:
             file.flush()
             os.fsync(file.fileno())
-    os.replace(draft, path)
+        own = os.fstat(file.fileno())
+    try:
+        os.replace(draft, path)
+    except FileNotFoundError:  # a file server that did it, lost its answer, and was asked again
+        there = path.stat()
+        if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            raise
     if sync:
         fsync_dir(path.parent)
 
