@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from deltackpt import __version__
-from deltackpt.errors import DeltackptError, UsageError
+from deltackpt.errors import DeltackptError, StoreError, UsageError
 from deltackpt_cli.apply import apply
 from deltackpt_cli.compact import compact
 from deltackpt_cli.console import Output
@@ -34,6 +34,7 @@ from deltackpt_cli.start import INTERRUPTED
 from deltackpt_cli.status import status
 from deltackpt_cli.streams import never_fail
 from deltackpt_cli.tag import tag
+from deltackpt_cli.termination import end_by_signals
 from deltackpt_cli.verify import verify
 from deltackpt_cli.watch import watch
 from deltackpt_cli.write import write
@@ -76,6 +77,7 @@ def root(
 
 def main() -> NoReturn:
     """Run the command line of this process."""
+    end_by_signals()
     never_fail()
     warnings.showwarning = lambda message, *_: logging.getLogger("deltackpt").warning("%s", message)  # a note
     sys.exit(run(sys.argv[1:]))
@@ -93,6 +95,10 @@ def run(args: Sequence[str]) -> int:
         return output.error(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
+    except OSError as error:
+        if error.filename is None:
+            return output.bug(error)
+        return output.error(_of_system(error))
     except Exception as error:
         return output.bug(error)
     if code == INTERRUPTED:  # typer makes this of the signal
@@ -101,6 +107,13 @@ def run(args: Sequence[str]) -> int:
 
 
 _CallError: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, wherever this typer keeps it
+
+
+def _of_system(error: OSError) -> StoreError:
+    """What the system says of a path: of one that is too long, or that went away while it was used."""
+    have, need = error.strerror or str(error), "a path that can be used, and stays"
+    found = StoreError("path-unusable", where=str(error.filename)[:400], have=have, need=need)
+    return found.with_traceback(error.__traceback__)
 
 
 def _usage(error: Exception) -> UsageError:

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", show_default=False, help="Where the trainer saves its checkpoint directories.")
 ]
-Pattern = Annotated[str, typer.Option(metavar="NAME", help="What they are called; {step} stands for the number.")]
+Pattern = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="What they are called; {step} stands for the number. Folders may be in it: iter_{step}/hf."
+    ),
+]
 Marker = Annotated[
     str | None,
     typer.Option(
@@ -40,7 +45,13 @@ Prune = Annotated[
         metavar="K",
         min=1,
         show_default=False,
-        help="Keep the newest K published directories; remove older ones once the repository proved to hold them.",
+        help="Keep the newest K published directories; of older ones remove what the repository was proven to hold.",
+    ),
+]
+PruneAll = Annotated[
+    bool,
+    typer.Option(
+        "--prune-all", help="With --prune-dense: remove them whole, optimizer states and all else that is in them too."
     ),
 ]
 Rewind = Annotated[
@@ -71,6 +82,7 @@ def watch(
     settle: Settle = "5s",
     poll: Poll = "1s",
     prune_dense: Prune = None,
+    prune_all: PruneAll = False,
     rewind: Rewind = False,
     abandon: Abandon = None,
     once: Once = False,
@@ -98,6 +110,7 @@ def watch(
         settle=units.duration(settle, "--settle"),
         rewind=rewind,
         prune_dense=prune_dense,
+        prune_all=prune_all,
         abandon=None if abandon is None else units.duration(abandon, "--abandon"),
         anchor=AnchorPolicy(every=anchor_every),
         encoding=encoding.value,

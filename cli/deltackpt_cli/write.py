@@ -116,6 +116,8 @@ def _lines(done: WriteResult) -> Iterator[str]:
     stored = [name for name, there in (("anchor", done.anchor), ("patch", done.parent is not None)) if there]
     changed = f"{text.count(done.changed)} of {text.count(done.elements)} elements ({text.share(done.density)})"
     patch = f"{text.count(done.patch_bytes)} bytes, {text.bits(done.bits_per_change)} bits a change"
+    if done.anchor and not done.patch_bytes and done.changed:
+        patch = "none: it would be as large as the anchor"
     yield from text.fields(
         [
             ("step", f"{done.step} on {done.ref}" + (f", after {done.parent}" if done.parent is not None else "")),

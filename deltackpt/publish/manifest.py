@@ -20,6 +20,13 @@ from deltackpt.repository import Repository
 
 ANCHOR_RATIO = 1.0  # patches since the last anchor, in anchors' bytes: restoring reads at most twice an anchor
 
+WORTH = 0.95  # of the checkpoint's bytes: a patch that has more saves nothing beside an anchor of the same step
+
+
+def saves_nothing(patch_bytes: int, whole: int) -> bool:
+    """Is a patch about as large as the ``whole`` checkpoint? Where that is stored anyway, the patch is left out."""
+    return patch_bytes > WORTH * whole
+
 
 @dataclass(frozen=True)
 class AnchorPolicy:

@@ -248,7 +248,7 @@ class ShardReader:
         if not self.started:
             self.started = True
             self.progress.start("anchor", sum(shard.size for shard in self.new.shards))
-        with (self.new.root / name).open("rb") as file:
+        with self.new.open_shard(name) as file:
             while piece := file.read(PIECE):
                 yield piece
                 self.progress.advance(len(piece))
@@ -280,7 +280,7 @@ def _result(
     sink: RepositorySink, done: CommittedStep, builder: StepBuilder, new: Checkpoint, times: tuple[float, float]
 ) -> WriteResult:
     m, target = done.manifest, sink.target
-    counts, head = m.counts, target.head
+    counts, head = builder.counts(m.counts.elements), target.head
     return WriteResult(
         repository=sink.objects.repo.store.url,
         ref=target.ref,
@@ -295,7 +295,7 @@ def _result(
         density=counts.changed_elements / counts.elements if counts.elements else 0.0,
         patch_bytes=done.patch_bytes,
         bytes=done.bytes,
-        bits_per_change=8 * done.patch_bytes / counts.changed_elements if counts.changed_elements else None,
+        bits_per_change=8 * done.patch_bytes / counts.changed_elements if counts.changed_elements and m.patch else None,
         left_out=list(new.left_out),
         seconds=times[1],
         published=times[0],

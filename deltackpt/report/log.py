@@ -12,8 +12,8 @@ from deltackpt.repository import Repository, chain
 @dataclass(frozen=True)
 class LogStep:
     """One step. ``anchor_bytes`` and ``patch_bytes`` are None where it is not stored that way; ``time`` is in seconds
-    since 1970; ``changed`` and ``density`` (its share of ``elements``) compare it with its parent, and a step without
-    one has none."""
+    since 1970; ``changed`` and ``density`` (its share of ``elements``) compare it with its parent: a step to
+    which no patch leads has none."""
 
     step: int
     id: str
@@ -71,7 +71,7 @@ def log(repo: Repository, ref: str = "main") -> Log:
 
 def _step(m: Manifest, own: str) -> LogStep:
     patch = None if m.patch is None else sum(f.size for f in m.patch)
-    changed = m.counts.changed_elements if m.parent else None
+    changed = m.counts.changed_elements if m.patch is not None else None
     return LogStep(
         step=m.step,
         id=own,

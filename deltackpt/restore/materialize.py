@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +29,7 @@ from deltackpt.util.mapped_file import make_huge, write_at
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
+from deltackpt.util.scratch import scratch
 
 T = TypeVar("T")
 
@@ -81,7 +80,8 @@ def apply(
     began = time.monotonic()
     check_local(out, "OUT")
     out = Path(out)
-    _check_free(out)
+    with space_errors(out):
+        _check_free(out)
     with pinned(repo, step, ref) as (link, held):
 
         def once() -> tuple[Plan, int]:
@@ -155,15 +155,13 @@ def result(path: Path, plan: Plan, written: int, began: float) -> ApplyResult:
 
 @contextmanager
 def beside(out: Path) -> Iterator[Path]:
-    """A new folder next to ``out``, on the same file system; gone again unless it was renamed."""
-    folder = out.parent / f".{out.name}.tmp-{secrets.token_hex(4)}"
-    with space_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-    try:
+    """A new folder next to ``out``, on the same file system; gone again unless it was renamed. What killed processes
+    left there of the same ``out`` is removed first."""
+    with ExitStack() as stack:
+        with space_errors(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(scratch(out.parent, f".{out.name}.tmp-"))
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def build_order(layout: Layout) -> Iterator[str]:

@@ -34,7 +34,7 @@ class PublishedStep:
 def metadata(snapshot: DirectorySnapshot, stale: Mapping[int, str]) -> dict[str, Any]:
     """The entry in a manifest's metadata: the directory, and those that a rewind left behind."""
     left = {str(step): stamp for step, stamp in sorted(stale.items())}
-    return {FIELD: {"directory": snapshot.path.name, "stamp": snapshot.stamp, "stale": left}}
+    return {FIELD: {"directory": snapshot.name, "stamp": snapshot.stamp, "stale": left}}
 
 
 class Branch:
