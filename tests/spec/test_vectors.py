@@ -17,6 +17,7 @@ from support.vectors import (
     code_of,
     data_of,
     decoded_apart,
+    folder_of,
     in_place,
     name_of,
     of_kind,
@@ -127,23 +128,24 @@ def test_records(vector):
 
 
 @pytest.mark.parametrize("vector", of_kind("checkpoint"), ids=name_of)
-def test_checkpoints(vector):
+def test_checkpoints(vector, tmp_path):
+    folder = folder_of(vector, tmp_path / "checkpoint")
     for read in (read_checkpoint, read_checkpoint_by_second):
         found = {}
-        assert code_of(lambda: found.update(read(FIXTURES / vector["path"]))) == vector.get("error")  # noqa: B023
+        assert code_of(lambda: found.update(read(folder))) == vector.get("error")  # noqa: B023
         assert proofs(found) == vector.get("result", {})
 
 
 @pytest.mark.parametrize("vector", of_kind("chain"), ids=name_of)
 def test_chains(vector, tmp_path):
     """Restored by both readers, and verified."""
-    source, repository, code = FIXTURES / vector["path"], tmp_path / "repository", vector.get("error")
-    shutil.copytree(source, repository)
+    source, repository = (folder_of(vector, tmp_path / name) for name in ("source", "repository"))
+    code = vector.get("error")
     for out, call in ((tmp_path / "a", restore), (tmp_path / "b", second().restore)):
         where = repository if call is restore else source  # a lease is left to the copy
         assert code_of(lambda: call(where, vector["step"], out)) == code, call  # noqa: B023
         assert (tree(out) if out.exists() else {}) == vector.get("files", {})
-    assert {p.name for p in tmp_path.iterdir()} <= {"repository", "a", "b"}
+    assert {p.name for p in tmp_path.iterdir()} <= {"source", "repository", "a", "b"}
     codes: set[str] = set()
     failed = code_of(lambda: codes.update(f.code for f in verify_repository(Repository.open(repository)).findings))
     if code is None:
