@@ -3,7 +3,7 @@
 It is meant to be read beside the spec, imports nothing of deltackpt, and prefers being plain to being fast.
 Needs numpy and zstandard; proves tensors by XXH3 too where the module xxhash happens to be there.
 
-    python spec/decode.py restore REPO STEP OUT [REF]   make the checkpoint of a step from a local repository
+    python spec/decode.py restore REPO STEP OUT [REF]   make the checkpoint of a step, or tag, from a local repository
     python spec/decode.py part PART                     list the entries of a part
 """
 
@@ -840,9 +840,9 @@ def read_marker(root):  # [S-MARK-1], [S-MARK-5]
     return marker["repository"]
 
 
-def read_ref(root, name):  # [S-REF-1]
+def read_ref(root, name, kind="ref"):  # [S-REF-1], and of a tag
     need(re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name), "ref-name", name)  # [S-NAME-7]
-    data = bytes(fetch(root, f"refs/{name}.json", MAX_SMALL, "ref-missing"))
+    data = bytes(fetch(root, f"{kind}s/{name}.json", MAX_SMALL, f"{kind}-missing"))
     ref = load_json(data)
     need(isinstance(ref, dict) and ref.keys() == {"id", "step"}, "manifest-field", "ref")
     need(is_hex(ref["id"], 64) and is_int(ref["step"], MAX_STEP), "manifest-field", "ref")
@@ -923,9 +923,13 @@ def find_way(root, repository, target, edges):
 
 
 def read_plan(root, step, ref):
-    """The nearest way to a step: of manifests, or else of manifests and edges ([S-READ-1], [F-EDGE-7])."""
+    """The nearest way to a step, or tag: of manifests, or else of manifests and edges ([S-READ-1], [F-EDGE-7])."""
     repository = read_marker(root)
-    target = find_step(root, repository, step, read_ref(root, ref))
+    if isinstance(step, str):
+        target = read_ref(root, step, "tag")
+        read_manifest(root, repository, target)
+    else:
+        target = find_step(root, repository, step, read_ref(root, ref))
     way = find_way(root, repository, target, {}) or find_way(root, repository, target, read_edges(root, repository))
     need(way, "chain-broken", str(step))
     return way
@@ -1001,8 +1005,9 @@ def list_part(path):
 
 def main(arguments):
     try:
-        if len(arguments) in (4, 5) and arguments[0] == "restore" and arguments[2].isdecimal():
-            restore(arguments[1], int(arguments[2]), *arguments[3:])
+        if len(arguments) in (4, 5) and arguments[0] == "restore":
+            step = int(arguments[2]) if arguments[2].isdecimal() else arguments[2]
+            restore(arguments[1], step, *arguments[3:])
         elif len(arguments) == 2 and arguments[0] == "part":
             list_part(arguments[1])
         else:

@@ -58,6 +58,7 @@ def folder_of(vector: dict[str, Any], to: Path) -> Path:
     for name, piece in vector.get("repeat", {}).items():
         (to / name).write_bytes(expanded((to / name).read_bytes(), piece))
     for name, target in vector.get("links", {}).items():
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
         (to / name).symlink_to(target)
     return to
 
