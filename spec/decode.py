@@ -842,7 +842,8 @@ def read_marker(root):  # [S-MARK-1], [S-MARK-5]
 
 def read_ref(root, name, kind="ref"):  # [S-REF-1], and of a tag
     need(re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name), "ref-name", name)  # [S-NAME-7]
-    data = bytes(fetch(root, f"{kind}s/{name}.json", MAX_SMALL, f"{kind}-missing"))
+    missing = "ref-missing" if kind == "ref" else "step-missing"
+    data = bytes(fetch(root, f"{kind}s/{name}.json", MAX_SMALL, missing))
     ref = load_json(data)
     need(isinstance(ref, dict) and ref.keys() == {"id", "step"}, "manifest-field", "ref")
     need(is_hex(ref["id"], 64) and is_int(ref["step"], MAX_STEP), "manifest-field", "ref")
@@ -850,8 +851,8 @@ def read_ref(root, name, kind="ref"):  # [S-REF-1], and of a tag
     return ref
 
 
-def read_manifest(root, repository, link):
-    data = bytes(fetch(root, f"steps/{link['step']:08d}-{link['id']}.json", MAX_MANIFEST))
+def read_manifest(root, repository, link, missing="object-missing"):
+    data = bytes(fetch(root, f"steps/{link['step']:08d}-{link['id']}.json", MAX_MANIFEST, missing))
     m = parse_manifest(data, link["id"])
     need(m["step"] == link["step"] and m["repository"] == repository, "manifest-elsewhere")  # [F-MAN-2]
     return m
@@ -859,19 +860,19 @@ def read_manifest(root, repository, link):
 
 def find_step(root, repository, step, link):
     """The step of this number on the chain of a ref; beyond a hole in it, the only one there is ([S-READ-6])."""
-    first = link
+    missing = "step-missing"  # that the ref names
     while link is not None and link["step"] >= step:
         try:
-            m = read_manifest(root, repository, link)
+            m = read_manifest(root, repository, link, missing)
         except Refused as refusal:
-            need(refusal.code == "object-missing" and link is not first, refusal.code, str(refusal))
+            need(refusal.code == "object-missing", refusal.code, str(refusal))
             found = sorted((Path(root) / "steps").glob(f"{step:08d}-*.json"))
             need(found, "step-missing", str(step))
             need(len(found) == 1, "step-ambiguous", str(step))
             return {"step": step, "id": found[0].stem.partition("-")[2]}
         if m["step"] == step:
             return link
-        link = m["parent"]
+        link, missing = m["parent"], "object-missing"
     raise Refused("step-missing", str(step))
 
 
@@ -927,7 +928,7 @@ def read_plan(root, step, ref):
     repository = read_marker(root)
     if isinstance(step, str):
         target = read_ref(root, step, "tag")
-        read_manifest(root, repository, target)
+        read_manifest(root, repository, target, "step-missing")
     else:
         target = find_step(root, repository, step, read_ref(root, ref))
     way = find_way(root, repository, target, {}) or find_way(root, repository, target, read_edges(root, repository))
