@@ -59,7 +59,7 @@ BOXED, REPEAT, CUT, CHUNK, MAX_WINDOW = 128, 64, 128, 131072, 1 << 18
 MAX_CLASSES, MAX_COUNT_BITS, MAX_TILE, MAX_LENGTH, MAX_K = 15, 32, 1 << 31, 1 << 40, 31
 MAX_HEADER, JSON_DEPTH, JSON_MARKS = 100_000_000, 16, 1 << 21
 MAX_MANIFEST, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 268435456, 268435456, 65536
-MAX_STEP, MAX_PARTS, MAX_FILES, MAX_TENSORS = 10**15, 100_000, 100_000, 1 << 20
+MAX_STEP, MAX_FILES, MAX_TENSORS = 10**15, 100_000, 1 << 20
 MAX_PATH, MAX_OBJECT_NAME, BLOCK = 960, 1024, 4096
 
 Span = namedtuple("Span", "dtype shape start end")  # a tensor in a safetensors file, offsets from the end of the header
@@ -632,8 +632,8 @@ def parse_manifest(data, manifest_id=None):
     def field(name, good):
         need(name in m and good(m[name]), "manifest-field", name)  # [F-MAN-3]
 
-    def files(value):  # [F-MAN-10]
-        return value is None or (isinstance(value, list) and len(value) <= MAX_PARTS and all(map(is_file, value)))
+    def files(value):
+        return value is None or (isinstance(value, list) and all(map(is_file, value)))
 
     def counts(value):
         names = {"added", "removed", "changed", "elements", "changed_elements"}
@@ -674,7 +674,7 @@ def parse_edge(data):
     need(start is None or is_link(start), "manifest-field", "from")
     need(isinstance(edge["producer"], str) and is_int(edge["time"], 1 << 53), "manifest-field")
     need(start is None or start["step"] < edge["to"]["step"], "manifest-field", "from.step")  # [F-EDGE-2]
-    need(isinstance(files, list) and len(files) <= MAX_PARTS and all(map(is_file, files)), "manifest-field", "files")
+    need(isinstance(files, list) and all(map(is_file, files)), "manifest-field", "files")
     for file in files:  # [F-EDGE-3]
         check_object_name(file)
         folder = "anchors/" if start is None else "folds/"
