@@ -116,7 +116,7 @@ class Refs:
         store = self._objects.store
         try:
             store.swap(f"refs/{_checked(name)}.json", old.raw if old else None, Ref.to(name, new).raw)
-        except ConflictError as error:  # [S-REF-3]
+        except ConflictError as error:  # [S-REF-2] [S-REF-3]
             now = self.branch(name)
             if now is not None and now.link == new:  # the swap was answered by an error, and took effect all the same
                 return

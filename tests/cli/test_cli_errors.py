@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from deltackpt_cli import format as text
-from support.running import World, command, deltackpt, environment, files, interrupted, masked
+from support.running import ROOT, World, command, deltackpt, environment, files, interrupted, masked
 
 FIELDS = {"error", "exit_code", "where", "have", "need", "hint"}
 
@@ -222,3 +223,14 @@ def test_steps_are_told_together() -> None:
         "steps 4, 5",
         "steps 1, 4 to 6, 8, 9",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("patch_that_leaves_a_tensor_over", 4), ("patch_of_parts_of_two_versions", 3), ("gap_that_a_fold_closes", 0)],
+)
+def test_apply_and_verify_agree(tmp_path: Path, name: str, status: int) -> None:
+    """On what the format refuses, and on what edges alone lead to; with a cache, too."""
+    repo = shutil.copytree(ROOT / "fixtures/chains" / name, tmp_path / "repo")
+    calls = [("apply", repo, tmp_path / "out"), ("apply", repo, tmp_path / "cache", "--cache"), ("verify", repo)]
+    assert [deltackpt(*call).status for call in calls] == [status] * 3
