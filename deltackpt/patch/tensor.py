@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +36,7 @@ class Part(PartIndex, ABC):
         """The same, written to the flat ``elements``, which hold the old ones. After an error they are worthless."""
 
     @cached_property
-    def _grouped(self) -> dict[str, EncodedTensor]:
+    def _grouped(self) -> Mapping[str, EncodedTensor]:
         return grouped([self])
 
     @property
@@ -159,7 +159,7 @@ class PartsPatch:
         return self._tensors.get(name)
 
 
-def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
+def grouped(parts: Sequence[Part]) -> Mapping[str, EncodedTensor]:
     """The entries of all parts by tensor.
 
     Raises FormatError ``version-mixed``, ``boxes-too-many``, ``boxes-overlap``.
@@ -168,6 +168,10 @@ def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
     if len(versions) > 1:  # [F-META-5]
         have = f"parts of versions {' and '.join(map(str, versions))}"
         raise FormatError("version-mixed", where=parts[0].where, have=have, need="one version in a patch")
+    if all(part.table is not None for part in parts):
+        apart = WholeTensors(parts)
+        if len(apart) == sum(len(part.entries) for part in parts):
+            return apart
     held: dict[str, list[tuple[Part, Entry]]] = {}
     for part in parts:
         for entry in part.entries:
@@ -176,6 +180,35 @@ def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
         if len(found) > 1:
             _check_boxes(name, [entry for _, entry in found], parts[0].where)
     return {name: EncodedTensor(tuple(found)) for name, found in held.items()}
+
+
+class WholeTensors(Mapping[str, EncodedTensor]):
+    """The tensors of parts that have a `PartIndex.table`, each in one of them: made when they are asked for."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._part = {name: part for part in parts for name in part.numbers} if len(parts) != 1 else {}
+
+    def place(self, name: str) -> tuple[Part, int] | None:
+        """The part that holds a tensor, and the number of its entry there."""
+        part = self._parts[0] if len(self._parts) == 1 else self._part.get(name)
+        number = part.numbers.get(name) if part else None
+        return (part, number) if part and number is not None else None
+
+    def __getitem__(self, name: str) -> EncodedTensor:
+        if (found := self.place(name)) is None:
+            raise KeyError(name)
+        part, number = found
+        return EncodedTensor(((part, part.entries[number]),))
+
+    def __contains__(self, name: object) -> bool:
+        return name in (self._parts[0].numbers if len(self._parts) == 1 else self._part)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts[0].numbers if len(self._parts) == 1 else self._part)
+
+    def __len__(self) -> int:
+        return len(self._parts[0].numbers if len(self._parts) == 1 else self._part)
 
 
 def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:

@@ -124,9 +124,10 @@ def _check_run(checks: Checks, run: Run, state: State, anew: set[str]) -> None:
         layouts, digests = [repo.layout(m) for m in steps], [repo.digests(m) for m in steps]
         ids = [m.link.id for m in steps]
         fresh = [id_ in anew or id_ not in checks.reached for id_ in ids]
+        replay = Replay(state, patches, layouts[0])
 
         def history(name: str) -> None:
-            for i, (data, known) in enumerate(Replay(state, patches, layouts[0]).history(name)):
+            for i, (data, known) in enumerate(replay.history(name)):
                 want = layouts[i].tensors.get(name)
                 if known != ((want.dtype, want.shape) if want else None):
                     need = describe((want.dtype, want.shape) if want else None)
