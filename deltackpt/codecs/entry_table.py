@@ -1,5 +1,5 @@
-"""The entries of a part table as columns. Those of whole `packed` tensors, which nearly all are where there are many, are
-read by the compiled kernels, a run of them in one call, and become an `Entry` when one is asked for.
+"""The entries of a part table as columns. Those of whole `packed` tensors, nearly all where there are many, are read by
+the compiled kernels, a run of them in one call, and become an `Entry` when one is asked for.
 
 `deltackpt.codecs.table` reads all others, and whatever has a defect: the kernels end their run before it.
 """
