@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -21,7 +23,7 @@ from deltackpt.codecs.packed.classes import ClassScale
 from deltackpt.codecs.packed.encoding import PackedCodec
 from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.codecs.packed.list_index import ListIndex
-from deltackpt.format.dtypes import BY_CODE
+from deltackpt.format.dtypes import BY_CODE, DTYPES
 from deltackpt.kernels import address
 
 MAX_DIMS = 8  # of a tensor that the kernels take
@@ -47,10 +49,11 @@ _CALL = np.dtype(
         *((name, np.int64) for name in ("to_rows", "to_names", "to_counts", "to_lengths")),
     ]
 )
-_DTYPES = np.zeros((max(BY_CODE) + 1, 4), np.int32)  # by code: bytes of a word, 0 where the kernels take none
+# By code: bytes of a word, 0 where the kernels take none; first bit and bits of the exponent; nothing.
+DTYPE_WORDS = np.zeros((max(BY_CODE) + 1, 4), np.int32)
 for _dtype in BY_CODE.values():
     if _dtype.width <= 4 and _dtype.bits == 8 * _dtype.width:
-        _DTYPES[_dtype.code, :3] = _dtype.width, *_dtype.exponent
+        DTYPE_WORDS[_dtype.code, :3] = _dtype.width, *_dtype.exponent
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,8 @@ def read_run(data: npt.NDArray[np.uint8], at: int, entries: int, before: Entry |
     assert kernels.LIB is not None
     last = np.frombuffer((before.name if before else "").encode() + b"\0", np.uint8)
     call = np.zeros(1, _CALL)
-    call["table"], call["bytes"], call["dtypes"] = address(data), len(data), address(_DTYPES)
-    call["known"], call["packed"] = len(_DTYPES), PackedCodec.code
+    call["table"], call["bytes"], call["dtypes"] = address(data), len(data), address(DTYPE_WORDS)
+    call["known"], call["packed"] = len(DTYPE_WORDS), PackedCodec.code
     call["last"], call["last_bytes"], call["at"], call["entries"] = address(last), len(last) - 1, at, entries
     if before and not before.removes and len(before.shape) <= MAX_DIMS and max(before.shape, default=0) < 1 << 62:
         call["before_dtype"], call["before_rank"] = before.dtype.code, len(before.shape)
@@ -156,6 +159,32 @@ class EntryTable(Sequence[Entry]):
     def __iter__(self) -> Iterator[Entry]:
         return (self[i] for i in range(len(self)))
 
+    @cached_property
+    def row_numbers(self) -> list[int]:
+        """``row_of`` as a list."""
+        numbers: list[int] = self.row_of.tolist()
+        return numbers
+
+    @cached_property
+    def changes(self) -> list[int]:
+        """Changed elements of every entry."""
+        found = np.zeros(len(self.names), np.int64)
+        found[self.row_of >= 0] = self.rows["changes"]
+        found[list(self.odd)] = [entry.changes for entry in self.odd.values()]
+        changes: list[int] = found.tolist()
+        return changes
+
+    @cached_property
+    def forms(self) -> list[tuple[str, Shape]]:
+        """Name of the dtype, and shape, of every row; neighbors of one form share it."""
+        found: list[tuple[str, Shape]] = []
+        if len(self.rows):
+            keys = np.concatenate([self.rows["dtype"][:, None], self.rows["rank"][:, None], self.rows["dims"]], axis=1)
+            cuts = [0, *(np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1).tolist(), len(keys)]
+            for a, b in pairwise(cuts):
+                found += [_form(self.rows[a])] * (b - a)
+        return found
+
     def _detail(self, row: Any) -> ListIndex:
         height, width, rows, columns = (int(row[name]) for name in ("height", "width", "rows", "columns"))
         scale = ClassScale(*(int(row[name]) for name in ("classes", "sized", "top", "anchor")))
@@ -183,6 +212,9 @@ def _joined(runs: Sequence[TableRun]) -> tuple[Rows, Ints, Ints]:
 
 
 def _entry(name: str, row: Any, detail: Any = None) -> Entry:
-    shape: Shape = tuple(row["dims"][: row["rank"]].tolist())
-    dtype = BY_CODE[int(row["dtype"])]
-    return Entry(name, PackedCodec.name, dtype, shape, shape, (0,) * len(shape), detail)
+    dtype, shape = _form(row)
+    return Entry(name, PackedCodec.name, DTYPES[dtype], shape, shape, (0,) * len(shape), detail)
+
+
+def _form(row: Any) -> tuple[str, Shape]:
+    return BY_CODE[int(row["dtype"])].name, tuple(row["dims"][: row["rank"]].tolist())

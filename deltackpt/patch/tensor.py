@@ -150,6 +150,11 @@ class PartsPatch:
         self._tensors = grouped(parts)
 
     @property
+    def whole(self) -> WholeTensors | None:
+        """The same tensors where each is one entry of a part that has a table of columns."""
+        return self._tensors if isinstance(self._tensors, WholeTensors) else None
+
+    @property
     def names(self) -> AbstractSet[str]:
         """Of the tensors that have entries."""
         return self._tensors.keys()
@@ -189,14 +194,16 @@ class WholeTensors(Mapping[str, EncodedTensor]):
         self._parts = parts
         self._part = {name: part for part in parts for name in part.numbers} if len(parts) != 1 else {}
 
-    def place(self, name: str) -> tuple[Part, int] | None:
-        """The part that holds a tensor, and the number of its entry there."""
-        part = self._parts[0] if len(self._parts) == 1 else self._part.get(name)
-        number = part.numbers.get(name) if part else None
-        return (part, number) if part and number is not None else None
+    def places(self, names: Sequence[str]) -> list[tuple[Part, int] | None]:
+        """The part that holds each tensor, and the number of its entry there; None for one that none holds."""
+        if len(self._parts) == 1:
+            part, numbers = self._parts[0], self._parts[0].numbers
+            return [(part, numbers[name]) if name in numbers else None for name in names]
+        held = [self._part.get(name) for name in names]
+        return [(part, part.numbers[name]) if part else None for part, name in zip(held, names, strict=True)]
 
     def __getitem__(self, name: str) -> EncodedTensor:
-        if (found := self.place(name)) is None:
+        if (found := self.places([name])[0]) is None:
             raise KeyError(name)
         part, number = found
         return EncodedTensor(((part, part.entries[number]),))
