@@ -39,7 +39,7 @@ from deltackpt.patch.base import Bytes, Patch
 from deltackpt.patch.many import TensorRun, changes_of, decode_run, runs
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal, replay_run
-from deltackpt.restore.materialize import check_tensor, file_order, save, unproven
+from deltackpt.restore.materialize import check_tensor, file_order, runs_of, save, unproven
 from deltackpt.restore.proof import holds
 from deltackpt.util.mapped_file import MappedFile
 from deltackpt.util.parallel import ordered_map
@@ -116,8 +116,7 @@ def patch_slot(
     layout = patcher.layout
     progress.start("apply", sum(s.size for s in layout.shards))
     total = 0
-    items = ((shard, run) for shard in layout.shards for run in runs(file_order(shard)))
-    for written, size in ordered_map(patcher.patch, items, threads):
+    for written, size in ordered_map(patcher.patch, runs_of(layout), threads):
         total += written
         progress.advance(size)
     return total + _side_files(move, folder)

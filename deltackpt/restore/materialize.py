@@ -175,6 +175,11 @@ def file_order(shard: Shard) -> list[Tensor]:
     return sorted(shard.header.tensors, key=lambda t: (t.start, t.end))
 
 
+def runs_of(layout: Layout) -> Iterator[tuple[Shard, list[Tensor]]]:
+    """The tensors of every file by runs, in the order of their bytes."""
+    return ((shard, run) for shard in layout.shards for run in runs(file_order(shard)))
+
+
 def build(
     repo: Repository,
     layout: Layout,
@@ -191,7 +196,6 @@ def build(
     ensure_space(folder, layout.size)
     progress.start("apply", layout.size)
     files = {shard.path: _new_shard(folder, shard) for shard in layout.shards}
-    items = ((shard, run) for shard in layout.shards for run in runs(file_order(shard)))
     room = RunRoom()
 
     def write(shard: Shard, data: npt.NDArray[np.uint8], start: int) -> None:
@@ -214,7 +218,7 @@ def build(
         return size
 
     try:
-        for count in ordered_map(place, items, threads):
+        for count in ordered_map(place, runs_of(layout), threads):
             progress.advance(count)
     finally:
         for fd in files.values():
