@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from deltackpt.codecs import CODECS, Encoded, Entry
+from deltackpt.codecs import Encoded, Entry
 from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.encode import entry_of, sums_of
@@ -45,13 +45,12 @@ def encode_deltas(
     names: set[str],
     options: EncodeOptions,
     *,
-    version: int = CODECS.version,
     number: Callable[[int], int] = lambda index: index + 1,
     check: Callable[[], None] = lambda: None,
 ) -> Share:
     """Encode all deltas, sorted by name, and hand parts to ``sink`` as they fill up.
 
-    ``names`` are of all tensors of the state; ``origin`` and ``version`` go into every part. ``number`` gives the
+    ``names`` are of all tensors of the state; ``origin`` goes into every part. ``number`` gives the
     number of this rank's part of an index. ``check`` is called for each tensor, and raises to stop. Raises what the
     sink raises.
     """
@@ -60,7 +59,7 @@ def encode_deltas(
 
     def encode(delta: Delta) -> tuple[Delta, tuple[Entry, Encoded], Sums]:
         check()
-        entry = entry_of(delta, names, encoding=options.encoding, version=version)
+        entry = entry_of(delta, names, encoding=options.encoding)
         return delta, entry, sums_of(delta)
 
     def hand_over(index: int, writer: PartWriter) -> float:
@@ -68,7 +67,7 @@ def encode_deltas(
         sink.put(EncodedPart.of(writer, number(index)))
         return time.monotonic() - start
 
-    index, writer = 0, PartWriter(origin, version)
+    index, writer = 0, PartWriter(origin)
     order = [deltas[name] for name in sorted(deltas, key=str.encode)]
     for delta, (entry, encoded), sums in ordered_map(encode, order, options.threads):
         writer.add(entry, encoded)
@@ -79,7 +78,7 @@ def encode_deltas(
         share.changed[delta.name] = len(delta.positions)
         if writer.size >= sink.part_bytes(BYTES):
             put += hand_over(index, writer)
-            index, writer = index + 1, PartWriter(origin, version)
+            index, writer = index + 1, PartWriter(origin)
     if len(writer):
         put += hand_over(index, writer)
     share.seconds = {"encode": time.monotonic() - began - put, "put": put}
