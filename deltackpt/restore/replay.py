@@ -109,7 +109,7 @@ class Replay:
         self._base = base
         self._patches = patches
         self._journal = journal
-        self._number = {name: i for i, name in enumerate(layout.tensors)}
+        self._number = {name: i for i, name in enumerate(layout.tensors)} if journal is not None else {}
 
     @classmethod
     @contextmanager
