@@ -15,7 +15,7 @@ import numpy.typing as npt
 from deltackpt.format.dtypes import DType
 
 Elements = npt.NDArray[np.unsignedinteger]
-EXPONENTS, LENGTHS = 256, 33  # of types up to 4 bytes wide
+EXPONENTS = 256  # of types up to 4 bytes wide
 MAX_EXCEPTION_K = 15
 
 
