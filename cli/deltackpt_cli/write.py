@@ -10,7 +10,7 @@ import typer
 
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
-from deltackpt_cli.options import Encoding, Ref, Repo, Threads
+from deltackpt_cli.options import Encoding, Ref, Repo, Threads, number
 
 if TYPE_CHECKING:
     from deltackpt.publish.write import WriteResult
@@ -50,6 +50,7 @@ Ratio = Annotated[
     typer.Option(
         metavar="R",
         min=0,
+        callback=number,
         show_default=False,
         help="Also store it whole if the patches since the last anchor exceed R checkpoints. Default: 1.",
     ),
@@ -59,6 +60,7 @@ Density = Annotated[
     typer.Option(
         metavar="D",
         min=0,
+        callback=number,
         show_default=False,
         help="Also store it whole if more than a share D of the elements changed.",
     ),

@@ -13,7 +13,7 @@ from typing import Any, Final
 from deltackpt.checkpoint.sniff import CONVERT
 from deltackpt.errors import CheckpointError
 from deltackpt.format.canonical import loads_strict
-from deltackpt.format.manifest import is_path
+from deltackpt.format.names import is_path
 from deltackpt.util.disk import open_regular
 
 MAX_SIDE: Final = 64 << 20  # bytes of one side file
@@ -64,11 +64,6 @@ def find_files(root: Path) -> CheckpointFiles:
         else:
             side.append(name)
     return CheckpointFiles(shards, weight_map, tuple(sorted(side)), tuple(sorted(left_out)))
-
-
-def is_plain(name: str) -> bool:
-    """Whether ``name`` is a relative POSIX path that stays in its folder, in one spelling, on every system."""
-    return is_path(name) and name.isprintable()
 
 
 def _single(root: Path, names: list[str]) -> str:
@@ -122,7 +117,7 @@ def _read_index(path: Path) -> dict[str, str]:
             "index-field", where=path, have="no such weight_map", need="weight_map: an object of tensor name to shard"
         )
     for shard in set(weight_map.values()):
-        if not is_plain(shard):  # [F-DIR-4]
+        if not is_path(shard):  # [F-DIR-4]
             have = f"the shard name {shard[:80]!r}"
             raise CheckpointError(
                 "shard-escapes", where=path, have=have, need="a plain relative path inside the folder"
@@ -182,7 +177,7 @@ def _escapes(root: Path, link: Path) -> bool:
 
 
 def _reason(name: str, path: Path) -> str:
-    if not is_plain(name) or _printable(name) != name:
+    if not is_path(name):
         return "its name is no plain path on every system"
     if name == PRUNED:
         return "a note of deltackpt watch"

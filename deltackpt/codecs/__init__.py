@@ -7,14 +7,13 @@ change, an `Entry` of the `table` asks its own.
 from __future__ import annotations
 
 from deltackpt.codecs.entry import Entry
-from deltackpt.codecs.registry import CODECS, CODECS_V1, VERSIONS, Registry
+from deltackpt.codecs.registry import CODECS, VERSIONS, Registry
 from deltackpt.codecs.select import CHOICES, DENSE, SMALL, alone, choices, encode, wants_base
 from deltackpt.codecs.types import Change, ChangedElements, DecodeBuffer, Decoded, Elements, Encoded, Source
 
 __all__ = [
     "CHOICES",
     "CODECS",
-    "CODECS_V1",
     "DENSE",
     "SMALL",
     "VERSIONS",
@@ -46,7 +45,8 @@ def decode(
 
 
 def decode_into(entry: Entry, elements: Elements, source: Source, where: str) -> None:
-    """Write the new elements of an entry to the flat ``elements`` of its tensor or box, which hold the old ones.
+    """Write the new elements of an entry to the flat ``elements`` of its tensor or box, words [n] that hold the old
+    ones.
 
     Several times faster than `decode` and `Decoded.write_to`. Raises FormatError; ``elements`` are then worthless, so
     this is for a caller that has a copy to throw away.

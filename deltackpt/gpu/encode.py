@@ -18,7 +18,8 @@ from deltackpt.codecs.packed.grid import TileGrid, choose_grid
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.gpu.changes import NARROW, wide
 from deltackpt.gpu.diff import Group, apart
-from deltackpt.gpu.transfers import Copy, CopyStream, Sent, owners, send, table
+from deltackpt.gpu.tiles import grid_table, segments
+from deltackpt.gpu.transfers import Copy, CopyStream, Sent, owners, send
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
 
@@ -104,8 +105,8 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     tiles = [grid.tiles for grid in grids]
     first = [0, *accumulate(tiles)]
     several = dtype.exponent[1] > 0  # classes, perhaps
-    plan = lists_scan.Populations(np.concatenate([_segments(grid, lists_scan.SPAN) * several for grid in grids]))
-    columns = _columns(grids, first, [group.words[i] for i in which], words, plan.first_block)
+    plan = lists_scan.Populations(np.concatenate([segments(grid, lists_scan.SPAN) * several for grid in grids]))
+    columns = grid_table(grids, first, [group.words[i] for i in which], words, plan.first_block)
     places = np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]])
     sent = send(group.owner.device, columns, owners(tiles), places, plan.block_tiles, bypass=group.staged)
     table_, owner, places_, block_tiles = sent.arrays
@@ -144,34 +145,6 @@ def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) 
 def _words(piece: Piece, snapshot: Snapshot, masked: bool) -> torch.Tensor:
     """All words of a piece on its device: the old ones, or, ``masked``, the new ones."""
     return piece.words() if masked else snapshot.of(piece.name)
-
-
-def _segments(grid: TileGrid, span: int) -> npt.NDArray[np.int64]:
-    """How many segments each tile has, of at most ``span`` elements of one row; bands of rows are one row each."""
-    _, _, high, wide = grid.corners(np.arange(grid.tiles))
-    if grid.columns == 1:
-        high, wide = np.minimum(high, 1), high * wide
-    segments: npt.NDArray[np.int64] = high * -(-wide // span)
-    return segments
-
-
-def _columns(
-    grids: Sequence[TileGrid], first: Sequence[int], words: Sequence[int], there: Sequence[torch.Tensor],
-    blocks: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int64]:  # fmt: skip
-    """The table ``grids`` of the kernels in `triton.lists`."""
-    columns = []
-    for grid, tile, word, tensor in zip(grids, first, words, there, strict=False):
-        if grid.columns == 1:  # every tile is one run of elements: a row
-            width, tile_width = grid.height * grid.width, grid.tile_height * grid.width
-            cut = [1, width, grid.rows, 1, tile_width]
-        else:
-            width, tile_width = grid.width, grid.tile_width
-            cut = [grid.height, width, grid.columns, grid.tile_height, tile_width]
-        level = tensor.data_ptr() % 16 == 0 and width % 8 == 0 and tile_width % 8 == 0
-        held = [int(blocks[tile]), int(blocks[tile + grid.tiles]), grid.tiles, grid.height * grid.width]
-        columns.append([tile, word, *cut, tensor.data_ptr(), int(level), *held])
-    return table(list(zip(*columns, strict=True)))
 
 
 def _index(

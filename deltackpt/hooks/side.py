@@ -11,7 +11,7 @@ import torch
 
 from deltackpt.checkpoint.files import MAX_SIDE
 from deltackpt.errors import UsageError
-from deltackpt.format.manifest import check_path
+from deltackpt.format.names import check_path
 from deltackpt.torch_views.adapters import Peft, adapter_config, base_of, untied_by_adapters
 from deltackpt.torch_views.wrappers import unwrapped
 from deltackpt.util.scratch import temporary_folder

@@ -12,13 +12,16 @@ from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.options import HookOptions, check_every
 from deltackpt.hooks.trainer import TrainerHook
 from deltackpt.repository import Repository
+from deltackpt.util.extras import install_line
+from deltackpt.util.places import check_url
 
 try:
     from transformers import TrainerCallback
 except ModuleNotFoundError as error:
     if error.name != "transformers":  # it is there, and lacks something itself
         raise
-    raise ExtraMissingError("transformers", "deltackpt.hooks.transformers", "pip install transformers") from error
+    where = "deltackpt.hooks.transformers"
+    raise ExtraMissingError("transformers", where, install_line("transformers")) from error
 
 
 class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
@@ -36,6 +39,8 @@ class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, repository: str | os.PathLike[str] | Repository, *, every: int = 1, **options: Any) -> None:
         check_every(every)
         HookOptions(**options)
+        if not isinstance(repository, Repository):
+            check_url(os.fspath(repository))
         self.hook: TrainerHook | None = None
         self._repository, self._every, self._options = repository, every, options
         self._log: Callable[[dict[str, float]], None] | None = None

@@ -20,6 +20,7 @@ from deltackpt.repository.leases import lease
 from deltackpt.restore.materialize import apply, beside, build
 from deltackpt.restore.replay import Replay
 from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.util.scratch import temporary_folder
 
@@ -78,6 +79,7 @@ def export_steps(
     ``fold-range``, what `apply` raises.
     """
     began = time.monotonic()
+    check_local(out, "OUT")
     count, deltas_only = threads_or_default(threads), options.deltas_only or not writer.anchored
     last = repo.find(options.end, options.ref)
     with lease(repo, last):

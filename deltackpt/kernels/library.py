@@ -32,6 +32,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_lists_measure": (_I, [_P, _N, _I]),
     "dk_lists_write": (_I, [_P, _N, _I]),
     "dk_lists_release": (None, [_P, _N]),
+    "dk_scatter_many": (_N, [_P, _N]),
+    "dk_table_read": (None, [_P]),
+    "dk_header_read": (_N, [_P, _N, _N, _P, _N, _P, _N]),
 }
 BEST_SCAN = 2  # of dk_scan_level: whatever the processor has
 

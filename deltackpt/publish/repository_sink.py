@@ -100,7 +100,7 @@ class RepositorySink:
 
     def abort(self) -> None:
         """Delete what was put, unless the commit may have taken effect."""
-        if not self.committing:
+        if not self.committing:  # [S-PUB-4]
             self.objects.withdraw()
 
     def _wants_anchor(self, record: StepCommit, policy: AnchorPolicy) -> bool:

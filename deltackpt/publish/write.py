@@ -19,7 +19,7 @@ from deltackpt.format.manifest import Link, Manifest
 from deltackpt.patch.in_memory import InMemoryPatch
 from deltackpt.patch.part import Origin
 from deltackpt.publish.diff_ahead import diff_ahead
-from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, since_anchor
+from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, check_step, since_anchor
 from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.repository_sink import CommittedStep, RepositorySink, StepTarget
 from deltackpt.publish.sink import StepCommit, elements_of, publish_step
@@ -39,6 +39,7 @@ from deltackpt.repository.writer_lease import publishing
 from deltackpt.restore.replay import Replay
 from deltackpt.store import Buffer, open_store
 from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -117,6 +118,10 @@ def write(
     began = time.monotonic()
     if base is not None and cache is not None:
         raise UsageError("base-and-cache", where="write", have="a base and a cache", need="one of them")
+    if step is not None:
+        check_step(step)
+    if cache is not None:
+        check_local(cache, "CACHE")
     progress, count = options.get("progress", SILENT), threads_or_default(options.get("threads"))
     encode = EncodeOptions(options.get("encoding", "auto"), count)
     store = repository.store if isinstance(repository, Repository) else open_store(repository)
@@ -268,8 +273,6 @@ def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None
             need=f"a step after it, not {step}",
             hint="Leave --step out to follow the ref, go back with --resume-from N, or use a --ref of its own.",
         )
-    if step < 0:
-        raise UsageError("step-negative", where="--step", have=step, need="0 or more")
     return step
 
 

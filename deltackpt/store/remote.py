@@ -389,6 +389,8 @@ class RemoteStore:
             )
         if answer.kind is Kind.TAKEN:
             return base.changed(self._where(name))
+        if answer.kind is Kind.BUCKET:  # one that a writer would make
+            return base.missing(self._where(name), "no such bucket")
         return base.missing(self._where(name))
 
     def _where(self, name: str) -> str:

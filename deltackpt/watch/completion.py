@@ -77,7 +77,7 @@ class CompletionDetector:
                 if now - known.since < self._settle:
                     return _CHANGED
                 raise
-            return Incomplete(f"it is not whole: {error.where}: have {error.have}, need {error.need}")
+            return Incomplete(f"it is not whole: {error.sentence()}")
         return None if take_snapshot(snapshot.path, snapshot.step) == snapshot else _CHANGED
 
     def unchanged(self, step: int) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from deltackpt.codecs import CHOICES
@@ -15,6 +15,7 @@ from deltackpt.errors import (
     ChainError,
     CheckpointError,
     ConflictError,
+    DeltackptError,
     FormatError,
     NotFoundError,
     StoreError,
@@ -24,7 +25,9 @@ from deltackpt.format.manifest import Link
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.publish.write import WriteResult, write
 from deltackpt.repository import Repository
+from deltackpt.sync.backoff import GRACE, Backoff, check_grace, explained
 from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.places import check_local, check_url
 from deltackpt.watch.branch import Branch, metadata, same_weights
 from deltackpt.watch.completion import CompletionDetector
 from deltackpt.watch.prune import (
@@ -39,8 +42,6 @@ from deltackpt.watch.prune import (
 )
 from deltackpt.watch.sight import listed, unmatched
 from deltackpt.watch.snapshot import PATTERN, DirectorySnapshot, compile_pattern, scan
-
-LONGEST_WAIT = 60.0  # seconds between attempts, at most, while the store does not answer
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class WatchOptions:
     ``prune_all``    remove these directories whole, with what the repository does not hold, such as optimizer states
     ``abandon``      seconds after which a directory that stays incomplete no longer holds up later ones; None: never
     ``anchor``, ``encoding``, ``ref``, ``threads``: those of `publish.write.write`
+    ``grace``        seconds for which the directory or the repository may be gone before watching ends; with
+                     ``math.inf`` a directory that was never there is waited for too
 
     Raises UsageError ``usage``, ``watch-pattern``.
     """
@@ -95,8 +98,10 @@ class WatchOptions:
     encoding: str = "auto"
     ref: str = "main"
     threads: int | None = None
+    grace: float = GRACE
 
     def __post_init__(self) -> None:
+        check_grace(self.grace)
         if self.prune_dense is not None and self.prune_dense < 1:
             need = "1 or more: the newest is what the next one is compared with"
             raise UsageError("usage", where="--prune-dense", have=self.prune_dense, need=need)
@@ -125,6 +130,8 @@ class Watch:
         *,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
+        check_local(directory, "the directory that the trainer saves into")
+        check_url(os.fspath(repository))
         self.root = Path(directory)
         self._pattern = compile_pattern(options.pattern)
         self._url = repository
@@ -136,37 +143,56 @@ class Watch:
         self._same: set[tuple[Link, str]] = set()  # steps and stamps whose weights were compared
         self._proven: set[Link] = set()
         self._waiting = False
+        self._seen = False  # the directory was there once
         clear_trash(self.root)
         self._matched = False  # was there ever a directory that the pattern fits?
 
-    def run(self, *, poll: float = 1.0, once: bool = False) -> Iterator[Published]:
-        """Every step as it is published; without end, or, with ``once``, until nothing unpublished is complete.
+    def run(self, *, poll: float = 1.0, once: bool = False, stop: Event | None = None) -> Iterator[Published]:
+        """Every step as it is published; until ``stop`` is set, or, with ``once``, until nothing unpublished is
+        complete.
 
-        ``poll`` is in seconds. A store that does not answer is tried again. Raises what `turn` raises.
+        ``poll`` is in seconds. A store that does not answer is tried again; what was there and is not any more, the
+        directory or the repository, is waited for as the options say. Raises what `turn` raises.
         """
-        pause = poll
-        while True:
+        stop = stop or Event()
+        backoff = Backoff(first=max(poll, 0.01), grace=self._options.grace, any_store_error=True)
+        while not stop.is_set():
             try:
                 done = self.turn()
-                pause = poll
-            except StoreError as error:
+            except DeltackptError as found:
                 if once:
                     raise
-                self._note(f"the store does not answer, trying again: {error.have}")
-                done, pause = None, min(2 * pause, LONGEST_WAIT)
+                stop.wait(self._tell(backoff, found))
+                continue
+            self._seen = True
+            if backoff.reset():
+                self._notify("it goes on")
             if done is not None:
                 yield done
             elif once and not self._waiting:
                 self._must_match()
                 return
             else:
-                time.sleep(min(pause, max(self._options.settle, 0.01)) if self._waiting else pause)
+                stop.wait(min(poll, max(self._options.settle, 0.01)) if self._waiting else poll)
+
+    def _tell(self, backoff: Backoff, found: DeltackptError) -> float:
+        """Seconds until the next attempt after an error. Raises it where there is none."""
+        if found.code == "watch-missing" and not self._seen and math.isfinite(self._options.grace):
+            raise found  # a wrong name
+        error = found if self._branch is None else explained(self._branch.repo, found)
+        wait = backoff.delay(error)
+        if backoff.due:
+            silent = isinstance(error, StoreError)
+            what = f"the store does not answer, trying again: {error.have}"
+            self._notify(what if silent else f"{error.where}: {error.have}, waiting for {error.need}")
+        return wait
 
     def turn(self) -> Published | None:
         """Publish the next complete step, if there is one.
 
         Raises ConflictError ``watch-rewritten``, ``watch-twice``; NotFoundError ``watch-missing``; CheckpointError
-        ``not-readable`` for what this user may not read; what `write` raises for the repository.
+        ``not-readable`` for what this user may not read; what `write` raises for the repository, and what
+        `Repository.absent` and `confirm_place` raise where it was there, and is not.
         """
         found = scan(self.root, self._pattern)
         self._first_look(found)
@@ -263,6 +289,7 @@ class Watch:
             s for s in snapshots if parent is not None and s.step == parent.step and self._is_published(branch, s)
         ]
         entry = metadata(snapshot, stale)
+        branch.repo.confirm_place()  # what is gone would be made anew, without the steps that were there
         try:
             done = self._write(snapshot, parents, back, entry)
         except CheckpointError as error:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from deltackpt.format.dtypes import DType
 
 Elements = npt.NDArray[np.unsignedinteger]
-EXPONENTS, LENGTHS = 256, 33  # of types up to 4 bytes wide
+EXPONENTS = 256  # of types up to 4 bytes wide
 MAX_EXCEPTION_K = 15
 
 
@@ -31,7 +31,7 @@ class Scale:
         return exponent < self.ceiling
 
     def raw_bits(self, exponent: Elements, width: int) -> npt.NDArray[np.uint8]:
-        """Raw bits of every change; 0 for those that are not eligible."""
+        """Raw bits of every change, uint8 [changes]; 0 for those that are not eligible."""
         wide = np.subtract(self.anchor, exponent, dtype=np.int16)
         np.maximum(wide, 0, out=wide)
         np.minimum(wide, 8 * width - 1, out=wide)
@@ -41,7 +41,7 @@ class Scale:
 
 
 def exponent_of(bits: Elements, dtype: DType) -> Elements:
-    """The exponent field; 0 for types that have none."""
+    """The exponent field [n] of words [n]; 0 for types that have none."""
     start, count = dtype.exponent
     if count == 0:
         return np.zeros(len(bits), np.uint8)

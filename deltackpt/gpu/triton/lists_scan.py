@@ -237,7 +237,9 @@ class Populations:
                 grids, grids.shape[1], owner, tiles, block_tiles, scales, mask, before, before.shape[1], totals,
                 word=TYPES[width], low=exponent[0], bits=exponent[1], masked=masked, num_warps=4,
             )  # fmt: skip
-        return before, torch.cumsum(totals, 0, dtype=torch.int32)
+        # Only differences within a class are used: one scan of all, since torch's scan of columns is slow.
+        running = torch.cumsum(totals.t().reshape(-1), 0, dtype=torch.int32)
+        return before, running.view(CLASSES, blocks + 1).t().contiguous()
 
 
 def rank(
