@@ -7,8 +7,9 @@ change, an `Entry` of the `table` asks its own.
 from __future__ import annotations
 
 from deltackpt.codecs.entry import Entry
+from deltackpt.codecs.many import ManyChanges
 from deltackpt.codecs.registry import CODECS, CODECS_V1, VERSIONS, Registry
-from deltackpt.codecs.select import CHOICES, DENSE, SMALL, alone, choices, encode, wants_base
+from deltackpt.codecs.select import CHOICES, DENSE, SMALL, alone, choices, encode, encode_many, wants_base
 from deltackpt.codecs.types import Change, ChangedElements, DecodeBuffer, Decoded, Elements, Encoded, Source
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Decoded",
     "Encoded",
     "Entry",
+    "ManyChanges",
     "Registry",
     "alone",
     "check",
@@ -30,6 +32,7 @@ __all__ = [
     "decode",
     "decode_into",
     "encode",
+    "encode_many",
     "wants_base",
 ]
 

@@ -21,6 +21,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_digest_start": (None, []),
     "dk_digest_run": (None, [_P, _N, _I, _N, _P]),
     "dk_digest_change": (None, [_P, _P, _P, _N, _I, _P]),
+    "dk_diff_many": (None, [_P, _N, _I, _P, _P, _P]),
     "dk_pack_sort": (None, [_P, _P, _P, _N, *[_P] * 13]),
     "dk_pack_measure": (None, [_P, _P, _N, _I, _P, _P, _P, _P, _I, _I, _P, _P, _P, _P]),
     "dk_pack_write": (None, [_P, _P, _N, _I, _P, _P, _P, _P, _P, _I, _I, _P, _P, _P, _P]),
@@ -32,6 +33,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_lists_read": (_I, [_P, _N, _I, _P]),
     "dk_lists_measure": (_I, [_P, _N, _I]),
     "dk_lists_write": (_I, [_P, _N, _I]),
+    "dk_lists_details": (_N, [_P, _N, _P, _P]),
     "dk_lists_release": (None, [_P, _N]),
 }
 BEST_SCAN = 2  # of dk_scan_level: whatever the processor has

@@ -47,18 +47,28 @@ class ListIndex:
         total: Ints = self.counts[:, : self.scale.classes].sum(axis=1)
         return total
 
+    @property
+    def size(self) -> int:
+        """Bytes of all tiles."""
+        return int(self.lengths.sum())
+
     def some(self, tiles: Ints) -> ListIndex:
         """The rows of some tiles, rising: their bytes, one after the other, decode by themselves."""
         assert self.numbers is None
         rows = self.counts[tiles], self.lengths[tiles], self.checksums[tiles]
         return replace(self, counts=rows[0], lengths=rows[1], checksums=rows[2], numbers=np.asarray(tiles, np.int64))
 
+    def to_bytes(self) -> bytes:
+        """The detail of a table's entry."""
+        scale = self.scale
+        head = numbers([self.grid.rows, self.grid.columns]) + bytes([scale.classes | scale.sized << 4])
+        head += bytes([scale.top] if scale.classes > 1 else []) + bytes([scale.anchor] if scale.sized else [])
+        return head + arrays(self.counts.ravel(), self.lengths) + self.checksums.astype("<u4").tobytes()
+
 
 def write(d: ListIndex) -> bytes:
     """The detail of a table's entry."""
-    head = numbers([d.grid.rows, d.grid.columns]) + bytes([d.scale.classes | d.scale.sized << 4])
-    head += bytes([d.scale.top] if d.scale.classes > 1 else []) + bytes([d.scale.anchor] if d.scale.sized else [])
-    return head + arrays(d.counts.ravel(), d.lengths) + d.checksums.astype("<u4").tobytes()
+    return d.to_bytes()
 
 
 def read(r: VarintReader, dtype: DType, shape: tuple[int, ...]) -> ListIndex:

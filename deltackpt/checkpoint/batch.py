@@ -1,0 +1,91 @@
+"""Many small tensors of two states compared in one call: the place where batches are made.
+
+Threads of Python share one interpreter, so a call for each small tensor would cost more than the work on its bytes. A
+tensor that is larger than a batch is one by itself, and is read in pieces (`diff.difference`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from deltackpt import kernels
+from deltackpt.checkpoint.diff import Difference, State, StoredTensor, difference
+from deltackpt.codecs import ManyChanges
+from deltackpt.format.dtypes import DTYPES, nbytes
+from deltackpt.format.state_digest import xxh3
+
+BATCH = 2 << 20  # bytes of one state's tensors: both stay in the cache while they are compared, hashed and encoded
+
+
+def batches(old: State, new: State, most: int = BATCH) -> Iterator[list[str]]:
+    """All names of both states, in the order of their bytes, in runs of at most ``most`` bytes; a longer is alone."""
+    held, size = list[str](), 0
+    for name in sorted({*old.tensors, *new.tensors}):  # code points sort as their UTF-8 bytes do
+        own = max(_size(old.tensors.get(name)), _size(new.tensors.get(name)))
+        if held and size + own > most:
+            yield held
+            held, size = [], 0
+        held.append(name)
+        size += own
+    if held:
+        yield held
+
+
+def _size(tensor: StoredTensor | None) -> int:
+    return nbytes(DTYPES[tensor.dtype], tensor.shape) if tensor is not None else 0
+
+
+NONE = ManyChanges([], [], [], [], *kernels.NOTHING)
+
+
+@dataclass(frozen=True)
+class ComparedBatch:
+    """A batch, compared. ``names`` are those of the tensors that have one dtype and shape in both states, in the order
+    of ``changes``; ``others`` are of the rest of the batch.
+    """
+
+    names: Sequence[str]
+    changes: ManyChanges
+    old_xxh3: Sequence[bytes]
+    new_xxh3: Sequence[bytes]
+    others: Sequence[Difference]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what was found to differ."""
+        alone = [found.change for found in self.others if found.change is not None]
+        arrays = [*self.changes.memory, *(a for c in alone for a in (c.positions, c.old, c.new))]
+        return sum(array.nbytes for array in arrays)
+
+    def differences(self) -> Iterator[Difference]:
+        """Of each tensor, what `difference` finds."""
+        for i, name in enumerate(self.names):
+            yield Difference(name, self.changes.change(i), self.old_xxh3[i], self.new_xxh3[i])
+        yield from self.others
+
+
+def compare_batch(names: Sequence[str], old: State, new: State) -> ComparedBatch:
+    """Compare tensors of two states, bit by bit; those that have old elements of their shape in one call."""
+    held: list[str] = []
+    others: list[Difference] = []
+    dtypes, shapes, before, after, rows = [], [], [], [], []
+    if kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
+        return ComparedBatch([], NONE, [], [], [difference(name, old, new) for name in names])
+    for name in names:
+        a, b = old.tensors.get(name), new.tensors.get(name)
+        if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
+            others.append(difference(name, old, new))
+            continue
+        dtype, base, target = DTYPES[b.dtype], old.bytes_of(name), new.bytes_of(name)
+        held.append(name)
+        dtypes.append(dtype)
+        shapes.append(b.shape)
+        before.append(base)
+        after.append(target)
+        rows.append((kernels.address(base), kernels.address(target), len(target) // dtype.width, dtype.width))
+    changed = kernels.diff_many(np.array(rows, np.int64).reshape(-1, 4))
+    changes = ManyChanges(dtypes, shapes, before, after, *changed)
+    return ComparedBatch(held, changes, [xxh3(data) for data in before], [xxh3(data) for data in after], others)
