@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +18,7 @@ from deltackpt.errors import CheckpointError, FormatError, UsageError
 from deltackpt.format.layout import Shard
 from deltackpt.format.safetensors_header import head_size, parse_header
 from deltackpt.util.disk import open_regular
-from deltackpt.util.mapped_file import advise
-
-_PAGE = mmap.PAGESIZE
+from deltackpt.util.mapped_file import ReadMapping
 
 
 class Stamp(NamedTuple):
@@ -75,7 +71,7 @@ class Checkpoint:
         self.side = side
         self.left_out = left_out
         self.tensors = _locate(root, shards)
-        self._maps: dict[str, mmap.mmap] = {}
+        self._maps: dict[str, ReadMapping] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -108,8 +104,12 @@ class Checkpoint:
         replaced before its first use.
         """
         tensor = self.tensors[name]
-        whole = np.frombuffer(self._map(tensor.shard), np.uint8)
-        return whole[tensor.start : tensor.end]
+        return self._map(tensor.shard).data[tensor.start : tensor.end]
+
+    def address_of(self, name: str) -> int:
+        """Where in memory `bytes_of` begins; it stays there for as long as that is referred to."""
+        tensor = self.tensors[name]
+        return self._map(tensor.shard).address + tensor.start
 
     def side_bytes(self, path: str) -> bytes:
         """All bytes of a side file."""
@@ -121,12 +121,8 @@ class Checkpoint:
         tensor = self.tensors[name]
         mapped = self._maps.get(tensor.shard)
         first, last = tensor.start + start, tensor.end if end is None else tensor.start + end
-        if mapped is None or first == last:
-            return
-        # Outward to whole pages: a neighbor's bytes on the first and last page are read again from the page cache.
-        page = first - first % _PAGE
-        with suppress(OSError):  # locked in memory
-            advise(np.frombuffer(mapped, np.uint8), mmap.MADV_DONTNEED, page, last - page)
+        if mapped is not None and first < last:
+            mapped.release(first, last)
 
     def verify_unchanged(self) -> None:
         """Raise CheckpointError ``checkpoint-changed`` if a shard was written to or replaced since `open`."""
@@ -151,7 +147,9 @@ class Checkpoint:
     ) -> None:
         self.close()
 
-    def _map(self, name: str) -> mmap.mmap:
+    def _map(self, name: str) -> ReadMapping:
+        if (known := self._maps.get(name)) is not None:
+            return known
         with self._lock:
             if self._closed:
                 raise UsageError("checkpoint-closed", where=self.root, have="a closed checkpoint", need="an open one")
@@ -161,14 +159,14 @@ class Checkpoint:
             return self._maps[name]
 
 
-def _map_file(path: Path, stamp: Stamp) -> mmap.mmap:
+def _map_file(path: Path, stamp: Stamp) -> ReadMapping:
     try:
         fd = open_regular(path)
     except FileNotFoundError as error:
         raise _changed(path, "no file") from error
     try:
         _same(path, stamp, os.fstat(fd))
-        return mmap.mmap(fd, stamp.size, access=mmap.ACCESS_READ)
+        return ReadMapping(fd, stamp.size)
     finally:
         os.close(fd)  # the mapping keeps the file
 

@@ -130,3 +130,15 @@ def digest_many(runs: Array, threads: int = 1) -> Array:
     LIB.dk_diff_many(address(rows), len(rows), threads, *addresses(none, none, none))
     sums: Array = rows[:, 8:].view(np.uint64)
     return sums
+
+
+def table_names(names: list[bytes]) -> list[bytes]:
+    """Each of some names by what it shares with the one before it, as a part table of version 2 has it."""
+    assert LIB is not None
+    whole, lengths = np.frombuffer(b"".join(names), np.uint8), [len(name) for name in names]
+    starts, ends = np.zeros(len(names) + 1, np.int64), np.empty(len(names), np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    out = np.empty(len(whole) + 27 * len(names), np.uint8)
+    used = LIB.dk_table_names(address(whole), address(starts), len(names), address(out), address(ends))
+    text, cuts = out[:used].tobytes(), [0, *ends.tolist()]
+    return [text[cuts[i] : cuts[i + 1]] for i in range(len(names))]

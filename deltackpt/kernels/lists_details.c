@@ -1,10 +1,24 @@
-/* What the part table says of tensors in `packed`: their list indexes, as bytes (FORMAT section "packed"). */
+/* What a part table says, as bytes: names, and the list indexes of tensors in `packed` (FORMAT, "Part table"). */
 #include "lists_write.h"
 
-INLINE uint8_t *put_number(uint8_t *out, uint64_t value) {
-    for (; value > 127; value >>= 7) *out++ = (uint8_t)(value & 127) | 128;
-    *out++ = (uint8_t)value;
-    return out;
+/* Names as a table of version 2 has them, each by what it shares with the one before it. Name i is names[starts[i]] up
+ * to names[starts[i + 1]]; ``ends`` is where each ends in ``out``, which has room for 27 bytes more of each. */
+EXPORT int64_t dk_table_names(const uint8_t *names, const int64_t *starts, int64_t count, uint8_t *out, int64_t *ends) {
+    uint8_t *at = out;
+    int64_t before = 0; /* bytes of the last name */
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *name = names + starts[i], *last = name - before;
+        const int64_t n = starts[i + 1] - starts[i], most = least(n, before);
+        int64_t shared = 0, tail = 0;
+        while (shared < most && name[shared] == last[shared]) shared++;
+        while (tail < most - shared && name[n - 1 - tail] == last[before - 1 - tail]) tail++;
+        at = put_number(put_number(put_number(at, (uint64_t)shared), (uint64_t)tail), (uint64_t)(n - shared - tail));
+        memcpy(at, name + shared, (size_t)(n - shared - tail));
+        at += n - shared - tail;
+        ends[i] = at - out;
+        before = n;
+    }
+    return at - out;
 }
 
 /* The details of all jobs, after dk_lists_write, one after the other; ``ends`` is where each ends. ``out`` has room for

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from deltackpt.codecs import CODECS, Decoded, Encoded, Entry, check, decode, decode_into
 from deltackpt.codecs.table import write_table
@@ -15,6 +15,9 @@ from deltackpt.patch.index import PAYLOAD, TABLE, Origin, Span, table_of
 from deltackpt.patch.tensor import Part
 
 __all__ = ["PAYLOAD", "TABLE", "Origin", "PartReader", "PartWriter"]
+
+
+SMALL, JOINED = 1 << 16, 1 << 20  # bytes of pieces that are joined, and of what they are joined to
 
 
 class PartWriter:
@@ -39,8 +42,9 @@ class PartWriter:
     def add(self, entry: Entry, encoded: Encoded | None = None) -> None:
         """One tensor or box; ``encoded`` has its bytes, if it has some."""
         assert entry.version == self.version, "an entry of another version"
-        self._items.append((entry, encoded or Encoded(entry.detail)))
-        self.size += self._items[-1][1].size
+        encoded = encoded or Encoded(entry.detail)
+        self._items.append((entry, encoded))
+        self.size += encoded.size
 
     def chunks(self) -> Iterator[Buffer]:
         """The bytes of the file: header, plain tensors by falling width (so that all are aligned), table, payload."""
@@ -48,20 +52,38 @@ class PartWriter:
         table = write_table([entry for entry, _ in items], self.version)
         plain = [(entry.name + p.suffix, p) for entry, encoded in items for p in encoded.plain]
         plain.sort(key=lambda item: (-DTYPES[item[1].dtype].width, item[0].encode()))
-        payload = sum(entry.payload for entry, _ in items)
+        payload = sum(len(piece) for _, encoded in items for piece in encoded.payload)
         rows = [(name, p.dtype, p.shape, len(p.data)) for name, p in plain]
         rows += [(TABLE, "U8", (len(table),), len(table)), (PAYLOAD, "U8", (payload,), payload)]
         ends = list(accumulate(size for *_, size in rows))
         tensors = [Tensor(n, d, s, end - size, end) for (n, d, s, size), end in zip(rows, ends, strict=True)]
         yield build_header(tensors, self.origin.to_metadata(self.version))
-        for _, p in plain:
-            yield p.data
-        yield table
-        for _, encoded in items:
-            yield from encoded.payload
+        yield from joined(chain((p.data for _, p in plain), [table], *(encoded.payload for _, encoded in items)))
 
     def _ordered(self) -> list[tuple[Entry, Encoded]]:
-        return sorted(self._items, key=lambda item: (item[0].name.encode(), item[0].offset))
+        self._items.sort(key=_order)  # nearly always they are in order already
+        return self._items
+
+
+def _order(item: tuple[Entry, Encoded]) -> tuple[str, tuple[int, ...]]:
+    return item[0].name, item[0].offset  # code points sort as their UTF-8 bytes do
+
+
+def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Runs of small pieces as one: to write, hash or send each by itself would cost more than its bytes."""
+    small, size = list[Buffer](), 0
+    for piece in pieces:
+        if len(piece) >= SMALL or size >= JOINED:
+            if small:
+                yield b"".join(small)
+            small, size = [], 0
+        if len(piece) >= SMALL:
+            yield piece
+        else:
+            small.append(piece)
+            size += len(piece)
+    if small:
+        yield b"".join(small)
 
 
 class PartReader(Part):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -21,6 +20,7 @@ from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.store.readahead import ObjectRange, ReadAhead
+from deltackpt.util.mapped_file import ReadMapping
 
 
 class Anchor:
@@ -44,11 +44,11 @@ class Anchor:
             for file, shard in zip(files, layout.shards, strict=True)
             for t in shard.header.tensors
         }
-        self._maps: dict[str, mmap.mmap] = {}
+        self._maps: dict[str, ReadMapping] = {}
         for file in files if repo.store.capabilities.local else ():
             if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
                 with path.open("rb") as f:
-                    self._maps[file.name] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+                    self._maps[file.name] = ReadMapping(f.fileno(), file.size)
         ahead = [(name, at) for name in order if (at := self._at.get(name)) and at.length and at.file not in self._maps]
         self._runs = ReadAhead(repo.store, ahead) if ahead else None
 
@@ -56,7 +56,7 @@ class Anchor:
         """All bytes of a tensor: uint8, read-only, not proven. Raises what `Store.get_range` raises."""
         at = self._at[name]
         if at.file in self._maps:
-            return np.frombuffer(self._maps[at.file], np.uint8)[at.start : at.end]
+            return self._maps[at.file].data[at.start : at.end]
         if self._runs is not None and (found := self._runs.take(name)) is not None:
             return found
         return np.frombuffer(self._store.get_range(at.file, at.start, at.length) if at.length else b"", np.uint8)
@@ -66,8 +66,7 @@ class Anchor:
         at = self._at[name]
         first, last = at.start + start, at.end if end is None else at.start + end
         if at.file in self._maps and first < last:
-            page = first - first % mmap.PAGESIZE
-            self._maps[at.file].madvise(mmap.MADV_DONTNEED, page, last - page)
+            self._maps[at.file].release(first, last)
 
     def close(self) -> None:
         """Read nothing more ahead."""
