@@ -11,15 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from deltackpt import kernels
 from deltackpt.checkpoint.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import Difference, State, StoredTensor, difference
 from deltackpt.codecs import ManyChanges
-from deltackpt.format.dtypes import DTYPES, nbytes
-from deltackpt.format.state_digest import xxh3
+from deltackpt.format import state_digest
+from deltackpt.format.dtypes import DTYPES, nbytes, uint
+from deltackpt.format.state_digest import TensorDigest, xxh3
 
 BATCH = 2 << 20  # bytes of one state's tensors: both stay in the cache while they are compared, hashed and encoded
+
+
+PIECE = 8 << 20  # bytes of a larger tensor that are hashed at a time
 
 
 def batches(old: State, new: State, most: int = BATCH) -> Iterator[list[str]]:
@@ -92,6 +97,34 @@ def compare_batch(names: Sequence[str], old: State, new: State) -> ComparedBatch
     changed = kernels.diff_many(np.array(rows, np.int64).reshape(-1, 4))
     changes = ManyChanges(dtypes, shapes, before, after, *changed)
     return ComparedBatch(held, changes, [xxh3(data) for data in before], [xxh3(data) for data in after], others)
+
+
+def digest_batch(names: Sequence[str], state: State) -> list[tuple[str, TensorDigest, int]]:
+    """Both digests of every tensor of a batch, and its bytes; their pages are released."""
+    data = [state.bytes_of(name) for name in names]
+    if kernels.LIB is None or sum(map(len, data)) > BATCH:
+        return [(name, _digest(name, state), len(found)) for name, found in zip(names, data, strict=True)]
+    widths = [DTYPES[state.tensors[name].dtype].width for name in names]
+    at = [_address(state, name, found) for name, found in zip(names, data, strict=True)]
+    words = [len(found) // width for found, width in zip(data, widths, strict=True)]
+    sums = kernels.digest_many(np.array([at, words, widths], np.int64).T).tolist()
+    made = []
+    for name, found, (a, b) in zip(names, data, sums, strict=True):
+        made.append((name, TensorDigest((a, b), xxh3(found)), len(found)))
+        state.release(name)
+    return made
+
+
+def _digest(name: str, state: State) -> TensorDigest:
+    """In pieces."""
+    data, dtype = state.bytes_of(name), DTYPES[state.tensors[name].dtype]
+    sums, hashed = state_digest.ZERO, xxhash.xxh3_128()
+    for at in range(0, len(data), PIECE):
+        piece = data[at : at + PIECE]
+        sums = state_digest.add(sums, state_digest.of_run(piece.view(uint(dtype.width)), at // dtype.width))
+        hashed.update(piece.data)
+        state.release(name, at, at + len(piece))
+    return TensorDigest(sums, hashed.digest())
 
 
 def _address(state: State, name: str, data: npt.NDArray[np.uint8]) -> int:

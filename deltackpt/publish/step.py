@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
 from deltackpt.checkpoint import Checkpoint
+from deltackpt.checkpoint.batch import batches, digest_batch
 from deltackpt.errors import ChainError, CheckpointError
-from deltackpt.format import state_digest
-from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts
 from deltackpt.format.safetensors_header import RESERVED
@@ -25,7 +22,7 @@ from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import SILENT, Progress
 
 PART_BYTES = 128 << 20  # encoded bytes after which a part is handed over and the next one begun
-PIECE = 8 << 20  # bytes that are hashed at a time
+PIECE = 8 << 20  # bytes of a file that are read at a time
 
 
 @dataclass(frozen=True)
@@ -68,21 +65,11 @@ def check_names(new: Checkpoint) -> None:
 
 def digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, TensorDigest]:
     """Both digests of every tensor, by name, in one pass over the bytes."""
-
-    def one(name: str) -> tuple[str, TensorDigest, int]:
-        data, dtype = new.bytes_of(name), DTYPES[new.tensors[name].dtype]
-        sums, xxh3 = state_digest.ZERO, xxhash.xxh3_128()
-        for at in range(0, len(data), PIECE):
-            piece = data[at : at + PIECE]
-            sums = state_digest.add(sums, state_digest.of_run(piece.view(uint(dtype.width)), at // dtype.width))
-            xxh3.update(piece.data)
-            new.release(name, at, at + len(piece))
-        return name, TensorDigest(sums, xxh3.digest()), len(data)
-
     found = {}
-    for name, value, size in ordered_map(one, new.tensors, threads):
-        found[name] = value
-        progress.advance(size)
+    for batch in ordered_map(lambda names: digest_batch(names, new), batches(new, new), threads):
+        for name, value, size in batch:
+            found[name] = value
+            progress.advance(size)
     return found
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.states import ORIGIN, Memory, mutate, random_state
 
 from deltackpt import kernels
-from deltackpt.checkpoint.batch import BATCH, batches, compare_batch
+from deltackpt.checkpoint.batch import BATCH, batches, compare_batch, digest_batch
 from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import CHOICES
 from deltackpt.errors import ChainError, UsageError
@@ -62,6 +62,16 @@ def test_the_parts_are_those_of_each_tensor_alone(seed, encoding, tensors):
         assert together == in_numpy(lambda old=old, new=new: step(old, new, digests(old), encoding))
         assert together[1] == digests(new)
         old = new
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40))
+def test_the_digests_of_a_batch(seed, tensors):
+    state = random_state(np.random.default_rng(seed), tensors)
+    for names in batches(Memory(state), Memory({})):
+        made = digest_batch(names, Memory(state))
+        assert [(name, size) for name, _, size in made] == [(name, len(state[name][2])) for name in names]
+        assert {name: digest for name, digest, _ in made} == {name: digests(state)[name] for name in names}
+        assert in_numpy(lambda names=names: digest_batch(names, Memory(state))) == made
 
 
 def test_one_caller_is_told_what_was_found_of_every_tensor():
@@ -128,6 +138,7 @@ def test_batches_are_bounded_and_hold_every_name_once_in_order():
     assert runs == [["big"], ["t0", "t1", "t2"], ["t3", "t4", "t5"], ["t6", "u"]]
     large = compare_batch(["big"], Memory(state), Memory(new))
     assert [found.name for found in large.others] == ["big"]
+    assert digest_batch(["big"], Memory(state)) == [("big", digests(state)["big"], BATCH + 1)]
     assert BatchEncoder(Comparing(Memory(state), Memory(new), {}, "x", compare=alone), "auto").batches().__next__() == [
         "big"
     ]

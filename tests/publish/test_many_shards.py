@@ -1,8 +1,8 @@
 """A checkpoint of more files than this process may open at a time: `write` and `diff` map them without descriptors."""
 
-import os
 import resource
 from contextlib import contextmanager
+from pathlib import Path
 
 from support.states import make_checkpoint, tree
 
@@ -15,7 +15,7 @@ SHARDS = 100
 @contextmanager
 def descriptors(most):
     """So many in all, of a process that had only the usual three open."""
-    most += len(os.listdir("/dev/fd")) - 3
+    most += len([*Path("/dev/fd").iterdir()]) - 3
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
