@@ -111,8 +111,18 @@ def digest_batch(names: Sequence[str], state: State) -> list[tuple[str, TensorDi
     made = []
     for name, found, (a, b) in zip(names, data, sums, strict=True):
         made.append((name, TensorDigest((a, b), xxh3(found)), len(found)))
-        state.release(name)
+    release(names, state)
     return made
+
+
+def release(names: Sequence[str], state: State) -> None:
+    """The caller is done with the tensors of a batch, those that the state has."""
+    held = [name for name in names if name in state.tensors]
+    if isinstance(state, Checkpoint):
+        state.release_many(held)
+        return
+    for name in held:
+        state.release(name)
 
 
 def _digest(name: str, state: State) -> TensorDigest:

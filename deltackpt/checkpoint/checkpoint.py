@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -122,7 +123,17 @@ class Checkpoint:
         mapped = self._maps.get(tensor.shard)
         first, last = tensor.start + start, tensor.end if end is None else tensor.start + end
         if mapped is not None and first < last:
-            mapped.release(first, last)
+            mapped.release((first, last))
+
+    def release_many(self, names: Iterable[str]) -> None:
+        """`release` of whole tensors."""
+        runs: dict[str, list[tuple[int, int]]] = {}
+        for name in names:
+            tensor = self.tensors[name]
+            runs.setdefault(tensor.shard, []).append((tensor.start, tensor.end))
+        for shard, spans in runs.items():
+            if (mapped := self._maps.get(shard)) is not None:
+                mapped.release(*spans)
 
     def verify_unchanged(self) -> None:
         """Raise CheckpointError ``checkpoint-changed`` if a shard was written to or replaced since `open`."""

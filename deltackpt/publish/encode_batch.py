@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from deltackpt.checkpoint.batch import BATCH, ComparedBatch, batches, compare_batch
+from deltackpt.checkpoint.batch import BATCH, ComparedBatch, batches, compare_batch, release
 from deltackpt.checkpoint.diff import Difference, State, difference
 from deltackpt.codecs import Encoded, Entry
 from deltackpt.format import state_digest
@@ -78,9 +78,7 @@ class BatchEncoder:
             made = {found.name: self._one(found) for found in compared.others}
             made.update((done.name, done) for done in self._many(compared))
         for state in (states.old, states.new):
-            for name in names:
-                if name in state.tensors:
-                    state.release(name)
+            release(names, state)
         return [made[name] for name in names]
 
     def _many(self, compared: ComparedBatch) -> Iterator[TensorOfStep]:

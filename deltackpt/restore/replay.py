@@ -66,7 +66,7 @@ class Anchor:
         at = self._at[name]
         first, last = at.start + start, at.end if end is None else at.start + end
         if at.file in self._maps and first < last:
-            self._maps[at.file].release(first, last)
+            self._maps[at.file].release((first, last))
 
     def close(self) -> None:
         """Read nothing more ahead."""

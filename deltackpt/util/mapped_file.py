@@ -104,21 +104,19 @@ class ReadMapping:
         self._waiting = 0  # bytes of them
         self._lock = threading.Lock()
 
-    def release(self, first: int, end: int) -> None:
-        """The pages of a run of bytes may go, so that resident memory does not follow the file. Views stay valid.
+    def release(self, *runs: Span) -> None:
+        """The pages of runs of bytes may go, so that resident memory does not follow the file. Views stay valid.
 
         Small runs wait for others: neighbors go by one call.
         """
-        if end - first >= TOGETHER // 16:
-            self._release([(first, end)])
-            return
+        size = sum(end - first for first, end in runs)
         with self._lock:
-            self._small.append((first, end))
-            self._waiting += end - first
-            if self._waiting < TOGETHER:
+            self._small += runs
+            self._waiting += size
+            if self._waiting < TOGETHER and not (len(runs) == 1 and size >= TOGETHER // 16):
                 return
-            runs, self._small, self._waiting = self._small, [], 0
-        self._release(joined_spans(runs))
+            small, self._small, self._waiting = self._small, [], 0
+        self._release(joined_spans(small))
 
     def _release(self, runs: Iterable[Span]) -> None:
         for first, end in runs:
