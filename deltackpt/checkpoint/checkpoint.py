@@ -19,7 +19,7 @@ from deltackpt.errors import CheckpointError, FormatError, UsageError
 from deltackpt.format.layout import Shard
 from deltackpt.format.safetensors_header import head_size, parse_header
 from deltackpt.util.disk import open_regular
-from deltackpt.util.mapped_file import ReadMapping
+from deltackpt.util.mapped_file import FileMapping
 
 
 class Stamp(NamedTuple):
@@ -72,7 +72,7 @@ class Checkpoint:
         self.side = side
         self.left_out = left_out
         self.tensors = _locate(root, shards)
-        self._maps: dict[str, ReadMapping] = {}
+        self._maps: dict[str, FileMapping] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -158,7 +158,7 @@ class Checkpoint:
     ) -> None:
         self.close()
 
-    def _map(self, name: str) -> ReadMapping:
+    def _map(self, name: str) -> FileMapping:
         if (known := self._maps.get(name)) is not None:
             return known
         with self._lock:
@@ -170,14 +170,14 @@ class Checkpoint:
             return self._maps[name]
 
 
-def _map_file(path: Path, stamp: Stamp) -> ReadMapping:
+def _map_file(path: Path, stamp: Stamp) -> FileMapping:
     try:
         fd = open_regular(path)
     except FileNotFoundError as error:
         raise _changed(path, "no file") from error
     try:
         _same(path, stamp, os.fstat(fd))
-        return ReadMapping(fd, stamp.size)
+        return FileMapping(fd, stamp.size)
     finally:
         os.close(fd)  # the mapping keeps the file
 

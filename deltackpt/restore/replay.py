@@ -19,8 +19,9 @@ from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.scratch import writable_copy
 from deltackpt.store.readahead import ObjectRange, ReadAhead
-from deltackpt.util.mapped_file import ReadMapping
+from deltackpt.util.mapped_file import FileMapping
 
 
 class Anchor:
@@ -44,11 +45,11 @@ class Anchor:
             for file, shard in zip(files, layout.shards, strict=True)
             for t in shard.header.tensors
         }
-        self._maps: dict[str, ReadMapping] = {}
+        self._maps: dict[str, FileMapping] = {}
         for file in files if repo.store.capabilities.local else ():
             if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
                 with path.open("rb") as f:
-                    self._maps[file.name] = ReadMapping(f.fileno(), file.size)
+                    self._maps[file.name] = FileMapping(f.fileno(), file.size)
         ahead = [(name, at) for name in order if (at := self._at.get(name)) and at.length and at.file not in self._maps]
         self._runs = ReadAhead(repo.store, ahead) if ahead else None
 
@@ -161,7 +162,7 @@ class Replay:
             assert decoded is not None
             self._journal.append(self._number[name], k, decoded)
         if not current.flags.writeable:
-            current = current.copy()
+            current = writable_copy(current)
             self.release(name)
         if decoded is not None:
             decoded.write_to(current.view(decoded.values.dtype))

@@ -83,22 +83,22 @@ class MappedFile:
         advise(self._all, option, start, min(stop * HUGE, self._size) - start)
 
 
-class ReadMapping:
-    """The first ``size`` bytes of a file, at least one, mapped to be read. It holds no descriptor, unlike `mmap.mmap`:
-    a checkpoint has many files.
+class FileMapping:
+    """The first ``size`` bytes of a file, at least one, mapped to be read, or to be ``writable``. It holds no
+    descriptor, unlike `mmap.mmap`: a checkpoint has many files.
 
     ``data`` are the bytes, uint8 [size], mapped for as long as an array refers to them; ``address`` is their first.
     Raises OSError.
     """
 
-    def __init__(self, fd: int, size: int) -> None:
-        start = _MMAP(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    def __init__(self, fd: int, size: int, *, writable: bool = False) -> None:
+        start = _MMAP(None, size, mmap.PROT_READ | mmap.PROT_WRITE * writable, mmap.MAP_SHARED, fd, 0)
         if start == _FAILED:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         memory = (ctypes.c_ubyte * size).from_address(start)
         weakref.finalize(memory, _MUNMAP, start, size).atexit = False
         self.data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
-        self.data.flags.writeable = False
+        self.data.flags.writeable = writable
         self.address = int(start)
         self._small: list[Span] = []
         self._waiting = 0  # bytes of them
