@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -111,6 +112,16 @@ class Checkpoint:
         """Where in memory `bytes_of` begins; it stays there for as long as that is referred to."""
         tensor = self.tensors[name]
         return self._map(tensor.shard).address + tensor.start
+
+    def side_by_side(self, names: Sequence[str]) -> npt.NDArray[np.uint8] | None:
+        """The bytes of tensors that lie in this order, without gaps, in one shard; None if they do not.
+
+        As `bytes_of`; `release` of the first one, from 0 to their number, releases them.
+        """
+        places = [self.tensors[name] for name in names]
+        if any(a.end != b.start or a.shard != b.shard for a, b in pairwise(places)):
+            return None
+        return self._map(places[0].shard).data[places[0].start : places[-1].end]
 
     def side_bytes(self, path: str) -> bytes:
         """All bytes of a side file."""

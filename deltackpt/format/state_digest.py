@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -137,8 +136,7 @@ def xxh3(data: npt.NDArray[np.uint8] | memoryview | bytes) -> bytes:
     return xxhash.xxh3_128_digest(memoryview(data))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class TensorDigest:
+class TensorDigest(NamedTuple):
     """What proves one whole tensor: ``sums`` for shards and engines, ``xxh3`` of its bytes at memory speed."""
 
     sums: Sums
@@ -155,11 +153,42 @@ def of_tensor(data: npt.NDArray[np.uint8], dtype: DType) -> TensorDigest:
 
 def state(tensors: Iterable[tuple[str, str, tuple[int, ...], Sums]]) -> str:
     """The state digest, hex: sha256 over (name, dtype, shape, D) of every tensor in the order of its name's bytes."""
-    digest = hashlib.sha256(DOMAIN)
-    for name, dtype, shape, sums in sorted(tensors, key=lambda t: t[0].encode()):
-        raw = name.encode()
-        digest.update(len(raw).to_bytes(4, "little") + raw)
-        digest.update(len(dtype).to_bytes(1, "little") + dtype.encode())
-        digest.update(len(shape).to_bytes(1, "little") + b"".join(d.to_bytes(8, "little") for d in shape))
-        digest.update(b"".join(s.to_bytes(8, "little") for s in sums))
-    return digest.hexdigest()
+    ordered = sorted(tensors, key=lambda t: t[0].encode())
+    return StateText((name, dtype, shape) for name, dtype, shape, _ in ordered).digest(
+        np.array([sums for *_, sums in ordered], np.uint64).reshape(-1, LANES)
+    )
+
+
+class StateText:
+    """What the state digest is the sha256 of, but for the sums; it is the same for all steps of a layout."""
+
+    def __init__(self, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
+        """Name, dtype and shape of every tensor, in the order of the names' bytes."""
+        forms: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        pieces, at, ends = [DOMAIN], len(DOMAIN), []
+        for name, dtype, shape in tensors:
+            if (tail := forms.get((dtype, shape))) is None:
+                tail = forms[dtype, shape] = _form(dtype, shape) + bytes(8 * LANES)
+            raw = name.encode()
+            pieces += (len(raw).to_bytes(4, "little"), raw, tail)
+            at += 4 + len(raw) + len(tail)
+            ends.append(at)
+        self._text = b"".join(pieces)
+        self._at = np.array(ends, np.int64).reshape(-1, 1) + np.arange(-8 * LANES, 0)
+
+    def digest(self, sums: Words) -> str:
+        """The state digest, hex, of tensors with these sums, uint64 [tensors, 2]."""
+        text = np.frombuffer(bytearray(self._text), np.uint8)
+        text[self._at] = np.ascontiguousarray(sums, "<u8").view(np.uint8).reshape(-1, 8 * LANES)
+        return hashlib.sha256(text.data).hexdigest()
+
+
+def _form(dtype: str, shape: tuple[int, ...]) -> bytes:
+    return b"".join(
+        [
+            len(dtype).to_bytes(1, "little"),
+            dtype.encode(),
+            len(shape).to_bytes(1, "little"),
+            *(d.to_bytes(8, "little") for d in shape),
+        ]
+    )

@@ -208,7 +208,7 @@ class Publisher:
         for name, gained in sums.items():
             builder.digests[name] = TensorDigest(state_digest.add(base.digests[name].sums, gained), UNSTATED)
         for name, hashed in xxh3.items():
-            builder.digests[name] = replace(builder.digests[name], xxh3=hashed)
+            builder.digests[name] = builder.digests[name]._replace(xxh3=hashed)
         builder.changed = len({name for s in shares for name in s.changed})
         builder.changed_elements = sum(sum(s.changed.values()) for s in shares)
         return builder

@@ -36,6 +36,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_table_names": (_N, [_P, _P, _N, _P, _P]),
     "dk_lists_details": (_N, [_P, _N, _P, _P]),
     "dk_lists_release": (None, [_P, _N]),
+    "dk_scatter_many": (_N, [_P, _N]),
+    "dk_table_read": (None, [_P]),
+    "dk_header_read": (_N, [_P, _N, _N, _P, _N, _P, _N]),
 }
 BEST_SCAN = 2  # of dk_scan_level: whatever the processor has
 

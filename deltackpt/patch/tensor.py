@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +36,7 @@ class Part(PartIndex, ABC):
         """The same, written to the flat ``elements``, which hold the old ones. After an error they are worthless."""
 
     @cached_property
-    def _grouped(self) -> dict[str, EncodedTensor]:
+    def _grouped(self) -> Mapping[str, EncodedTensor]:
         return grouped([self])
 
     @property
@@ -150,6 +150,11 @@ class PartsPatch:
         self._tensors = grouped(parts)
 
     @property
+    def whole(self) -> WholeTensors | None:
+        """The same tensors where each is one entry of a part that has a table of columns."""
+        return self._tensors if isinstance(self._tensors, WholeTensors) else None
+
+    @property
     def names(self) -> AbstractSet[str]:
         """Of the tensors that have entries."""
         return self._tensors.keys()
@@ -159,7 +164,7 @@ class PartsPatch:
         return self._tensors.get(name)
 
 
-def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
+def grouped(parts: Sequence[Part]) -> Mapping[str, EncodedTensor]:
     """The entries of all parts by tensor.
 
     Raises FormatError ``version-mixed``, ``boxes-too-many``, ``boxes-overlap``.
@@ -168,6 +173,10 @@ def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
     if len(versions) > 1:  # [F-META-5]
         have = f"parts of versions {' and '.join(map(str, versions))}"
         raise FormatError("version-mixed", where=parts[0].where, have=have, need="one version in a patch")
+    if all(part.table is not None for part in parts):
+        apart = WholeTensors(parts)
+        if len(apart) == sum(len(part.entries) for part in parts):
+            return apart
     held: dict[str, list[tuple[Part, Entry]]] = {}
     for part in parts:
         for entry in part.entries:
@@ -176,6 +185,37 @@ def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
         if len(found) > 1:
             _check_boxes(name, [entry for _, entry in found], parts[0].where)
     return {name: EncodedTensor(tuple(found)) for name, found in held.items()}
+
+
+class WholeTensors(Mapping[str, EncodedTensor]):
+    """The tensors of parts that have a `PartIndex.table`, each in one of them: made when they are asked for."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._part = {name: part for part in parts for name in part.numbers} if len(parts) != 1 else {}
+
+    def places(self, names: Sequence[str]) -> list[tuple[Part, int] | None]:
+        """The part that holds each tensor, and the number of its entry there; None for one that none holds."""
+        if len(self._parts) == 1:
+            part, numbers = self._parts[0], self._parts[0].numbers
+            return [(part, numbers[name]) if name in numbers else None for name in names]
+        held = [self._part.get(name) for name in names]
+        return [(part, part.numbers[name]) if part else None for part, name in zip(held, names, strict=True)]
+
+    def __getitem__(self, name: str) -> EncodedTensor:
+        if (found := self.places([name])[0]) is None:
+            raise KeyError(name)
+        part, number = found
+        return EncodedTensor(((part, part.entries[number]),))
+
+    def __contains__(self, name: object) -> bool:
+        return name in (self._parts[0].numbers if len(self._parts) == 1 else self._part)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts[0].numbers if len(self._parts) == 1 else self._part)
+
+    def __len__(self) -> int:
+        return len(self._parts[0].numbers if len(self._parts) == 1 else self._part)
 
 
 def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:
