@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from deltackpt import kernels
-from deltackpt.checkpoint.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import Difference, State, StoredTensor, difference
 from deltackpt.codecs import ManyChanges
 from deltackpt.format import state_digest
@@ -25,6 +25,17 @@ BATCH = 2 << 20  # bytes of one state's tensors: both stay in the cache while th
 
 
 PIECE = 8 << 20  # bytes of a larger tensor that are hashed at a time
+
+
+@runtime_checkable
+class ReadsMany(Protocol):
+    """A `State` that has a way of its own to do this for many tensors."""
+
+    def read_many(self, names: Sequence[str]) -> tuple[Sequence[npt.NDArray[np.uint8]], Sequence[int]]:
+        """`bytes_of` of each, and the addresses at which they begin. Raises what `bytes_of` raises for the first."""
+
+    def release_many(self, names: Sequence[str]) -> None:
+        """`release` of each, whole."""
 
 
 def batches(old: State, new: State, most: int = BATCH) -> Iterator[list[str]]:
@@ -76,36 +87,32 @@ class ComparedBatch:
 
 def compare_batch(names: Sequence[str], old: State, new: State) -> ComparedBatch:
     """Compare tensors of two states, bit by bit; those that have old elements of their shape in one call."""
-    held: list[str] = []
-    others: list[Difference] = []
-    dtypes, shapes, before, after, rows = [], [], [], [], []
     if kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
         return ComparedBatch([], NONE, [], [], [difference(name, old, new) for name in names])
+    held: list[str] = []
+    others: list[Difference] = []
     for name in names:
         a, b = old.tensors.get(name), new.tensors.get(name)
         if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
             others.append(difference(name, old, new))
-            continue
-        dtype, base, target = DTYPES[b.dtype], old.bytes_of(name), new.bytes_of(name)
-        held.append(name)
-        dtypes.append(dtype)
-        shapes.append(b.shape)
-        before.append(base)
-        after.append(target)
-        at = _address(old, name, base), _address(new, name, target)
-        rows.append((*at, len(target) // dtype.width, dtype.width))
-    changed = kernels.diff_many(np.array(rows, np.int64).reshape(-1, 4))
-    changes = ManyChanges(dtypes, shapes, before, after, *changed)
+        else:
+            held.append(name)
+    (before, old_at), (after, new_at) = _read(old, held), _read(new, held)
+    found = [new.tensors[name] for name in held]
+    dtypes, shapes = [DTYPES[t.dtype] for t in found], [t.shape for t in found]
+    widths = np.array([dtype.width for dtype in dtypes], np.int64)
+    words = np.array([len(data) for data in after], np.int64) // widths
+    rows = np.array([old_at, new_at, words, widths], np.int64).T
+    changes = ManyChanges(dtypes, shapes, before, after, *kernels.diff_many(rows))
     return ComparedBatch(held, changes, [xxh3(data) for data in before], [xxh3(data) for data in after], others)
 
 
 def digest_batch(names: Sequence[str], state: State) -> list[tuple[str, TensorDigest, int]]:
     """Both digests of every tensor of a batch, and its bytes; their pages are released."""
-    data = [state.bytes_of(name) for name in names]
+    data, at = _read(state, names)
     if kernels.LIB is None or sum(map(len, data)) > BATCH:
         return [(name, _digest(name, state), len(found)) for name, found in zip(names, data, strict=True)]
     widths = [DTYPES[state.tensors[name].dtype].width for name in names]
-    at = [_address(state, name, found) for name, found in zip(names, data, strict=True)]
     words = [len(found) // width for found, width in zip(data, widths, strict=True)]
     sums = kernels.digest_many(np.array([at, words, widths], np.int64).T).tolist()
     made = []
@@ -118,7 +125,7 @@ def digest_batch(names: Sequence[str], state: State) -> list[tuple[str, TensorDi
 def release(names: Sequence[str], state: State) -> None:
     """The caller is done with the tensors of a batch, those that the state has."""
     held = [name for name in names if name in state.tensors]
-    if isinstance(state, Checkpoint):
+    if isinstance(state, ReadsMany):
         state.release_many(held)
         return
     for name in held:
@@ -137,6 +144,9 @@ def _digest(name: str, state: State) -> TensorDigest:
     return TensorDigest(sums, hashed.digest())
 
 
-def _address(state: State, name: str, data: npt.NDArray[np.uint8]) -> int:
-    """Of the bytes of a tensor. Numpy takes ten times as long to say it as an open checkpoint."""
-    return state.address_of(name) if isinstance(state, Checkpoint) else kernels.address(data)
+def _read(state: State, names: Sequence[str]) -> tuple[Sequence[npt.NDArray[np.uint8]], Sequence[int]]:
+    """The bytes of each tensor, and their address."""
+    if isinstance(state, ReadsMany):
+        return state.read_many(names)
+    data = [state.bytes_of(name) for name in names]
+    return data, kernels.addresses(*data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -108,10 +108,15 @@ class Checkpoint:
         tensor = self.tensors[name]
         return self._map(tensor.shard).data[tensor.start : tensor.end]
 
-    def address_of(self, name: str) -> int:
-        """Where in memory `bytes_of` begins; it stays there for as long as that is referred to."""
-        tensor = self.tensors[name]
-        return self._map(tensor.shard).address + tensor.start
+    def read_many(self, names: Sequence[str]) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
+        """`bytes_of` of each tensor, and the address of its first byte, which is valid for as long."""
+        data, at = [], []
+        for name in names:
+            tensor = self.tensors[name]
+            mapped = self._map(tensor.shard)
+            data.append(mapped.data[tensor.start : tensor.end])
+            at.append(mapped.address + tensor.start)
+        return data, at
 
     def side_by_side(self, names: Sequence[str]) -> npt.NDArray[np.uint8] | None:
         """The bytes of tensors that lie in this order, without gaps, in one shard; None if they do not.
@@ -136,7 +141,7 @@ class Checkpoint:
         if mapped is not None and first < last:
             mapped.release((first, last))
 
-    def release_many(self, names: Iterable[str]) -> None:
+    def release_many(self, names: Sequence[str]) -> None:
         """`release` of whole tensors."""
         runs: dict[str, list[tuple[int, int]]] = {}
         for name in names:

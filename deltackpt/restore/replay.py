@@ -15,6 +15,7 @@ from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.kernels import address, addresses
 from deltackpt.patch.apply import changes_elements, decode_step, replace_whole, write_step
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch, describe
 from deltackpt.patch.many import TensorRun, advance_run, decode_run
@@ -149,6 +150,21 @@ class Replay:
             need = describe((want.dtype, want.shape)) + " by the layout"
             raise ChainError("tensor-shape", where=name[:80], have=describe(known), need=need)
         return current
+
+    def read_many(self, names: Sequence[str]) -> tuple[Sequence[Bytes], Sequence[int]]:
+        """`bytes_of` of each tensor, and the address of its first byte."""
+        tensors = [self.tensors[name] for name in names]
+        run = TensorRun(tensors, np.empty(sum(t.end - t.start for t in tensors), np.uint8))
+        if not tensors or self._journal is not None or not self.write_run(run):
+            data = [self.bytes_of(name) for name in names]
+            return data, addresses(*data)
+        at = run.starts.tolist()
+        return [run.data[a:b] for a, b in pairwise(at)], [address(run.data) + first for first in at[:-1]]
+
+    def release_many(self, names: Sequence[str]) -> None:
+        """`release` of each."""
+        for name in names:
+            self.release(name)
 
     def write_run(self, run: TensorRun) -> bool:
         """Put the state of a run's tensors, not proven yet, into its ``data``.
