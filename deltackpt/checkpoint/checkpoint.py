@@ -38,8 +38,7 @@ class CheckpointShard(Shard):
     stamp: Stamp
 
 
-@dataclass(frozen=True)
-class Located:
+class Located(NamedTuple):
     """Where a tensor is: ``start`` and ``end`` are byte offsets in the file of ``shard``."""
 
     shard: str

@@ -36,6 +36,7 @@ class PartWriter:
     def __init__(self, origin: Origin, version: int = CODECS.version) -> None:
         self.origin, self.version = origin, version
         self._items: list[tuple[Entry, Encoded]] = []
+        self._rising = True  # are they in the order of the table?
         self.size = 0
 
     def __len__(self) -> int:
@@ -50,6 +51,8 @@ class PartWriter:
         """One tensor or box; ``encoded`` has its bytes, if it has some."""
         assert entry.version == self.version, "an entry of another version"
         encoded = encoded or Encoded(entry.detail)
+        if self._items and entry.name <= self._items[-1][0].name:
+            self._rising = False
         self._items.append((entry, encoded))
         self.size += encoded.size
 
@@ -68,7 +71,9 @@ class PartWriter:
         yield from joined(chain((p.data for _, p in plain), [table], *(encoded.payload for _, encoded in items)))
 
     def _ordered(self) -> list[tuple[Entry, Encoded]]:
-        self._items.sort(key=_order)  # nearly always they are in order already
+        if not self._rising:
+            self._items.sort(key=_order)
+            self._rising = True
         return self._items
 
 

@@ -75,6 +75,8 @@ def digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, T
 
 def check_base(base: Checkpoint, parent: Layout, where: Path) -> None:
     """Raise ChainError ``base-differs`` unless ``base`` has the parent step's tensors, by name, dtype and shape."""
+    if [shard.header for shard in base.shards] == [shard.header for shard in parent.shards]:
+        return
     have = {name: (t.dtype, t.shape) for name, t in base.tensors.items()}
     need = {name: (t.dtype, t.shape) for name, t in parent.tensors.items()}
     if have != need:
@@ -104,7 +106,7 @@ def encode_step(
     what the sink raises.
     """
     encoder = BatchEncoder(states, options.encoding)
-    builder, writer, number = StepBuilder(), PartWriter(origin), 1
+    builder, writer, number, most = StepBuilder(), PartWriter(origin), 1, sink.part_bytes(PART_BYTES)
     for batch in ordered_map(encoder.encode, encoder.batches(), options.threads):
         for done in batch:
             progress.advance(done.size)
@@ -113,9 +115,9 @@ def encode_step(
             if done.entry is not None and done.counts is not None:
                 builder.count(done.entry.encoding, done.counts)
                 writer.add(done.entry, done.encoded)
-            if writer.size >= sink.part_bytes(PART_BYTES):
+            if writer.size >= most:
                 sink.put(EncodedPart.of(writer, number))
-                writer, number = PartWriter(origin), number + 1
+                writer, number, most = PartWriter(origin), number + 1, sink.part_bytes(PART_BYTES)
     if encoder.wrong:
         raise base_differs(states.where, sorted(encoder.wrong))
     if len(writer):
