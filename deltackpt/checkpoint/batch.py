@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -21,7 +22,7 @@ from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.state_digest import TensorDigest, xxh3
 
-BATCH = 2 << 20  # bytes of one state's tensors: both stay in the cache while they are compared, hashed and encoded
+BATCH = 4 << 20  # bytes of one state's tensors: both stay in the cache while they are compared, hashed and encoded
 
 
 PIECE = 8 << 20  # bytes of a larger tensor that are hashed at a time
@@ -53,7 +54,12 @@ def batches(old: State, new: State, most: int = BATCH) -> Iterator[list[str]]:
 
 
 def _size(tensor: StoredTensor | None) -> int:
-    return nbytes(DTYPES[tensor.dtype], tensor.shape) if tensor is not None else 0
+    return _nbytes(tensor.dtype, tensor.shape) if tensor is not None else 0
+
+
+@lru_cache(4096)  # most tensors of a model have one of a few shapes
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return nbytes(DTYPES[dtype], shape)
 
 
 NONE = ManyChanges([], [], [], [], *kernels.NOTHING)

@@ -30,20 +30,25 @@ static void diff_pair(void *shared, int64_t unit, scratch_t *scratch) {
     }
 }
 
-/* Where the words of each pair differ, and what D gains; or D of the new ones. What was found moves together at
+/* Where the words of each pair differ, and what D gains; or D of the new ones. What was found lies side by side at
  * ``positions``, ``before`` and ``after``, in which the rooms of all pairs lie in their order; words of each pair begin
- * at a multiple of 8 bytes. */
+ * at a multiple of 8 bytes. One thread puts it there, and touches no other page of the rooms; several move it. */
 EXPORT void dk_diff_many(pair_t *pairs, int64_t count, int threads, int64_t *positions, void *before, void *after) {
     int64_t elements = 0, bytes = 0;
-    work_through(diff_pair, pairs, count, threads);
+    if (threads > 1) work_through(diff_pair, pairs, count, threads);
     for (int64_t i = 0; i < count; i++) {
-        const pair_t *p = pairs + i;
+        pair_t *p = pairs + i, from = *p;
+        p->positions = positions + elements;
+        p->before = (char *)before + bytes;
+        p->after = (char *)after + bytes;
+        if (threads <= 1) diff_pair(pairs, i, NULL);
         const size_t size = (size_t)(p->found * p->width);
-        if (!p->found) continue;
-        memmove(positions + elements, p->positions, (size_t)p->found * sizeof *positions);
-        memmove((char *)before + bytes, p->before, size);
-        memmove((char *)after + bytes, p->after, size);
+        if (threads > 1 && p->found) {
+            memmove(p->positions, from.positions, (size_t)p->found * sizeof *positions);
+            memmove(p->before, from.before, size);
+            memmove(p->after, from.after, size);
+        }
         elements += p->found;
-        bytes += (int64_t)(size + 7) & ~(int64_t)7;
+        bytes += (int64_t)((size + 7) & ~(size_t)7);
     }
 }
