@@ -25,6 +25,7 @@ from deltackpt.format.state_digest import TensorDigest, xxh3
 BATCH = 4 << 20  # bytes of one state's tensors: both stay in the cache while they are compared, hashed and encoded
 
 
+MOST = 1024  # tensors of a batch
 PIECE = 8 << 20  # bytes of a larger tensor that are hashed at a time
 
 
@@ -40,11 +41,12 @@ class ReadsMany(Protocol):
 
 
 def batches(old: State, new: State, most: int = BATCH) -> Iterator[list[str]]:
-    """All names of both states, in the order of their bytes, in runs of at most ``most`` bytes; a longer is alone."""
+    """All names of both states, in the order of their bytes, in runs of at most ``most`` bytes and `MOST` tensors; one
+    that is longer is alone."""
     held, size = list[str](), 0
     for name in sorted({*old.tensors, *new.tensors}):  # code points sort as their UTF-8 bytes do
         own = max(_size(old.tensors.get(name)), _size(new.tensors.get(name)))
-        if held and size + own > most:
+        if held and (size + own > most or len(held) == MOST):
             yield held
             held, size = [], 0
         held.append(name)
