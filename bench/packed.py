@@ -1,8 +1,8 @@
 """`packed` by itself: its sizes against the floor given the old exponent, and what it costs the host.
 
 Sizes: chains of tensors made here, fp32 masters moved by AdamW and rounded to bf16, at several learning rates; and any
-chain of checkpoints given by --chain. Times: one large bf16 tensor at three densities, taking turns with the codec
-before this one and with the bare compare pass; medians. --cpu: of processor time, which a busy machine distorts less.
+chain of checkpoints given by --chain. Times: one large bf16 tensor at three densities, taking turns with the bare
+compare pass; medians. --cpu: of processor time, which a busy machine distorts less.
 
     python bench/packed.py [--elements 1e8] [--turns 5] [--threads 1 2] [--cpu] [--chain DIR ...] [--only sizes|times]
 """
@@ -26,10 +26,6 @@ from deltackpt import kernels
 from deltackpt.codecs.packed import codec, list_index
 from deltackpt.codecs.packed.jobs import DecodeJob, EncodeJob
 from deltackpt.codecs.types import DecodeBuffer
-from deltackpt.codecs.v1 import codec as before
-from deltackpt.codecs.v1.exponent_lists import FAR_ONLY, choose_near
-from deltackpt.codecs.v1.steps import count_exponents
-from deltackpt.codecs.v1.tiles import choose_grid
 from deltackpt.format.dtypes import DTYPES
 
 Words = npt.NDArray[Any]
@@ -132,8 +128,8 @@ def compare(old: Words, new: Words) -> int:
 
 
 def candidates(job: EncodeJob, threads: list[int]) -> dict[str, Callable[[], object]]:
-    """What takes turns: `packed` and the one before it, to write and to read the same change."""
-    at, old, shape = job.positions, job.base, job.shape
+    """What takes turns: to write and to read the same change."""
+    old = job.base
     assert old is not None
     index, payload = codec.encode_many([job])[0]
     read, buffer = DecodeJob(index, payload, old, BF16, "x"), DecodeBuffer()
@@ -144,12 +140,6 @@ def candidates(job: EncodeJob, threads: list[int]) -> dict[str, Callable[[], obj
         work[f"encode, {n} threads"] = partial(codec.encode_many, [job], n)
         work[f"decode, {n} threads"] = partial(codec.decode_many, [read], n)
     work["decode to a buffer"] = partial(codec.decode, index, payload, old, BF16, "x", buffer)
-    for name, lists in (("far only", FAR_ONLY), ("near lists", choose_near(count_exponents(old, BF16), len(at)))):
-        grid = choose_grid(shape, len(at))
-        made, tiles = before.encode(at, job.old, job.new, old, BF16, grid, lists)
-        data = memoryview(b"".join(tiles))
-        work[f"before, {name}: encode"] = partial(before.encode, at, job.old, job.new, old, BF16, grid, lists)
-        work[f"before, {name}: decode"] = partial(before.decode, made, data, old, BF16, "x", buffer)
     work["write what was decoded"] = partial(kernels.scatter, old, positions, same)
     bits = 8 * len(payload) / len(values)
     print(f"{index.scale}, {index.grid.rows} x {index.grid.columns} tiles, {bits:.3f} b a change")

@@ -55,8 +55,8 @@ except ImportError:
     xxhash = None
 
 TABLE, PAYLOAD, MAX_TABLE, MAX_ENTRIES, MAX_BOXES = "deltackpt:table", "deltackpt:payload", 268435456, 1 << 20, 4096
-BOXED, REPEAT, CHUNK, MAX_WINDOW = 128, 64, 131072, 1 << 18
-MAX_CLASSES, MAX_TILE, MAX_LENGTH, MAX_K = 15, 1 << 31, 1 << 40, 31
+BOXED, REPEAT, CUT, CHUNK, MAX_WINDOW = 128, 64, 128, 131072, 1 << 18
+MAX_CLASSES, MAX_COUNT_BITS, MAX_TILE, MAX_LENGTH, MAX_K = 15, 32, 1 << 31, 1 << 40, 31
 MAX_HEADER, JSON_DEPTH, JSON_MARKS = 100_000_000, 16, 1 << 21
 MAX_MANIFEST, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 268435456, 268435456, 65536
 MAX_STEP, MAX_PARTS, MAX_FILES, MAX_TENSORS = 10**15, 100_000, 100_000, 1 << 20
@@ -204,15 +204,27 @@ class Grid:
 def parse_packed(r, dtype, shape):
     if is_packed_dtype(dtype):  # [F-ELEM-4]
         shape = [check_shape(dtype, shape)]
-    rows, columns = r.numbers(2, SIZE_LIMIT, "grid")
-    grid, scale = Grid(shape, rows, columns), r.byte()
+    form = r.byte()
+    bits, cut = form & 127, form & CUT
+    need(bits <= MAX_COUNT_BITS, "number-limit", "bits of a count")  # [F-PACK-10]
+    rows, columns = r.numbers(2, SIZE_LIMIT, "grid") if cut else (1, 1)
+    grid = Grid(shape, rows, columns)
+    need(not cut or grid.tiles > 1, "grid", "one tile")  # [F-PACK-10]
+    scale = r.byte()
     classes, sized = scale & 15, scale >> 4
     need(1 <= classes <= MAX_CLASSES and sized <= classes, "number-limit", "scale")  # [F-PACK-7]
     top = r.byte() if classes > 1 else 0
     need(top < 2**dtype.b, "number-limit", "top")
     anchor = r.byte() if sized else 0
-    need(grid.tiles * (classes + sized + 5) <= r.left(), "grid")
-    counts = [r.numbers(classes + sized, MAX_TILE) for _ in range(grid.tiles)]
+    lists = classes + sized
+    size = -(-grid.tiles * lists * bits // 8)
+    need(size + 5 * grid.tiles <= r.left(), "grid")
+    run = int.from_bytes(r.take(size), "little")
+    flat = [run >> i * bits & (1 << bits) - 1 for i in range(grid.tiles * lists)]
+    need(run >> len(flat) * bits == 0, "padding", "counts")  # [F-PACK-11]
+    need(max(flat).bit_length() == bits, "number-form", "counts")  # [F-PACK-10]
+    need(max(flat) <= MAX_TILE, "number-limit", "counts")
+    counts = [flat[i : i + lists] for i in range(0, len(flat), lists)]
     lengths = r.numbers(grid.tiles, MAX_LENGTH)
     for t, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         _, _, high, wide = grid.tile(t)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from deltackpt.codecs.entry import Entry
 from deltackpt.codecs.many import ManyChanges
-from deltackpt.codecs.registry import CODECS, CODECS_V1, VERSIONS, Registry
+from deltackpt.codecs.registry import CODECS, VERSIONS, Registry
 from deltackpt.codecs.select import CHOICES, DENSE, SMALL, alone, choices, encode, encode_many, wants_base
 from deltackpt.codecs.types import Change, ChangedElements, DecodeBuffer, Decoded, Elements, Encoded, Source
 
 __all__ = [
     "CHOICES",
     "CODECS",
-    "CODECS_V1",
     "DENSE",
     "SMALL",
     "VERSIONS",

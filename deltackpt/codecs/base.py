@@ -18,7 +18,17 @@ from typing import ClassVar, Protocol, TypeVar
 
 from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.many import ManyChanges
-from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Detail, Elements, Encoded, Positions, Source
+from deltackpt.codecs.types import (
+    Change,
+    ChangedElements,
+    DecodeBuffer,
+    Decoded,
+    Detail,
+    Elements,
+    Encoded,
+    Positions,
+    Source,
+)
 from deltackpt.format.dtypes import DType
 from deltackpt.format.varint import VarintReader
 
@@ -124,7 +134,7 @@ class Codec(Protocol[D]):
     auto: ClassVar[Auto] = Auto.ASKED
     boxes: ClassVar[bool] = True  # can it carry a box of a tensor?
     dtypes: ClassVar[str] = "any dtype"  # what `takes_dtype` asks for, in words
-    alone: ClassVar[bool] = False  # can it encode without the elements that did not change?
+    alone: ClassVar[bool] = False  # does `encode_changes` encode, without a look at new elements that did not change?
 
     def takes_dtype(self, dtype: DType) -> bool:
         """Can it carry tensors of this dtype?"""
@@ -170,6 +180,16 @@ class Codec(Protocol[D]):
     def encode_many(self, changes: ManyChanges, which: Sequence[int]) -> Sequence[Encoded | None]:
         """`encode` of the tensors ``which`` of many, whole ones whose dtypes it takes."""
         return [self.encode(changes.change(i), changes.shapes[i], boxed=False) for i in which]
+
+    def encode_changes(
+        self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape
+    ) -> Encoded | None:
+        """The same from the changed elements, of which there are some, and ``base``, all old ones, flat. None for an
+        encoding that is not `alone`.
+
+        ``shape`` counts storage elements. ``base`` None: they are not at hand, and the bytes may be more.
+        """
+        return None
 
     def decode(
         self,

@@ -72,5 +72,5 @@ _SAME = (IndexCodec(), NanCodec(), PlanesCodec())  # in both versions
 
 # In the order in which a writer is offered them, from the one of choice to the last resort.
 CODECS = Registry(2, (PackedCodec(), *_SAME, FULL, REMOVED), storage_shape)  # of what is written
-CODECS_V1 = Registry(1, (PackedCodecV1(), *_SAME, FullCodecV1(), REMOVED), byte_shape)  # of what was written before
-VERSIONS = {codecs.version: codecs for codecs in (CODECS_V1, CODECS)}
+_CODECS_V1 = Registry(1, (PackedCodecV1(), *_SAME, FullCodecV1(), REMOVED), byte_shape)  # of what is only read
+VERSIONS = {codecs.version: codecs for codecs in (_CODECS_V1, CODECS)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from deltackpt.codecs.base import Auto, Codec, Effect, Shape
 from deltackpt.codecs.many import ManyChanges
-from deltackpt.codecs.registry import CODECS, FULL, Registry
+from deltackpt.codecs.registry import CODECS, FULL
 from deltackpt.codecs.types import Change, Encoded
 from deltackpt.errors import UsageError
 from deltackpt.format.dtypes import DType
@@ -25,19 +25,24 @@ def choices() -> tuple[str, ...]:
 CHOICES = choices()
 
 
-def wants_base(dtype: DType, elements: int, changes: int, limit: int) -> bool:
-    """May `auto` look at elements that did not change? ``limit``: elements below which it always may."""
-    return changes > 0 and (elements < max(limit, SMALL) or dtype.width == 8 or changes * DENSE > elements)
-
-
-def alone(encoding: str, codecs: Registry = CODECS) -> str | None:
+def alone(encoding: str) -> Codec[Any] | None:
     """The encoding that a writer who asked for ``encoding`` may use for a change whose other elements are not at hand.
 
-    ``codecs``: those of the part's version. None where it needs them all. Raises UsageError ``encoding-choice``.
+    None where it needs them all. Raises UsageError ``encoding-choice``.
     """
     _check_choice(encoding)
-    wanted = [c for c in codecs if c.auto is Auto.SPARSE] if encoding == AUTO else [codecs[encoding]]
-    return next((codec.name for codec in wanted if codec.alone), None)
+    wanted = [c for c in CODECS if c.auto is Auto.SPARSE] if encoding == AUTO else [CODECS[encoding]]
+    return next((codec for codec in wanted if codec.alone), None)
+
+
+def wants_base(encoding: str, dtype: DType, elements: int, changes: int) -> bool:
+    """May a writer who asked for ``encoding`` choose another than `alone` says, and so look at all elements?
+
+    Of a tensor or box of so many storage ``elements``, ``changes`` of which changed. Raises UsageError
+    ``encoding-choice``.
+    """
+    codec = alone(encoding)
+    return codec is None or not codec.takes_dtype(dtype) or elements < SMALL or changes * DENSE > elements
 
 
 def encode(
@@ -46,34 +51,30 @@ def encode(
     encoding: str = AUTO,
     *,
     boxed: bool = False,
-    codecs: Registry = CODECS,
 ) -> tuple[str, Encoded]:
     """One tensor's change in the encoding asked for, or in the smallest one that can carry it exactly.
 
     ``shape`` is the box's, as a checkpoint's header has it. ``boxed``: a box of a tensor, which some encodings do not
-    carry. ``codecs``: those of the part's version. -> (name of the encoding used, its bytes). Raises UsageError
-    ``encoding-choice`` for a name that is not among `choices`.
+    carry. -> (name of the encoding used, its bytes). Raises UsageError ``encoding-choice`` for a name that is not among
+    `choices`.
     """
     _check_choice(encoding)
     if change.base is not None:
-        if encoding != AUTO and (encoded := _tried(codecs[encoding], change, shape, boxed=boxed)) is not None:
+        if encoding != AUTO and (encoded := _tried(CODECS[encoding], change, shape, boxed=boxed)) is not None:
             return encoding, encoded
-        found = _candidates(change, shape, codecs, boxed=boxed)
-        sizes = {name: got.size + len(codecs[name].write_detail(got.detail)) for name, got in found.items()}
+        found = _candidates(change, shape, boxed=boxed)
+        sizes = {name: got.size + len(CODECS[name].write_detail(got.detail)) for name, got in found.items()}
         best = min(sizes, key=lambda name: sizes[name]) if sizes else None
         if best is not None and sizes[best] < change.target.nbytes:
             return best, found[best]
-    encoded = codecs[FULL.name].encode(change, shape, boxed=boxed)
-    assert encoded is not None
+    encoded = FULL.encode(change, shape, boxed=boxed)
     return FULL.name, encoded
 
 
-def encode_many(
-    changes: ManyChanges, which: Sequence[int], encoding: str = AUTO, codecs: Registry = CODECS
-) -> list[tuple[str, Encoded]]:
+def encode_many(changes: ManyChanges, which: Sequence[int], encoding: str = AUTO) -> list[tuple[str, Encoded]]:
     """`encode` of the tensors ``which`` of many, whole ones: in one call what is asked for, or wins nearly always."""
     _check_choice(encoding)
-    sparse = [c for c in codecs if c.auto is Auto.SPARSE] if encoding == AUTO else [codecs[encoding]]
+    sparse = [c for c in CODECS if c.auto is Auto.SPARSE] if encoding == AUTO else [CODECS[encoding]]
     first = sparse[0]
     together = [
         i
@@ -92,7 +93,7 @@ def encode_many(
         ):
             made.append((first.name, got))
         else:
-            made.append(encode(changes.change(i), changes.shapes[i], encoding, codecs=codecs))
+            made.append(encode(changes.change(i), changes.shapes[i], encoding))
     return made
 
 
@@ -101,12 +102,12 @@ def _check_choice(encoding: str) -> None:
         raise UsageError("encoding-choice", where="encoding", have=repr(encoding), need=", ".join(choices()))
 
 
-def _candidates(change: Change, shape: Shape, codecs: Registry, *, boxed: bool) -> dict[str, Encoded]:
+def _candidates(change: Change, shape: Shape, *, boxed: bool) -> dict[str, Encoded]:
     """What `auto` tries: see `Auto`."""
     found: dict[str, Encoded] = {}
 
     def attempt(when: Auto) -> None:
-        for codec in codecs:
+        for codec in CODECS:
             if codec.auto is when and (encoded := _tried(codec, change, shape, boxed=boxed)):
                 found[codec.name] = encoded
 

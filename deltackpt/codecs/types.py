@@ -37,8 +37,7 @@ class Change:
 
     All arrays hold storage elements as unsigned words. ``positions`` (int64) are flat and rising; ``old`` and ``new``
     are the elements there, shape (changes,). ``base`` and ``target`` are all the old and new elements, flat; ``base``
-    is None, and the three others empty, where there is nothing to compare with. An encoding that codes changes `alone`
-    also takes a base and target of the right length whose elements are not the tensor's.
+    is None, and the three others empty, where there is nothing to compare with.
     """
 
     dtype: DType
@@ -48,14 +47,6 @@ class Change:
     new: Elements
     base: Elements | None
     target: Elements
-
-    @property
-    def scannable(self) -> Elements | None:
-        """All old elements, flat; None where ``base`` is one element repeated, which stands in for what is not known:
-        an encoding that looked at it would place changes by exponents that no reader has.
-        """
-        missing = self.base is not None and len(self.base) > 1 and self.base.strides == (0,)
-        return None if missing else self.base
 
     @property
     def elements(self) -> int:

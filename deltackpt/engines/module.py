@@ -14,6 +14,8 @@ from deltackpt.errors import CheckpointError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.state_digest import Sums
+from deltackpt.gpu.digest import has_kernels, of_run
 from deltackpt.restore.identify import Held
 from deltackpt.torch_views.conversion import Slice, whole_view
 from deltackpt.torch_views.names import Rename, listed
@@ -44,6 +46,12 @@ class WeightPlace:
     def read(self) -> npt.NDArray[np.uint8]:
         """[bytes] uint8 in row-major order: a view where it lies so in host memory, else a copy."""
         return on_host(words(self.tensor, self.dtype), self.dtype).view(np.uint8)
+
+    def sums(self) -> Sums:
+        """Both sums of its digest, on its device if there are kernels for that."""
+        if has_kernels(self.tensor.device):
+            return of_run(words(self.tensor, self.dtype))
+        return state_digest.of_run(self.read().view(uint(self.dtype.width)))
 
     def write(self, positions: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
         """Put words in place: ``positions`` [n] int64, flat and row-major, each once; ``values`` [n] unsigned words."""
@@ -150,8 +158,5 @@ def _alias(tensor: torch.Tensor) -> tuple[int, int, torch.Size, tuple[int, ...]]
 
 
 def weights_of(found: Mapping[str, WeightPlace]) -> Held:
-    """The sums of all weights, at the speed of memory."""
-    return {
-        name: (*place.known, state_digest.of_run(place.read().view(uint(place.dtype.width))))
-        for name, place in found.items()
-    }
+    """The sums of all weights, at the speed of memory, where they are."""
+    return {name: (*place.known, place.sums()) for name, place in found.items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from deltackpt.codecs import Decoded
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.patch.apply import decode_step
-from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch
+from deltackpt.patch.base import Bytes, Known, TensorPatch
 from deltackpt.patch.source import PartSource
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
@@ -31,7 +31,7 @@ class StepChanges:
     def __init__(self, repo: Repository, plan: Plan, source: PartSource | None = None) -> None:
         self._repo, self._plan, self._source = repo, plan, source or RepositorySource(repo)
         self._stack = ExitStack()
-        self._patches: Sequence[Patch] = ()
+        self._patches: Sequence[PatchReader] = ()
         self._whole: Replay | None = None
 
     def __enter__(self) -> StepChanges:
@@ -43,6 +43,17 @@ class StepChanges:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    @property
+    def patches(self) -> Sequence[PatchReader]:
+        """Of the plan's hops, in order; none where the plan begins at an anchor."""
+        return self._patches
+
+    def hop(self, number: int) -> StepChanges:
+        """The changes of one hop alone: what leads from the state before it to the one after."""
+        one = StepChanges(self._repo, self._plan, self._source)
+        one._patches = self._patches[number : number + 1]
+        return one
 
     @property
     def names(self) -> Iterable[str]:
@@ -69,13 +80,22 @@ class StepChanges:
         return _difference(words, new.view(words.dtype))
 
 
-def _step(name: str, old: Bytes, known: Known, found: TensorPatch) -> Decoded:
+@contextmanager
+def base_blamed(where: str) -> Iterator[None]:
+    """Decoding parts that have their sha256: where they do not decode, the old values must be the wrong ones.
+
+    Raises ChainError ``base-differs`` then."""
     try:
-        decoded = decode_step(old, known, found)
-    except FormatError as error:  # the parts have their sha256, so the old values must be the wrong ones
+        yield
+    except FormatError as error:
         have, need = f"old values that a patch does not apply to [{error.code}]", "those of the step before"
         hint = "Other code wrote to the weights. Load them again."
-        raise ChainError("base-differs", where=name[:80], have=have, need=need, hint=hint) from error
+        raise ChainError("base-differs", where=where, have=have, need=need, hint=hint) from error
+
+
+def _step(name: str, old: Bytes, known: Known, found: TensorPatch) -> Decoded:
+    with base_blamed(name[:80]):
+        decoded = decode_step(old, known, found)
     if decoded is None:  # [F-APPLY-5]: the set of tensors is the layout's
         raise ChainError("tensor-shape", where=name[:80], have="another tensor of this name", need="the same tensor")
     return decoded

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
+from deltackpt.engines.card import CardChanges, card_of, decode_on
 from deltackpt.engines.module import ModuleWrite, WeightPlace, places, weights_of
 from deltackpt.engines.scatter import Scatter
 from deltackpt.engines.step_changes import StepChanges
@@ -19,6 +21,7 @@ from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.format.state_digest import Sums, TensorDigest
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.identify import identify_step, state_of
 from deltackpt.torch_views.names import Rename
@@ -90,11 +93,9 @@ def refresh(
             return RefreshResult(link.step, link.id, target.state, link.step, 0, None, 0, 0, _since(began))
         plan = repo.resolve(link, have=known.link)
         with StepChanges(repo, plan) as step_changes:
-            changes = _prepare(step_changes, found)
-        sums = _check(plan.target, repo.digests(plan.target), found, changes, known)
-        _write(changes)
-    base = known.link
-    _MODULES[model] = _Known(repo.id, link, sums)
+            changed = _move(repo, plan, step_changes, found, known)
+    base, known.link = known.link, link
+    _MODULES[model] = known
     return RefreshResult(
         step=link.step,
         id=link.id,
@@ -102,7 +103,7 @@ def refresh(
         base=base.step,
         patches=len(plan.patches),
         anchor=plan.anchor.step if plan.anchor else None,
-        changed=sum(w.elements for w in changes.values()),
+        changed=changed,
         read=plan.bytes,
         seconds=_since(began),
     )
@@ -111,10 +112,49 @@ def refresh(
 Changes = dict[str, ModuleWrite]  # by name
 
 
-def _prepare(changes: StepChanges, found: dict[str, WeightPlace]) -> Changes:
-    """What is written where, with the old words of those places. Nothing is written."""
+def _move(repo: Repository, plan: Plan, changes: StepChanges, found: dict[str, WeightPlace], known: _Known) -> int:
+    """Write what leads to a plan's target, and bring the sums of ``known`` along. -> how many elements.
+
+    On a card hop by hop, each proven before it is written: a patch is decoded in the light of what it applies to.
+    """
+    card = card_of(found) if changes.patches else None
+    written: list[Scatter] = []
+    sums = known.sums
+    try:
+        if card is None:
+            sums = _hop(plan.target, repo, changes, found, _Known(known.repository, known.link, sums), written)
+        for number, hop in enumerate(plan.patches if card is not None else ()):
+            target, start = repo.load(hop.end), _Known(known.repository, hop.start, sums)
+            decoded = decode_on(card, changes.patches[number], found) if card is not None else CardChanges()
+            sums = _hop(target, repo, changes.hop(number), found, start, written, decoded)
+    except BaseException:
+        for scatter in reversed(written):
+            scatter.rollback()
+        raise
+    known.sums = sums
+    return sum(scatter.elements for scatter in written)
+
+
+def _hop(
+    target: Manifest, repo: Repository, changes: StepChanges, found: dict[str, WeightPlace], known: _Known,
+    written: list[Scatter], decoded: CardChanges | None = None,
+) -> dict[str, Sums]:  # fmt: skip
+    """Prove and write one move, whose scatter joins ``written``; -> the sums after it."""
+    card = decoded or CardChanges()
+    writes = _prepare(changes, found, card.gained.keys())
+    sums = _check(target, repo.digests(target), found, writes, known, card.gained)
+    written.append(Scatter([*writes.values(), *card.writes]))
+    written[-1].write()
+    return sums
+
+
+def _prepare(changes: StepChanges, found: dict[str, WeightPlace], done: AbstractSet[str]) -> Changes:
+    """What is written where, with the old words of those places, but for tensors that are ``done``. Nothing is
+    written."""
     writes: Changes = {}
     for name in changes.names:
+        if name in done:
+            continue
         if name not in found:  # [F-APPLY-5]
             have, need = "a tensor that was added or removed", "the same tensors"
             raise ChainError("tensor-shape", where=name[:80], have=have, need=need)
@@ -133,9 +173,10 @@ def _check(
     found: dict[str, WeightPlace],
     changes: Changes,
     known: _Known,
+    gained: Mapping[str, Sums],
 ) -> dict[str, Sums]:
     """The sums of every tensor after the change, which have to be the target's. Nothing was written yet."""
-    sums = dict(known.sums)
+    sums = known.sums | {name: state_digest.add(known.sums[name], gain) for name, gain in gained.items()}
     for name, w in changes.items():
         sums[name] = state_digest.add(sums[name], state_digest.of_change(w.positions, w.old, w.new))
     for name, want in digests.items():
@@ -169,15 +210,6 @@ def _same(a: ModuleWrite | None, b: ModuleWrite | None) -> bool:
     if a is None or b is None:
         return not any(w is not None and w.elements for w in (a, b))
     return a.same(b)
-
-
-def _write(changes: Changes) -> None:
-    scatter = Scatter(list(changes.values()))
-    try:
-        scatter.write()
-    except BaseException:
-        scatter.rollback()
-        raise
 
 
 def _since(began: float) -> float:

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.codecs import DENSE, SMALL, Encoded, wants_base
-from deltackpt.codecs.v1.codec import WIDTHS
+from deltackpt.codecs import Encoded
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
 from deltackpt.format.state_digest import Sums
@@ -77,14 +76,6 @@ def wide(piece: Piece) -> bool:
     return piece.elements >= NARROW
 
 
-def sparse(piece: Piece, changes: int, limit: int) -> bool:
-    """Would the host choose `packed` for so many changed elements without a look at those that did not change?
-
-    ``limit``: storage elements below which it looks at all old ones.
-    """
-    return piece.dtype.width in WIDTHS and piece.elements >= max(limit, SMALL) and changes * DENSE <= piece.elements
-
-
 def deltas_of(
     changes: DeviceChanges,
     host: Host,
@@ -115,28 +106,27 @@ def deltas_of(
     return found
 
 
-def join_runs(deltas: Iterable[Delta], limit: int, words: Callable[[str], Words]) -> list[Delta]:
+def join_runs(deltas: Iterable[Delta], encoding: str, words: Callable[[str], Words]) -> list[Delta]:
     """One delta a name, where pieces of NARROW elements or more have one for each run that changed, in their order.
 
-    ``words(name)`` gives the words of a piece by name, before or after the change, in memory that may be written to.
+    Such a delta keeps what an encoder who is asked for ``encoding`` needs of the old words. ``words(name)`` gives the
+    words of a piece by name, before or after the change, in memory that may be written to.
     """
     runs: dict[str, list[Delta]] = {}
     for delta in deltas:
         runs.setdefault(delta.name, []).append(delta)
-    return [_one(of_name, limit, words) for of_name in runs.values()]
+    return [_one(of_name, encoding, words) for of_name in runs.values()]
 
 
-def _one(runs: Sequence[Delta], limit: int, words: Callable[[str], Words]) -> Delta:
+def _one(runs: Sequence[Delta], encoding: str, words: Callable[[str], Words]) -> Delta:
     first = runs[0]
-    if first.elements < NARROW or first.base is not None:
+    if first.elements < NARROW:
         return first
     positions = np.concatenate([run.positions for run in runs])
     old, new = np.concatenate([run.old for run in runs]), np.concatenate([run.new for run in runs])
-    base = None
-    if wants_base(first.dtype, first.elements, len(positions), limit):
-        base = words(first.name)
-        base[positions] = old
+    base = words(first.name)
+    base[positions] = old
     sums: Sums | None = state_digest.ZERO
     for run in runs:
         sums = None if sums is None or run.sums is None else state_digest.add(sums, run.sums)
-    return replace(first, positions=positions, old=old, new=new, base=base, sums=sums)
+    return replace(first, positions=positions, old=old, new=new, sums=sums).keeping(base, encoding)

@@ -6,67 +6,66 @@ import zlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.codecs import CODECS_V1, Encoded
-from deltackpt.codecs.v1.exponent_lists import FAR_ONLY
-from deltackpt.codecs.v1.steps import MAX_EXCEPTION_K, Scale
-from deltackpt.codecs.v1.tile_index import TileIndex
-from deltackpt.codecs.v1.tiles import Grid, choose_grid
-from deltackpt.format.dtypes import byte_shape
-from deltackpt.gpu.diff import Group
-from deltackpt.gpu.transfers import Copy, CopyStream, Sent, owners, send, table
-
-# The kernels write `packed` of this version: a hook whose changes are encoded on a GPU writes whole parts of it.
-CODECS = CODECS_V1
-
-_UNARY, _COUNT, _BYTES = slice(1, 4), 6, 7  # columns of a tile's statistics: bits of the unary codes, changes, bytes
+from deltackpt.codecs import Encoded, wants_base
+from deltackpt.codecs.packed.classes import ClassScale
+from deltackpt.codecs.packed.grid import TileGrid, choose_grid
+from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.gpu.changes import NARROW, wide
+from deltackpt.gpu.diff import Group, apart
+from deltackpt.gpu.tiles import grid_table, segments
+from deltackpt.gpu.transfers import Copy, CopyStream, Sent, owners, send
+from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """Changes in order of (tile, local index), on the device, and what is known of every tile before it is written."""
+    """The lists of all tiles, on the device, and what is known of every tile before it is written."""
 
-    grids: list[Grid]
+    grids: list[TileGrid]
     first: list[int]  # the first tile of every piece, and how many tiles there are
     sent: Sent  # referenced while the kernels read it
-    starts: torch.Tensor  # the first change of every tile
-    ordered: list[torch.Tensor]  # local index, size, exponent and sign of every change
-    scales: torch.Tensor  # [pieces, 3]: ceiling, anchor, Rice parameter of the exceptions' gaps
-    stats: torch.Tensor  # [tiles, STATS]
+    words: list[torch.Tensor]  # all words of every piece; the same
+    scales: torch.Tensor  # [pieces, 4]: classes, first class with sizes, top, anchor
+    lists: Any  # triton.lists_sort.Lists
+    runs: torch.Tensor
     sizes: torch.Tensor  # a 0, and the bytes of every tile
 
     @property
     def owner(self) -> torch.Tensor:
         """The piece of every tile."""
-        return self.sent.arrays[2]
+        return self.sent.arrays[1]
 
 
 def encode(
-    group: Group, which: Sequence[int], side: CopyStream | None = None
+    group: Group, which: Sequence[int], snapshot: Snapshot, side: CopyStream | None = None
 ) -> Generator[None, None, dict[int, Encoded]]:
     """Encode the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
 
-    -> by index of the piece: the tile index, and the tiles in host memory. The bytes are those of `codecs.v1`
-    without exponent lists. A piece with a tile of which more than half changed is left out: the host encodes such a
-    list by what did not change.
+    -> by index of the piece, each of which `takes` has been asked of: the list index, and the tiles in host memory. The
+    bytes are those of `codecs.packed`. ``snapshot`` still holds the old words.
     """
+    pieces = group.changes.pieces
     if not which:
         group.release()
         yield
         yield
         return {}
-    measured = _measure(group, which)
-    known = Copy([measured.stats, measured.scales])
+    measured = _measure(
+        group, which, [choose_grid(pieces[i].storage, group.changes.counts[i]) for i in which], snapshot
+    )
+    known = Copy([measured.lists.counts, measured.sizes, measured.scales])
     yield
 
-    stats, scales = (t.numpy() for t in known.wait())
-    lengths = stats[:, _BYTES].copy()
-    payload = _write(measured, int(lengths.sum()), group.changes.pieces[0].dtype.width, side)
+    counts, sizes, scales = (t.numpy() for t in known.wait())
+    lengths = sizes[1:].copy()
+    payload = _write(measured, int(lengths.sum()), pieces[0].dtype.width, side)
     yield
 
     written, checksums = (t.numpy() for t in payload.wait())
@@ -77,71 +76,86 @@ def encode(
     made = {}
     for n, i in enumerate(which):
         part = slice(measured.first[n], measured.first[n + 1])
-        grid = measured.grids[n]
-        if not (2 * stats[part, _COUNT] > grid.span).any():
-            index = _index(grid, scales[n].tolist(), stats[part], crc[part])
-            made[i] = Encoded(index, [data[ends[part.start] : ends[part.stop]]])
+        index = _index(measured.grids[n], scales[n].tolist(), counts[part], lengths[part], crc[part])
+        made[i] = Encoded(cast(Any, index), [data[ends[part.start] : ends[part.stop]]])
     return made
 
 
-def _measure(group: Group, which: Sequence[int]) -> _Measured:
-    """Launch the kernels that sort the changes of the pieces by tile, and measure how long each tile will be."""
+def takes(piece: Piece, changes: int, encoding: str) -> bool:
+    """Do kernels encode so many changed elements of a piece, where ``encoding`` is asked for?"""
+    if wide(piece) or changes == 0 or wants_base(encoding, piece.dtype, piece.elements, changes):
+        return False
+    return _fits(choose_grid(piece.storage, changes))
+
+
+def _fits(grid: TileGrid) -> bool:
+    """Do the kernels' int32 hold the places of all elements, and those of tiles that do not exist?"""
+    high, wide = grid.rows * grid.tile_height, grid.columns * grid.tile_width
+    return high * wide < NARROW and grid.height * grid.width < NARROW
+
+
+def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot: Snapshot) -> _Measured:
+    """Launch the kernels that sort the changes of the pieces into lists, and measure how long each tile will be."""
+    from deltackpt.gpu.triton import lists_scale, lists_scan, lists_sort, lists_write
     from deltackpt.gpu.triton.arrange import arrange, count
-    from deltackpt.gpu.triton.measure import measure
-    from deltackpt.gpu.triton.scale import scale
 
     changes, dtype = group.changes, group.changes.pieces[0].dtype
-    shapes = [byte_shape(dtype, changes.pieces[i].box.shape) for i in which]
-    grids = [choose_grid(shape, changes.counts[i]) for shape, i in zip(shapes, which, strict=True)]
+    masked = apart(snapshot, changes.pieces[which[0]])
+    words = [_words(changes.pieces[i], snapshot, masked) for i in which]
     tiles = [grid.tiles for grid in grids]
     first = [0, *accumulate(tiles)]
-    rows = table(_rows(grids, first, [group.words[i] for i in which]))
-    spans = np.array([grid.span for grid in grids])
-    sent = send(group.owner.device, rows, spans, owners(tiles), bypass=group.staged)
-    columns, span, owner = sent.arrays
-    counts = count(columns, owner, group.mask, group.before)
+    several = dtype.exponent[1] > 0  # classes, perhaps
+    plan = lists_scan.Populations(np.concatenate([segments(grid, lists_scan.SPAN) * several for grid in grids]))
+    columns = grid_table(grids, first, [group.words[i] for i in which], words, plan.first_block)
+    places = np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]])
+    sent = send(group.owner.device, columns, owners(tiles), places, plan.block_tiles, bypass=group.staged)
+    table_, owner, places_, block_tiles = sent.arrays
+    counts = count(table_, owner, group.mask, group.before)
     starts = torch.cumsum(counts, 0, dtype=torch.int32)
     total = sum(changes.counts[i] for i in which)
     *ordered, cells = arrange(
-        columns, owner, group.mask, group.before, starts, changes.positions, changes.old, changes.new, total,
+        table_, owner, group.mask, group.before, starts, changes.positions, changes.old, changes.new, total,
         dtype.exponent,
     )  # fmt: skip
+    scales = lists_scale.classes(cells)
+    counted = plan.scan(table_, owner, places_, block_tiles, scales, group.mask, dtype.width, dtype.exponent, masked)
+    lists_scale.finish(table_, cells, counted[1], scales, dtype.width, masked)
+    ranks, sizes, kinds = ordered
+    lists_scan.rank(
+        table_, owner, places_, starts, scales, group.mask, counted, (ranks, kinds), dtype.width, dtype.exponent, masked
+    )
     group.release()
-    scales = scale(cells, dtype.width, MAX_EXCEPTION_K)
-    stats, sizes = measure(owner, span, starts, scales, tuple(ordered), dtype.width)
-    return _Measured(grids, first, sent, starts, ordered, scales, stats, sizes)
+    lists = lists_sort.sort(
+        table_, owner, places_, starts, scales, counted[1], (ranks, sizes, kinds), dtype.width, masked
+    )
+    runs, lengths = lists_write.measure(owner, scales, lists, dtype.width)
+    return _Measured(grids, first, sent, words, scales, lists, runs, lengths)
 
 
 def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) -> Copy:
     """Launch the kernels that write the tiles, ``size`` bytes in all; -> the host copies of tiles and checksums."""
     from deltackpt.gpu.triton.crc import checksums
-    from deltackpt.gpu.triton.write import write
+    from deltackpt.gpu.triton.lists_write import write
 
     addresses = torch.cumsum(measured.sizes, 0)
-    ordered = tuple(measured.ordered)
-    out = write(measured.owner, measured.starts, measured.scales, measured.stats, addresses, ordered, size, width)
-    measured.ordered.clear()  # the memory is for the next group
+    out = write(measured.owner, measured.scales, measured.lists, measured.runs, addresses, size, width)
     return Copy([out, checksums(out, addresses, measured.sizes[1:])], side)
 
 
+def _words(piece: Piece, snapshot: Snapshot, masked: bool) -> torch.Tensor:
+    """All words of a piece on its device: the old ones, or, ``masked``, the new ones."""
+    return piece.words() if masked else snapshot.of(piece.name)
+
+
 def _index(
-    grid: Grid, scale: Sequence[int], stats: npt.NDArray[np.int64], checksums: npt.NDArray[np.uint32]
-) -> TileIndex:
-    """The tile index of one piece, given the statistics and checksums of its tiles."""
-    ceiling, anchor, exception_k = scale
-    unary = (stats[:, _UNARY].sum(1) + 7) >> 3
-    counts, lengths = stats[:, _COUNT, None].copy(), stats[:, _BYTES].copy()
-    return TileIndex(grid, FAR_ONLY, Scale(ceiling, anchor), exception_k, counts, unary, lengths, checksums)
-
-
-def _rows(grids: Sequence[Grid], first: Sequence[int], words: Sequence[int]) -> list[list[Any]]:
-    """The table ``grids`` of the kernels in `triton.arrange`."""
-    columns = []
-    for grid, tile, word in zip(grids, first, words, strict=False):
-        if grid.columns == 1:  # every tile is one run of elements: a row
-            width = grid.tile_height * grid.width
-            columns.append([tile, word, 1, grid.height * grid.width, 1, grid.rows, 1, width])
-        else:
-            cut = [grid.rows, grid.columns, grid.tile_height, grid.tile_width]
-            columns.append([tile, word, grid.height, grid.width, *cut])
-    return [list(row) for row in zip(*columns, strict=True)]
+    grid: TileGrid,
+    scale: Sequence[int],
+    counts: npt.NDArray[np.int32],
+    lengths: npt.NDArray[np.int64],
+    checksums: npt.NDArray[np.uint32],
+) -> ListIndex:
+    """The list index of one piece, given the counts, lengths and checksums of its tiles."""
+    classes, first, top, anchor = scale
+    lists = [*range(classes), *range(16 + first, 16 + classes)]
+    chosen = ClassScale(classes, classes - first, top, anchor if first < classes else 0)
+    return ListIndex(grid, chosen, counts[:, lists].astype(np.int64), lengths.copy(), checksums.copy())

@@ -36,11 +36,10 @@ class HostSnapshotDiff:
             self._up, self._down = torch.cuda.Stream(device), torch.cuda.Stream(device)
             self._full, self._free = ([torch.cuda.Event() for _ in range(2)] for _ in range(2))
 
-    def capture(self, pieces: Sequence[Piece], found: list[Delta], limit: int) -> None:
+    def capture(self, pieces: Sequence[Piece], found: list[Delta], encoding: str) -> None:
         """Append the delta of every piece that changed to ``found``, and move the snapshot on to it.
 
-        A delta is in ``found`` before the snapshot is written to. ``limit``: storage elements below which all old
-        words of a piece go with its delta.
+        A delta is in ``found`` before the snapshot is written to. ``encoding`` is what the trainer asks for.
         """
         self._buffers = [torch.empty(RUN * 2, dtype=torch.uint8, device=self._device) for _ in range(2)]
         self._runs = deque((piece, at, at + n) for piece in in_batch_order(pieces) for at, n in self._cut(piece))
@@ -48,7 +47,7 @@ class HostSnapshotDiff:
         self._loaded = deque([self._load(*self._runs[0], 0)] if self._runs else [])
         try:
             for batch in batches(pieces, self._find):
-                found += deltas_in(batch, self._snapshot, limit)
+                found += deltas_in(batch, self._snapshot, encoding)
                 self._advance(batch)
         finally:
             if self._cuda:

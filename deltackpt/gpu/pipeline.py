@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from deltackpt.codecs import wants_base
 from deltackpt.format.state_digest import Sums
-from deltackpt.gpu.changes import deltas_of, join_runs, sparse, wide
+from deltackpt.gpu.changes import deltas_of, join_runs, wide
 from deltackpt.gpu.diff import Group, advance, apart, groups
 from deltackpt.gpu.digest import has_kernels, has_triton, of_changes, to_whole
-from deltackpt.gpu.encode import encode
+from deltackpt.gpu.encode import encode, takes
 from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
@@ -26,30 +25,29 @@ from deltackpt.torch_views.words import on_host
 Job = Generator[None, None, Any]
 
 
-def capture(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], *, limit: int, encoded: bool) -> None:
+def capture(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str) -> None:
     """Append the delta of every piece that changed to ``found``, and move the snapshot on to it.
 
     All pieces are on one device, the snapshot is there or in host memory. At any instant every delta whose words the
-    snapshot may hold is in ``found``. ``limit``: storage elements below which all old words of a piece go with its
-    delta, for the host to encode. ``encoded``: encode `packed` on the device, as far as there are kernels; without them
-    torch operations find what changed, and the host encodes it. So it does what changed of pieces of 2^31 elements or
-    more: kernels find that in runs of less.
+    snapshot may hold is in ``found``. ``encoding`` is what the trainer asks for. Kernels encode what `encode.takes`;
+    with any other delta goes what the host needs of the old words (`Delta.keeping`). Without kernels torch operations
+    find what changed.
     """
     if not pieces:
         return
     device = pieces[0].tensor.device
     if has_kernels(device):
-        _capture_by_kernels(pieces, snapshot, found, limit, encoded)
+        _capture_by_kernels(pieces, snapshot, found, encoding)
         return
     warn_without_kernels(device)
     if apart(snapshot, pieces[0]):
         from deltackpt.gpu.host_snapshot import HostSnapshotDiff
 
-        HostSnapshotDiff(snapshot, device).capture(pieces, found, limit)
+        HostSnapshotDiff(snapshot, device).capture(pieces, found, encoding)
     else:
         from deltackpt.gpu import torch_diff
 
-        torch_diff.capture(pieces, snapshot, found, limit)
+        torch_diff.capture(pieces, snapshot, found, encoding)
 
 
 def warn_without_kernels(device: torch.device) -> None:
@@ -64,13 +62,11 @@ def _warn_once() -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
-def _capture_by_kernels(
-    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], limit: int, encoded: bool
-) -> None:
+def _capture_by_kernels(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str) -> None:
     device = pieces[0].tensor.device
     side = copy_stream(device)
     mine: list[Delta] = []
-    jobs = (_deltas(group, snapshot, (found, mine), limit, encoded, side) for group in groups(pieces, snapshot))
+    jobs = (_deltas(group, snapshot, (found, mine), encoding, side) for group in groups(pieces, snapshot))
     with current(device):
         try:
             for _ in interleaved(jobs):
@@ -80,7 +76,7 @@ def _capture_by_kernels(
             raise
     if any(wide(piece) for piece in pieces):
         others = found[: len(found) - len(mine)]
-        mine = join_runs(mine, limit, lambda name: snapshot.array(name).copy())
+        mine = join_runs(mine, encoding, lambda name: snapshot.array(name).copy())
         found[:] = [*others, *mine]  # at once: no instant without the old words
     if apart(snapshot, pieces[0]):
         snapshot.advance_in_background(mine)
@@ -106,27 +102,22 @@ def _go_on(running: deque[Job]) -> Iterable[Any]:
 
 
 def _deltas(
-    group: Group,
-    snapshot: Snapshot,
-    into: Sequence[list[Delta]],
-    limit: int,
-    encoded: bool,
-    side: CopyStream | None,
+    group: Group, snapshot: Snapshot, into: Sequence[list[Delta]], encoding: str, side: CopyStream | None
 ) -> Job:
     """Append the deltas of a group to the lists ``into``, and move a snapshot on the same device on to them."""
     changes = group.changes
     changed = [(i, piece, n) for i, (piece, n) in enumerate(zip(changes.pieces, changes.counts, strict=True)) if n]
     if not changed:
         return
-    whole = [(i, piece, n) for i, piece, n in changed if not wide(piece)]
-    work = encode(group, [i for i, piece, n in whole if encoded and sparse(piece, n, limit)], side)
-    small = {i: piece for i, piece, n in whole if wants_base(piece.dtype, piece.elements, n, limit)}
-    bases = Copy([snapshot.of(piece.name) for piece in small.values()], side)
+    which = [i for i, piece, n in changed if takes(piece, n, encoding)]
+    work = encode(group, which, snapshot, side)
+    others = {i: piece for i, piece, _ in changed if i not in which and not wide(piece)}
+    bases = Copy([snapshot.of(piece.name) for piece in others.values()], side)
     arrays = Copy([changes.positions, changes.old, changes.new], side)
     sums = Copy([group.sums])
     made = yield from work
     positions, old, new = (t.numpy() for t in arrays.wait())
-    words = {i: on_host(base, small[i].dtype) for i, base in zip(small, bases.wait(), strict=True)}
+    words = {i: on_host(base, others[i].dtype) for i, base in zip(others, bases.wait(), strict=True)}
     deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, sums))
     for found in into:
         found += deltas

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 
-from deltackpt.codecs import wants_base
 from deltackpt.gpu.changes import DeviceChanges, deltas_of, in_batch_order, joined, wide
 from deltackpt.gpu.digest import of_changes, to_whole
 from deltackpt.gpu.transfers import to_host
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
-from deltackpt.torch_views.words import on_host
+from deltackpt.util.parallel import ordered_map, threads_or_default
 
 RUN = 1 << 26  # elements that are compared at once: a mask of them is a byte each
 BATCH = 1 << 23  # changes that are copied to the host together
@@ -50,14 +48,13 @@ def find(
     return DeviceChanges([piece], [int(positions.numel())], positions, before, after)
 
 
-def capture(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], limit: int) -> None:
+def capture(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str) -> None:
     """Append the delta of every piece that changed to ``found``, and move the snapshot, on the same device, on to it.
 
-    A delta is in ``found`` before the snapshot is written to. ``limit``: storage elements below which all old words of
-    a piece go with its delta.
+    A delta is in ``found`` before the snapshot is written to. ``encoding`` is what the trainer asks for.
     """
     for batch in batches(pieces, lambda piece: find(piece, runs(piece, snapshot))):
-        found += deltas_in(batch, snapshot, limit)
+        found += deltas_in(batch, snapshot, encoding)
         for changes in batch:
             snapshot.of(changes.pieces[0].name)[changes.positions.long()] = changes.new
 
@@ -77,15 +74,16 @@ def batches(pieces: Sequence[Piece], look: Callable[[Piece], DeviceChanges | Non
         yield batch
 
 
-def deltas_in(batch: Sequence[DeviceChanges], snapshot: Snapshot, limit: int) -> list[Delta]:
-    """Changes on a device, all of one dtype, as deltas in host memory. The snapshot still holds the old words."""
+def deltas_in(batch: Sequence[DeviceChanges], snapshot: Snapshot, encoding: str) -> list[Delta]:
+    """Changes on a device, all of one dtype, as deltas in host memory. The snapshot still holds the old words, and each
+    delta keeps what an encoder who is asked for ``encoding`` needs of them.
+    """
     changes = joined(batch)
     whole = torch.cat([to_whole(changes.positions[part], changes.pieces[i]) for i, part in changes.parts()])
     elements = max(math.prod(piece.box.whole) for piece in changes.pieces)
     sums = of_changes(whole, changes.old, changes.new, list(changes.counts), elements)
-    bases: dict[int, np.ndarray] = {}
-    for i, piece in enumerate(changes.pieces):
-        if wants_base(piece.dtype, piece.elements, changes.counts[i], limit):
-            bases[i] = on_host(snapshot.of(piece.name), piece.dtype).copy()
     positions, old, new = (to_host(t).numpy() for t in (changes.positions, changes.old, changes.new))
-    return deltas_of(changes, (positions, old, new), bases, {}, sums)
+    deltas = deltas_of(changes, (positions, old, new), {}, {}, sums)
+    return list(
+        ordered_map(lambda d: d.keeping(snapshot.array(d.name), encoding), deltas, threads_or_default(None), ahead=1)
+    )

@@ -8,13 +8,11 @@ from contextlib import contextmanager
 
 import torch
 
-from deltackpt.codecs import CODECS, VERSIONS, alone
-from deltackpt.codecs.v1.exponent_lists import SCAN_LIMIT
 from deltackpt.compaction.fold import write_anchor
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums
-from deltackpt.hooks.compare import ALWAYS, compare
+from deltackpt.hooks.compare import compare
 from deltackpt.hooks.finite import count_pieces
 from deltackpt.hooks.mapped import MappedSnapshot
 from deltackpt.hooks.options import HookOptions
@@ -29,31 +27,12 @@ from deltackpt.torch_views.words import from_host
 from deltackpt.util.parallel import ordered_map
 
 
-def part_version(pieces: Sequence[Piece], options: HookOptions) -> int:
-    """The version of the parts of what this process captures: that of the kernels where a GPU encodes, else the newest.
-
-    Every entry of such a part is of it, those that the host encodes too.
-    """
-    if options.cache is None and any(p.tensor.device.type == "cuda" and on_device(p, options) for p in pieces):
-        from deltackpt.gpu.digest import has_triton
-        from deltackpt.gpu.encode import CODECS as BY_KERNELS
-
-        if has_triton() and alone(options.encoding, BY_KERNELS):
-            return BY_KERNELS.version
-    return CODECS.version
-
-
-def on_device(piece: Piece, options: HookOptions) -> bool:
-    """Is a piece compared where it is?"""
-    return piece.tensor.device.type != "cpu" if options.on_device is None else options.on_device
-
-
 class Capture:
     """Holds the snapshot: the words of ``pieces`` as of the last capture.
 
-    Without a step to compare with (``link`` None), the first capture makes it, and finds no change. ``version``: of the
-    parts that the changes go into; None: `part_version` of the pieces. Raises UsageError ``snapshot-sharded`` for a
-    managed cache where there are several ``ranks``.
+    Without a step to compare with (``link`` None), the first capture makes it, and finds no change. A change is encoded
+    here, while the old words are at hand, where few elements of a large tensor changed; with any other go its old
+    words. Raises UsageError ``snapshot-sharded`` for a managed cache where there are several ``ranks``.
     """
 
     def __init__(
@@ -64,13 +43,10 @@ class Capture:
         options: HookOptions,
         *,
         ranks: int = 1,
-        version: int | None = None,
     ) -> None:
         self.names = {piece.name for piece in pieces}
         self.threads = options.threads_or_default
         self.lock = threading.Lock()  # held from before a change is captured until it is in the queue
-        codecs = VERSIONS[version or part_version(pieces, options)]
-        self._limit = SCAN_LIMIT if alone(options.encoding, codecs) else ALWAYS
         self._repo, self._options, self._cache = repo, options, options.cache
         self._pieces = list(pieces)
         self._snapshot: Snapshot | None = None
@@ -142,12 +118,14 @@ class Capture:
         return {delta.name: delta for delta in found}
 
     def _on_device(self, piece: Piece) -> bool:
-        return on_device(piece, self._options)
+        """Is a piece compared where it is?"""
+        return piece.tensor.device.type != "cpu" if self._options.on_device is None else self._options.on_device
 
     def _capture_on_host(self, snapshot: Snapshot, pieces: Sequence[Piece], found: list[Delta]) -> None:
         def one(piece: Piece) -> None:
-            if (delta := compare(piece, snapshot.array(piece.name), limit=self._limit)) is not None:
-                found.append(delta)
+            old = snapshot.array(piece.name)
+            if (delta := compare(piece, old)) is not None:
+                found.append(delta.keeping(old, self._options.encoding))
                 snapshot.advance(delta)
 
         for _ in ordered_map(one, pieces, self.threads):
@@ -156,10 +134,10 @@ class Capture:
     def _capture_on_device(self, snapshot: Snapshot, pieces: Sequence[Piece], found: list[Delta]) -> None:
         from deltackpt.gpu import pipeline
 
-        pipeline.capture(pieces, snapshot, found, limit=self._limit, encoded=self._limit < ALWAYS)
+        pipeline.capture(pieces, snapshot, found, self._options.encoding)
 
     def _capture_mapped(self, mapped: MappedSnapshot, pieces: Sequence[Piece]) -> dict[str, Delta]:
-        found = ordered_map(lambda piece: mapped.compare(piece, self._limit), pieces, self.threads)
+        found = ordered_map(lambda piece: mapped.compare(piece, self._options.encoding), pieces, self.threads)
         changed = {delta.name: delta for delta in found if delta is not None}
         for delta in changed.values():
             mapped.advance(delta)

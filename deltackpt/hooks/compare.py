@@ -9,21 +9,17 @@ import numpy.typing as npt
 import xxhash
 
 from deltackpt.checkpoint.diff import Comparison
-from deltackpt.codecs import wants_base
 from deltackpt.format.dtypes import uint
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.words import on_host
 
-ALWAYS = 1 << 62  # a limit that makes all old words of every tensor that changed go with its delta
 CHUNK = 1 << 20  # bytes: both sides stay in the cache while they are compared and hashed
 
 
-def compare(piece: Piece, old: npt.NDArray[Any], *, limit: int = ALWAYS, always: bool = False) -> Delta | None:
+def compare(piece: Piece, old: npt.NDArray[Any], *, always: bool = False) -> Delta | None:
     """The change from ``old``, the piece's old words, flat and unsigned, to the piece; None if there is none, unless
-    ``always``.
-
-    ``limit``: storage elements below which all old words go with it.
+    ``always``. It keeps nothing of the words that did not change.
     """
     width, whole = piece.dtype.width, not piece.box.proper
     step = CHUNK // width
@@ -46,7 +42,7 @@ def compare(piece: Piece, old: npt.NDArray[Any], *, limit: int = ALWAYS, always:
         positions.astype(narrow),
         olds,
         news,
-        old.copy() if wants_base(piece.dtype, len(old), len(positions), limit) else None,
+        None,
         hashed.digest() if whole else None,
         len(old),
     )

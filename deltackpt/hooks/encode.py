@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from deltackpt.codecs import CODECS, DENSE, VERSIONS, Encoded, Entry, Registry, alone, encode
+from deltackpt.codecs import DENSE, Encoded, Entry, alone, encode
 from deltackpt.codecs.packed import codec as packed
 from deltackpt.codecs.packed.encoding import PackedCodec
 from deltackpt.codecs.packed.jobs import EncodeJob
@@ -35,9 +35,9 @@ def batches(deltas: Iterable[Delta]) -> Iterator[list[Delta]]:
         yield held
 
 
-def encode_together(deltas: Sequence[Delta], encoding: str, version: int = CODECS.version) -> list[Delta]:
+def encode_together(deltas: Sequence[Delta], encoding: str) -> list[Delta]:
     """The same deltas, those of them ``encoded`` that `entry_of` would encode as `packed`: all by one call."""
-    if version != CODECS.version or encoding not in (AUTO, PackedCodec.name):
+    if encoding not in (AUTO, PackedCodec.name):
         return list(deltas)
     which = [i for i, delta in enumerate(deltas) if _fits(delta, encoding)]
     jobs = []
@@ -67,10 +67,9 @@ def _fits(delta: Delta, encoding: str) -> bool:
 _PACKED = PackedCodec()
 
 
-def entry_of(
-    delta: Delta, names: set[str], *, encoding: str = "auto", version: int = CODECS.version
-) -> tuple[Entry, Encoded]:
-    """Encode what changed, for a part of ``version``; of the newest, the bytes are those that `deltackpt write` makes.
+def entry_of(delta: Delta, names: set[str], *, encoding: str = "auto") -> tuple[Entry, Encoded]:
+    """Encode what changed, unless it is; the bytes are those that `deltackpt write` makes, or, of a delta that has not
+    kept anything of the old words, those of one class.
 
     ``names``: of all tensors of the state. A change whose plain tensors would have the name of another is stored in
     `full`. Raises UsageError ``encoding-choice``.
@@ -78,22 +77,15 @@ def entry_of(
     box = delta.box
 
     def coded(choice: str) -> tuple[str, Encoded]:
-        if delta.encoded is not None and choice == encoding:
-            return PackedCodec.name, delta.encoded
-        return _encode(delta, choice, VERSIONS[version])
-
-    return fitting_entry(delta.name, delta.dtype, box.shape, box.whole, box.offset, names, coded, encoding, version)
-
-
-def _encode(delta: Delta, encoding: str, codecs: Registry) -> tuple[str, Encoded]:
-    box = delta.box
-    if delta.base is None:
-        # Such an encoding of a large tensor looks at changed elements only; the others are never read.
-        used = alone(encoding, codecs)
+        if delta.base is not None:
+            if delta.encoded is not None and choice == encoding:
+                return PackedCodec.name, delta.encoded
+            return encode(delta.change(), box.shape, choice, boxed=box.proper)
+        used = alone(choice)
         assert used is not None
-        assert codecs[used].takes_dtype(delta.dtype)
-        encoding = used
-    return encode(delta.change(), box.shape, encoding, boxed=box.proper, codecs=codecs)
+        return used.name, delta.encoded or delta.encode(None, choice)
+
+    return fitting_entry(delta.name, delta.dtype, box.shape, box.whole, box.offset, names, coded, encoding)
 
 
 def sums_of(delta: Delta) -> Sums:

@@ -45,19 +45,21 @@ class MappedSnapshot:
         """Undo every `advance` since ``overlay`` was the overlay."""
         self._overlay = overlay
 
-    def compare(self, piece: Piece, limit: int) -> Delta | None:
+    def compare(self, piece: Piece, encoding: str) -> Delta | None:
         """The change from the last captured step to the piece, None if there is none.
 
-        ``limit``: storage elements below which all old words go with it.
+        It keeps what an encoder who is asked for ``encoding`` needs of the old words.
         """
         old = self._slot.bytes_of(piece.name).view(uint(piece.dtype.width))
         first = self._overlay.get(piece.name)
-        found = compare(piece, old, limit=limit, always=first is not None)
+        found = compare(piece, old, always=first is not None)
+        if found is not None and first is not None:
+            found = since(found, first)
+            old = old.copy()
+            old[first.positions] = first.new
+        kept = found.keeping(old, encoding) if found is not None and len(found.positions) else None
         self._slot.release(piece.name)
-        if first is None or found is None:
-            return found
-        left = since(found, first)
-        return left if len(left.positions) else None
+        return kept
 
     def advance(self, delta: Delta) -> None:
         """Put a change on top."""

@@ -11,8 +11,9 @@ class StepMetrics:
     """One published step. ``steps`` is how many were merged into it; bytes are of its parts, over all ranks.
     ``nonfinite`` elements of the weights are infinite or NaN: over all ranks at rank 0, at others their own.
 
-    ``seconds`` by stage: training stood still for ``diff`` and for ``wait`` (for the queue, or for an anchor);
-    ``encode``, ``put``, ``anchor`` and ``commit`` were in the background, and are those of this rank.
+    ``seconds`` by stage: training stood still for ``diff``, in which few changes of large tensors are encoded too, and
+    for ``wait`` (for the queue, or for an anchor); ``encode`` of the others, ``put``, ``anchor`` and ``commit`` were in
+    the background, and are those of this rank.
     """
 
     step: int

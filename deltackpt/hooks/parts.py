@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-from deltackpt.codecs import CODECS, Encoded, Entry
+from deltackpt.codecs import Encoded, Entry
 from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.encode import batches, encode_together, entry_of, sums_of
@@ -46,13 +46,12 @@ def encode_deltas(
     names: set[str],
     options: EncodeOptions,
     *,
-    version: int = CODECS.version,
     number: Callable[[int], int] = lambda index: index + 1,
     check: Callable[[], None] = lambda: None,
 ) -> Share:
     """Encode all deltas, sorted by name, and hand parts to ``sink`` as they fill up.
 
-    ``names`` are of all tensors of the state; ``origin`` and ``version`` go into every part. ``number`` gives the
+    ``names`` are of all tensors of the state; ``origin`` goes into every part. ``number`` gives the
     number of this rank's part of an index. ``check`` is called for each tensor, and raises to stop. Raises what the
     sink raises.
     """
@@ -61,9 +60,9 @@ def encode_deltas(
 
     def encode(batch: list[Delta]) -> list[tuple[Delta, tuple[Entry, Encoded], Sums]]:
         made = []
-        for delta in encode_together(batch, options.encoding, version):
+        for delta in encode_together(batch, options.encoding):
             check()
-            made.append((delta, entry_of(delta, names, encoding=options.encoding, version=version), sums_of(delta)))
+            made.append((delta, entry_of(delta, names, encoding=options.encoding), sums_of(delta)))
         return made
 
     def hand_over(index: int, writer: PartWriter) -> float:
@@ -71,7 +70,7 @@ def encode_deltas(
         sink.put(EncodedPart.of(writer, number(index)))
         return time.monotonic() - start
 
-    index, writer = 0, PartWriter(origin, version)
+    index, writer = 0, PartWriter(origin)
     order = [deltas[name] for name in sorted(deltas, key=str.encode)]
     for delta, (entry, encoded), sums in chain.from_iterable(ordered_map(encode, batches(order), options.threads)):
         writer.add(entry, encoded)
@@ -82,7 +81,7 @@ def encode_deltas(
         share.changed[delta.name] = len(delta.positions)
         if writer.size >= sink.part_bytes(BYTES):
             put += hand_over(index, writer)
-            index, writer = index + 1, PartWriter(origin, version)
+            index, writer = index + 1, PartWriter(origin)
     if len(writer):
         put += hand_over(index, writer)
     share.seconds = {"encode": time.monotonic() - began - put, "put": put}

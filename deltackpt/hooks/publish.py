@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deltackpt.codecs import CODECS
 from deltackpt.errors import ConflictError
 from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED
@@ -74,13 +73,11 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """When a step is stored whole, how changes are encoded, in parts of which version, and what every manifest says
-    besides."""
+    """When a step is stored whole, how changes are encoded, and what every manifest says besides."""
 
     policy: AnchorPolicy
     encode: EncodeOptions
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    version: int = CODECS.version
 
 
 class Cancelled(Exception):
@@ -267,10 +264,7 @@ class Publisher:
         def number(index: int) -> int:
             return index * group.size + group.rank + 1  # each number once over all ranks
 
-        version = self._options.version
-        return encode_deltas(
-            sink, origin, captured.deltas, names, options, version=version, number=number, check=self._check
-        )
+        return encode_deltas(sink, origin, captured.deltas, names, options, number=number, check=self._check)
 
     def _check(self) -> None:
         """Stop, in the middle of a file too, when the hook is closed; the store then keeps no trace of it."""

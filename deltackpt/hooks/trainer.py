@@ -16,7 +16,7 @@ import torch
 
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
-from deltackpt.hooks.capture import Capture, part_version
+from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.finite import counts_after, refuse
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import everyones, existing, extractor, process_groups
@@ -92,8 +92,7 @@ class TrainerHook:
     ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be
     ``shard_bytes`` bytes of an anchor's file; None: as Hugging Face's tools cut them, less where there are more ranks
     ``threads``     that compare and encode; None: one a processor
-    ``on_device``   compare and encode on the weights' device; None: on all but CPUs. What a CUDA device encodes are
-                    parts of version 1 of the format, and those of all ranks then are; all others are of version 2
+    ``on_device``   compare and encode on the weights' device; None: on all but CPUs
     ``sharded``     None: if torch.distributed runs, every rank makes a hook, and publishes what it owns
     ``timeout``     seconds that ranks wait for each other: more than the slowest of them takes to store its share
     ``metadata``    of every step's manifest
@@ -152,9 +151,7 @@ class TrainerHook:
         start = self._start(source, pieces, plan, found or repository)
         self.repo = start.repo
         mine, link = owned(pieces, plan, self._group.rank), None if start.fresh else start.link
-        # All parts of a patch have one version: that of the rank with the oldest.
-        self._version = min(everyone(self._group, part_version(mine, options)))
-        self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size, version=self._version)
+        self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size)
         self.publisher = self._publisher(publishing, plan, start)
         self._unchanged = Unchanged(source)
         self._last: int | None = start.link.step if start.link else None
@@ -199,7 +196,7 @@ class TrainerHook:
         options = self._options
         state = TrainerState(plan, start.files, self._capture.words, self._capture.sums)
         encode = EncodeOptions(options.encoding, options.threads_or_default)
-        publishing = PublishOptions(options.anchor, encode, dict(options.metadata or {}), self._version)
+        publishing = PublishOptions(options.anchor, encode, dict(options.metadata or {}))
         publisher = Publisher(self.repo, options.ref, group, state, publishing)
         publisher.base, publisher.seek, publisher.fresh = start.base, start.seek, start.fresh
         return publisher

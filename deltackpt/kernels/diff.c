@@ -67,19 +67,3 @@ EXPORT int dk_scatter(void *words, int64_t n, const void *positions, int wide, c
 #undef CALL
     return code;
 }
-
-/* How many elements have each exponent. */
-EXPORT void dk_exponents(const void *words, int64_t n, const type_t *type, int64_t *counts) {
-    type_t t = *type;
-    uint32_t lanes[4][EXPONENTS]; /* four, or equal neighbors would wait for each other */
-    memset(counts, 0, EXPONENTS * sizeof *counts);
-    for (int64_t at = 0; at < n;) {
-        int64_t end = n - at > 1 << 30 ? at + (1 << 30) : n;
-        memset(lanes, 0, sizeof lanes);
-#define CALL(w)                                                                                                        \
-    for (; at < end; at++) lanes[at & 3][exponent_of(load(words, at, w), t)]++
-        BY_WIDTH(t.width, CALL)
-#undef CALL
-        for (int e = 0; e < EXPONENTS; e++) counts[e] += (int64_t)lanes[0][e] + lanes[1][e] + lanes[2][e] + lanes[3][e];
-    }
-}

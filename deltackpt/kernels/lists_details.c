@@ -21,19 +21,37 @@ EXPORT int64_t dk_table_names(const uint8_t *names, const int64_t *starts, int64
     return at - out;
 }
 
+#define CUT 0x80 /* the grid is stated */
+
+/* Counts as fields of ``bits`` bits, lowest first. -> the byte after them */
+static uint8_t *put_counts(uint8_t *at, const int64_t *counts, int64_t n, int bits) {
+    uint64_t word = 0;
+    int held = 0;
+    for (int64_t i = 0; i < n; i++) {
+        word |= (uint64_t)counts[i] << held; /* of at most 32 bits, after less than 8 */
+        for (held += bits; held >= 8; held -= 8, word >>= 8) *at++ = (uint8_t)word;
+    }
+    if (held) *at++ = (uint8_t)word;
+    return at;
+}
+
 /* The details of all jobs, after dk_lists_write, one after the other; ``ends`` is where each ends. ``out`` has room for
- * 21 bytes of each, and of each tile for 4, and 9 for each list and for the length. -> all bytes */
+ * 22 bytes of each, and of each tile for 4, and 9 for each list and for the length. -> all bytes */
 EXPORT int64_t dk_lists_details(const write_job_t *jobs, int64_t count, uint8_t *out, int64_t *ends) {
     uint8_t *at = out;
     for (int64_t j = 0; j < count; j++) {
         const write_job_t *job = jobs + j;
         const form_t *f = &job->form;
         const int64_t numbers = job->tiles * (f->classes + f->sized);
-        at = put_number(put_number(at, (uint64_t)f->rows), (uint64_t)f->columns);
+        int64_t largest = 0;
+        for (int64_t i = 0; i < numbers; i++) largest = job->counts[i] > largest ? job->counts[i] : largest;
+        const int bits = bit_length((uint32_t)largest);
+        *at++ = (uint8_t)(bits | (job->tiles > 1 ? CUT : 0));
+        if (job->tiles > 1) at = put_number(put_number(at, (uint64_t)f->rows), (uint64_t)f->columns);
         *at++ = (uint8_t)(f->classes | f->sized << 4);
         if (f->classes > 1) *at++ = (uint8_t)f->top;
         if (f->sized) *at++ = (uint8_t)f->anchor;
-        for (int64_t i = 0; i < numbers; i++) at = put_number(at, (uint64_t)job->counts[i]);
+        at = put_counts(at, job->counts, numbers, bits);
         for (int64_t t = 0; t < job->tiles; t++) at = put_number(at, (uint64_t)job->lengths[t]);
         memcpy(at, job->checksums, (size_t)job->tiles * sizeof *job->checksums);
         at += job->tiles * (int64_t)sizeof *job->checksums;

@@ -3,7 +3,7 @@
 
 #define CHANGES_PER_TILE 2048
 #define MAX_GRID 16
-#define FEW 20
+#define FEW 10
 
 static int64_t power(int64_t dim) {
     int64_t p = 1;

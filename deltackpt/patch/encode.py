@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
-from deltackpt.codecs import CODECS, VERSIONS, Change, Encoded, Entry, ManyChanges, encode, encode_many
+from deltackpt.codecs import Change, Encoded, Entry, ManyChanges, encode, encode_many
 from deltackpt.codecs.base import Shape
 from deltackpt.codecs.registry import FULL
 from deltackpt.format.dtypes import DType
@@ -20,18 +20,16 @@ def encode_entry(
     shape: Shape,
     names: AbstractSet[str],
     encoding: str = "auto",
-    *,
-    version: int = CODECS.version,
 ) -> tuple[Entry, Encoded]:
     """A whole tensor's change. ``shape`` as its header has it; ``names``: of all tensors of the old and new state.
 
-    ``encoding`` as `deltackpt.codecs.encode` has it; ``version``: of the part. Raises UsageError ``encoding-choice``.
+    ``encoding`` as `deltackpt.codecs.encode` has it. Raises UsageError ``encoding-choice``.
     """
 
     def coded(choice: str) -> tuple[str, Encoded]:
-        return encode(change, shape, choice, codecs=VERSIONS[version])
+        return encode(change, shape, choice)
 
-    return fitting_entry(name, change.dtype, shape, shape, (0,) * len(shape), names, coded, encoding, version)
+    return fitting_entry(name, change.dtype, shape, shape, (0,) * len(shape), names, coded, encoding)
 
 
 def encode_entries(
@@ -60,15 +58,14 @@ def fitting_entry(
     names: AbstractSet[str],
     coded: Encode,
     encoding: str,
-    version: int = CODECS.version,
 ) -> tuple[Entry, Encoded]:
     """The entry of the box of ``shape`` at ``offset`` in ``whole``: what ``coded`` makes of it, if its names are free.
 
-    ``coded`` is asked for ``encoding``, and for `full` where that collides. ``version``: of the part.
+    ``coded`` is asked for ``encoding``, and for `full` where that collides.
     """
     for choice in (encoding, FULL.name):
         used, encoded = coded(choice)
-        entry = Entry(name, used, dtype, shape, whole, offset, encoded.detail, version)
+        entry = Entry(name, used, dtype, shape, whole, offset, encoded.detail)
         if not collides(entry, names):
             break
     return entry, encoded

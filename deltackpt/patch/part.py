@@ -108,6 +108,15 @@ class PartReader(Part):
         header = parse_header(head, len(data), where)
         super().__init__(header, self._at(table_of(header, where)), where)
 
+    def payloads(self) -> memoryview:
+        """The payloads of all entries, one after the other; `payload_of` says where in it an entry's is."""
+        return self._bytes(PAYLOAD)
+
+    def payload_of(self, entry: Entry) -> Span:
+        """The entry's bytes in `payloads`."""
+        first, (start, end) = self._span(PAYLOAD)[0], self.payload(entry)
+        return start - first, end - first
+
     def _at(self, span: Span) -> memoryview:
         return self._data[slice(*span)]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.codecs import Change, Encoded
-from deltackpt.format.dtypes import DType, storage_shape, uint
+from deltackpt.codecs import Change, ChangedElements, Encoded, alone, wants_base
+from deltackpt.format.dtypes import DType, storage_shape
 from deltackpt.format.state_digest import Sums
 from deltackpt.torch_views.boxes import Box
 
@@ -20,10 +20,11 @@ Words = npt.NDArray[Any]
 class Delta:
     """Changed storage elements of a box: flat ``positions`` in it, rising, and the words before and after.
 
-    ``base`` holds all old words where a codec may need them: small tensors, dense changes, 8-byte elements. ``xxh3`` is
-    of the whole tensor's new bytes, None where not all of them were read. ``encoded`` is the change as `packed`, where
-    a device has encoded it. ``elements`` are the storage elements of the box, ``sums`` what the tensor's sums of the
-    state digest gain, where a device has computed it.
+    ``base`` holds all old words where an encoder may look at all of them: small tensors, dense changes, 8-byte
+    elements. ``encoded`` is the change as it was encoded when they were at hand. A delta may have neither: one that was
+    made of two. ``xxh3`` is of the whole tensor's new bytes, None where not all of them were read. ``elements`` are the
+    storage elements of the box, ``sums`` what the tensor's sums of the state digest gain, where a device has computed
+    it.
     """
 
     name: str
@@ -42,27 +43,44 @@ class Delta:
     def nbytes(self) -> int:
         """Bytes of memory that it holds."""
         base = 0 if self.base is None else self.base.nbytes
-        return self.positions.nbytes + self.old.nbytes + self.new.nbytes + base
+        encoded = 0 if self.encoded is None else self.encoded.size
+        return self.positions.nbytes + self.old.nbytes + self.new.nbytes + base + encoded
+
+    def keeping(self, base: Words, encoding: str) -> Delta:
+        """With what an encoder who is asked for ``encoding`` needs of ``base``, all old words, flat, which may be
+        written to afterwards: the change encoded, or a copy of them all. Raises UsageError ``encoding-choice``.
+        """
+        if not len(self.positions):
+            return self
+        if wants_base(encoding, self.dtype, self.elements, len(self.positions)):
+            return replace(self, base=base.copy())
+        return replace(self, base=None, encoded=self.encode(base, encoding))
+
+    def encode(self, base: Words | None, encoding: str) -> Encoded:
+        """In the encoding that `alone` gives for ``encoding``. ``base``: all old words, flat; None: not at hand, which
+        costs `packed` its classes.
+        """
+        codec = alone(encoding)
+        assert codec is not None
+        assert codec.takes_dtype(self.dtype)
+        changes = ChangedElements(self.positions.astype(np.int64), self.old, self.new)
+        encoded = codec.encode_changes(changes, base, self.dtype, storage_shape(self.dtype, self.box.shape))
+        assert encoded is not None
+        return encoded
 
     def change(self) -> Change:
-        """The same for a codec: positions int64, and all old and new words.
-
-        Without ``base`` these are zeros that take no memory: for `packed` without exponent lists, which does not read
-        what did not change.
-        """
-        shape = storage_shape(self.dtype, self.box.shape)
-        base = (
-            np.broadcast_to(np.zeros(1, uint(self.dtype.width)), (self.elements,)) if self.base is None else self.base
-        )
-        target = base
-        if self.base is not None:
-            target = base.copy()
-            target[self.positions] = self.new
-        return Change(self.dtype, shape, self.positions.astype(np.int64), self.old, self.new, base, target)
+        """The same for an encoder that looks at all words, old and new: there is a ``base``. Positions are int64."""
+        assert self.base is not None
+        shape, target = storage_shape(self.dtype, self.box.shape), self.base.copy()
+        target[self.positions] = self.new
+        return Change(self.dtype, shape, self.positions.astype(np.int64), self.old, self.new, self.base, target)
 
 
 def merge(first: Delta, then: Delta) -> Delta:
-    """The change from before ``first`` to after ``then``; an element that went there and back did not change."""
+    """The change from before ``first`` to after ``then``; an element that went there and back did not change.
+
+    It has a ``base`` where one of them has, and is not encoded.
+    """
     at, a, b = _union(first, then)
     old, new = _choose(at, first, a, then, b, first.old, then.old), _choose(at, then, b, first, a, then.new, first.new)
     base = first.base
@@ -73,7 +91,10 @@ def merge(first: Delta, then: Delta) -> Delta:
 
 
 def since(total: Delta, first: Delta) -> Delta:
-    """The change from after ``first`` to after ``total``, where both begin at the same state."""
+    """The change from after ``first`` to after ``total``, where both begin at the same state.
+
+    It has a ``base`` where one of them has, and is not encoded.
+    """
     at, a, b = _union(total, first)
     old = _choose(at, first, b, total, a, first.new, total.old)
     new = _choose(at, total, a, first, b, total.new, first.old)

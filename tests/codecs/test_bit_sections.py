@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.v1_bits import write_fields, write_planes, write_unary
 
 from deltackpt.codecs.bits import (
     octets,
@@ -14,9 +15,6 @@ from deltackpt.codecs.bits import (
     shift_segments,
     starts,
     unpack,
-    write_fields,
-    write_planes,
-    write_unary,
 )
 
 segments = st.lists(st.integers(0, 40), min_size=1, max_size=8)

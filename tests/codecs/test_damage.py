@@ -15,7 +15,7 @@ from support.states import FORMS, V1_NEAR, V2, Memory, both_ways, changed, encod
 from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import Entry, decode, planes
 from deltackpt.codecs.v1 import codec as packed
-from deltackpt.codecs.v1.exponent_lists import FAR_ONLY
+from deltackpt.codecs.v1.exponent_lists import Near
 from deltackpt.codecs.v1.steps import Scale
 from deltackpt.codecs.v1.tiles import Grid
 from deltackpt.errors import FormatError
@@ -126,7 +126,7 @@ def tile(elements: int, count: int, *sections: bytes, codes: bytes = b"", scale=
     data = b"".join(sections)
     directory = packed.TileIndex(
         Grid(1, 1, elements, rows, columns),
-        FAR_ONLY,
+        Near(),
         scale or Scale(0, 0),
         exception_k,
         np.array([[count]]),

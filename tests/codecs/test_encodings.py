@@ -5,6 +5,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from support import v1_writer
 from support.states import (
     FLOATS,
     FORMS,
@@ -24,8 +25,8 @@ from support.states import (
 )
 
 from deltackpt.checkpoint.diff import difference
-from deltackpt.codecs import CHOICES, CODECS, CODECS_V1, Change, Entry, encode
-from deltackpt.codecs.v1 import codec as packed
+from deltackpt.codecs import CHOICES, Change, ChangedElements, Entry, encode, select
+from deltackpt.codecs.v1 import codec as v1_codec
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.patch.part import PartReader, PartWriter
 
@@ -198,7 +199,8 @@ def test_groups_change_nothing(group, seed, dtype, share):
     new = {"x": changed(rng, old["x"], share)}
     part = part_of(old, new, "packed", form=V1_NEAR)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "GROUP", group)
+        patch.setattr(v1_codec, "GROUP", group)
+        patch.setattr(v1_writer, "GROUP", group)
         assert part_of(old, new, "packed", form=V1_NEAR) == part
         assert patched(old, part) == new
 
@@ -278,23 +280,30 @@ def test_difference_is_exact(seed, dtype, shape, share):
     np.testing.assert_array_equal(change.new, b[change.positions])
 
 
-def test_old_elements_that_are_not_known_are_not_looked_at():
-    """One element repeated stands in for them: what is made has one class, and comes back over the real ones."""
+def test_a_change_whose_other_elements_are_not_known_is_encoded_in_one_class():
+    """It comes back over the real ones."""
     rng = np.random.default_rng(3)
     old = rng.normal(0, 0.02, 4096).astype(np.float32).view(np.uint32)
     at = np.sort(rng.choice(4096, 300, replace=False)).astype(np.int64)
     new = old.copy()
     new[at] += 1
-    unknown = np.broadcast_to(np.zeros(1, np.uint32), (4096,))
-    for codecs in (CODECS, CODECS_V1):
-        change = Change(DTYPES["F32"], (64, 64), at, old[at], new[at], unknown, unknown)
-        made = codecs["packed"].encode(change, (64, 64), boxed=False)
-        lists = made.detail.scale.classes if codecs is CODECS else 1 + made.detail.near.classes
-        assert lists == 1
-        entry = Entry("x", "packed", DTYPES["F32"], (64, 64), (64, 64), (0, 0), made.detail, codecs.version)
-        writer = PartWriter(ORIGIN, version=codecs.version)
-        writer.add(entry, made)
-        reader = PartReader(memoryview(b"".join(map(bytes, writer.chunks()))), "part")
-        found = old.copy()
-        reader.decode(reader.entries[0], old).write_to(found)
-        assert (found == new).all()
+    made = select.alone("auto").encode_changes(ChangedElements(at, old[at], new[at]), None, DTYPES["F32"], (64, 64))
+    assert made.detail.scale.classes == 1
+    writer = PartWriter(ORIGIN)
+    writer.add(Entry("x", "packed", DTYPES["F32"], (64, 64), (64, 64), (0, 0), made.detail), made)
+    reader = PartReader(memoryview(b"".join(map(bytes, writer.chunks()))), "part")
+    found = old.copy()
+    reader.decode(reader.entries[0], old).write_to(found)
+    assert (found == new).all()
+
+
+def test_what_only_its_changes_are_needed_of():
+    for encoding, codec in [("auto", "packed"), ("packed", "packed"), ("nan", None), ("planes", None), ("full", None)]:
+        found = select.alone(encoding)
+        assert (found.name if found else None) == codec
+        bf16 = DTYPES["BF16"], 1 << 20
+        assert select.wants_base(encoding, *bf16, 100) == (codec is None)
+    assert select.wants_base("auto", DTYPES["BF16"], (1 << 16) - 1, 100)
+    assert not select.wants_base("auto", DTYPES["BF16"], 1 << 16, 1 << 14)
+    assert select.wants_base("auto", DTYPES["BF16"], 1 << 16, (1 << 14) + 1)
+    assert select.wants_base("auto", DTYPES["F64"], 1 << 20, 100)

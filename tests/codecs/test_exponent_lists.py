@@ -3,8 +3,9 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from support.v1_writer import RankedPopulation
 
-from deltackpt.codecs.v1.exponent_lists import CLASSES, FAR_ONLY, MIN_CHANGES, Near, Population, choose_near
+from deltackpt.codecs.v1.exponent_lists import Near
 from deltackpt.codecs.v1.tiles import Grid
 
 seeds = st.integers(0, 2**32 - 1)
@@ -24,7 +25,7 @@ def test_ranks_and_members(seed, grid, classes):
     rng = np.random.default_rng(seed)
     exponents = (20 - rng.geometric(0.3, grid.lead * grid.height * grid.width)).clip(0).astype(np.uint8)
     near = Near(int(rng.integers(8, 20)), classes)
-    population = Population(near, exponents, grid)
+    population = RankedPopulation(near, exponents, grid)
     lists: dict[tuple[int, int], list[int]] = {}
     tile, local = grid.split(np.arange(len(exponents)))
     for t, at, e in zip(tile.tolist(), local.tolist(), exponents.tolist(), strict=True):
@@ -39,13 +40,3 @@ def test_ranks_and_members(seed, grid, classes):
     for p, s, rank in zip(positions.tolist(), segment.tolist(), ranks.tolist(), strict=True):
         assert sorted(lists[divmod(s, classes)])[rank] == local[p]
     assert population.members(ranks, segment).tolist() == local[positions].tolist()
-
-
-@given(seeds, st.integers(1, 2000))
-def test_near_is_a_tenth_of_the_elements(seed, count):
-    exponents = np.random.default_rng(seed).binomial(30, 0.7, count).astype(np.uint8)
-    near = choose_near(np.bincount(exponents), MIN_CHANGES)
-    assert near.classes == CLASSES
-    covered = [np.count_nonzero(exponents <= e) * 10 >= count for e in range(256)]
-    assert near.threshold == covered.index(True)
-    assert choose_near(np.bincount(exponents), MIN_CHANGES - 1) == FAR_ONLY

@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from support.v1_writer import to_gaps
 
 from deltackpt.codecs.v1 import gaps
 
@@ -21,7 +22,7 @@ def lists(seed: int, segments: int = 6) -> tuple[np.ndarray, np.ndarray, np.ndar
 @given(seeds)
 def test_gaps_and_back(seed):
     ranks, counts, _ = lists(seed)
-    found = gaps.to_gaps(ranks, counts)
+    found = to_gaps(ranks, counts)
     expected, at = [], 0
     for count in counts:
         segment = ranks[at : at + count].tolist()

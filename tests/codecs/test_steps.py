@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltackpt.codecs.packed.steps import from_steps, to_steps
-from deltackpt.codecs.v1.gaps import rice_parameter
-from deltackpt.codecs.v1.steps import MAX_EXCEPTION_K, Scale, bit_length, choose_scale, exponent_of, lengths_by_exponent
+from deltackpt.codecs.v1.steps import Scale, exponent_of
 from deltackpt.format.dtypes import DTYPES, uint
 
 seeds = st.integers(0, 2**32 - 1)
@@ -64,22 +63,6 @@ def test_every_neighbor_of_16_bits_is_one_step(dtype):
     assert not size.any()
 
 
-@pytest.mark.parametrize("width", [1, 2])
-def test_bit_length_of_every_small_integer(width):
-    values = np.arange(1 << (8 * width)).astype(uint(width))
-    assert bit_length(values).tolist() == [int(v).bit_length() for v in values]
-
-
-@given(st.lists(st.integers(0, (1 << 32) - 1)))
-def test_bit_length_is_that_of_int(values):
-    assert bit_length(np.array(values, "<u4")).tolist() == [v.bit_length() for v in values]
-
-
-def test_bit_length_around_every_power_of_two():
-    values = sorted({v for n in range(33) for v in ((1 << n) - 1, 1 << n, (1 << n) + 1) if v < 1 << 32})
-    assert bit_length(np.array(values, "<u4")).tolist() == [v.bit_length() for v in values]
-
-
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda d: d.name)
 def test_exponent_of(dtype):
     words = np.random.default_rng(1).integers(0, 256, 800, np.uint8).view(uint(dtype.width))
@@ -95,38 +78,3 @@ def test_raw_bits(ceiling, anchor, width):
     assert scale.raw_bits(exponents, width).tolist() == [
         min(max(0, anchor - e), 8 * width - 1) if e < ceiling else 0 for e in range(256)
     ]
-
-
-def cost(exponents, lengths, anchor: int, width: int) -> int:
-    """Bits of the values under an anchor: raw ones, and what an exception pays for its excess."""
-    total = 0
-    for e, length in zip(exponents.tolist(), lengths.tolist(), strict=True):
-        raw = min(max(0, anchor - e), 8 * width - 1)
-        total += raw + (3 + 2 * (length - raw) if length > raw else 0)
-    return total
-
-
-@given(seeds, st.sampled_from([1, 2, 4]))
-def test_choose_scale(seed, width):
-    rng = np.random.default_rng(seed)
-    exponents = rng.integers(0, 1 << int(rng.integers(1, 9)), 60).astype(np.uint8)
-    lengths = (rng.integers(0, 8 * width + 1, 60) * (rng.random(60) < 0.5)).astype(np.uint8)
-    scale, exception_k = choose_scale(lengths_by_exponent(exponents, lengths), width)
-    if not lengths.any():
-        assert (scale, exception_k) == (Scale(0, 0), 0)
-        return
-    top = int(exponents[lengths > 0].max())
-    assert scale.ceiling == top + 1
-    below = exponents <= top
-    anchors = range(max(0, top - 15), min(255, top + 15) + 1)
-    costs = {anchor: cost(exponents[below], lengths[below], anchor, width) for anchor in anchors}
-    assert scale.anchor == min(costs, key=costs.__getitem__)  # the first of the cheapest
-    eligible = scale.eligible(exponents)
-    exceptions = np.count_nonzero(eligible & (lengths > scale.raw_bits(exponents, width)))
-    best = rice_parameter(np.array([exceptions]), np.array([np.count_nonzero(eligible)]))
-    assert exception_k == min(MAX_EXCEPTION_K, int(best[0]))
-
-
-def test_no_size_no_scale():
-    cells = lengths_by_exponent(np.array([3, 200], np.uint8), np.zeros(2, np.uint8))
-    assert choose_scale(cells, 2) == (Scale(0, 0), 0)

@@ -81,7 +81,7 @@ def test_groups(limit):
 @pytest.mark.parametrize("form", FORMS)
 def test_tiles_of_some_slices(form, monkeypatch):
     """Tiles of several slices at once, with near lists and without."""
-    monkeypatch.setattr("deltackpt.codecs.v1.tiles.CHANGES_PER_TILE", 4)
+    monkeypatch.setattr("support.v1_writer.CHANGES_PER_TILE", 4)
     rng = np.random.default_rng(5)
     shape = (4, 160, 160) if form.version > 1 else (4, 16, 16)  # compiled kernels have a constant of their own
     old = {"x": ("BF16", shape, random_bytes(rng, "BF16", shape))}

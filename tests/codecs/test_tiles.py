@@ -1,13 +1,11 @@
 """deltackpt.codecs.v1.tiles: the grid, and its arithmetic on tensors far larger than any memory."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltackpt.codecs.v1.tiles import CHANGES_PER_TILE, MAX_GRID, MAX_TILE, Grid, choose_grid, collapse
+from deltackpt.codecs.v1.tiles import Grid, collapse
 from deltackpt.errors import FormatError
 
 seeds = st.integers(0, 2**32 - 1)
@@ -83,28 +81,3 @@ def test_what_is_outside_is_refused(grid, seed):
 )
 def test_collapse(shape, collapsed):
     assert collapse(shape) == collapsed
-
-
-@given(st.lists(st.integers(1, 5000), max_size=4), st.integers(0, 10**7))
-def test_choose_grid(shape, changes):
-    grid = choose_grid(tuple(shape), changes)
-    lead, height, width = collapse(tuple(shape))
-    if changes < lead * CHANGES_PER_TILE:
-        lead, height = 1, lead * height
-    assert (grid.lead, grid.height, grid.width) == (lead, height, width)
-    for cut, dim in ((grid.rows, height), (grid.columns, width)):
-        assert cut & (cut - 1) == 0
-        assert 1 <= cut <= min(MAX_GRID, dim)
-    tiles = lead * grid.rows * grid.columns
-    if grid.rows * grid.columns > 1 and 2 * grid.span <= MAX_TILE:
-        assert tiles * CHANGES_PER_TILE <= changes  # no finer than the changes pay for
-    if 4 * tiles * CHANGES_PER_TILE <= changes:  # and no coarser
-        assert 2 * grid.rows > min(MAX_GRID, height) or 2 * grid.columns > min(MAX_GRID, width)
-
-
-@pytest.mark.parametrize("shape", [(1 << 34,), (1 << 18, 1 << 18), (7, 1 << 17, 1 << 17), (3, (1 << 31) + 5)])
-def test_no_tile_is_larger_than_31_bits(shape):
-    for changes in (1, 10**6):
-        grid = choose_grid(shape, changes)
-        assert grid.span <= MAX_TILE
-        assert grid.lead * grid.height * grid.width == math.prod(shape)

@@ -6,9 +6,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support.device_changes import WHERE, case, change_of, check, piece_of, words_of  # noqa: E402
-from support.states import V1_FAR, V1_NEAR  # noqa: E402
 from support.states import encode as encode_on_host  # noqa: E402
 
+from deltackpt.codecs import select  # noqa: E402
 from deltackpt.format import state_digest  # noqa: E402
 from deltackpt.format.dtypes import DTYPES, uint  # noqa: E402
 from deltackpt.gpu import changes as device_changes  # noqa: E402
@@ -29,7 +29,7 @@ pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the int
 def kernels(monkeypatch):
     monkeypatch.setattr(device_digest, "has_kernels", lambda device: True)
     monkeypatch.setattr(pipeline, "has_kernels", lambda device: True)
-    monkeypatch.setattr(device_changes, "SMALL", 0)
+    monkeypatch.setattr(select, "SMALL", 0)
 
 
 @pytest.mark.parametrize("name", ["BF16", "F16", "F32", "F8_E4M3", "F8_E8M0", "I16", "U8", "I32", "F64", "BOOL"])
@@ -50,9 +50,21 @@ def test_nothing_or_nearly_all_changed():
     assert check(*case([("BF16", (50, 50), 0.0)])) == 0
 
 
-def test_small_tensors_bring_their_old_words():
+def test_small_tensors_bring_their_old_words(monkeypatch):
+    monkeypatch.setattr(select, "SMALL", 2000)
     pieces, olds, news, snapshot = case([("BF16", (40, 40), 0.1), ("BF16", (400, 30), 0.1)])
-    assert check(pieces, olds, news, snapshot, limit=2000) == 1
+    assert check(pieces, olds, news, snapshot) == 1
+
+
+@pytest.mark.parametrize("encoding", ["nan", "index", "planes", "full"])
+def test_other_encodings_get_all_old_words(encoding):
+    pieces, olds, _, snapshot = case([("BF16", (90, 70), 0.1), ("F32", (40, 40), 0.1)])
+    found = []
+    pipeline.capture(pieces, snapshot, found, encoding)
+    assert sorted(delta.name for delta in found) == ["w0", "w1"]
+    for delta in found:
+        assert delta.encoded is None
+        assert delta.base.tobytes() == olds[delta.name].tobytes()
 
 
 @pytest.mark.parametrize("host", [False, True])
@@ -111,7 +123,7 @@ def test_an_interrupted_capture_can_be_undone(monkeypatch):
 
     monkeypatch.setattr(pipeline, "advance", fails)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.capture(pieces, snapshot, found, limit=0, encoded=True)
+        pipeline.capture(pieces, snapshot, found, "auto")
     assert len(found) == 3
     snapshot.restore(found)
     for name, old in olds.items():
@@ -135,20 +147,19 @@ def test_wide_pieces_are_compared_in_runs_and_encoded_on_the_host(host, name, mo
     monkeypatch.setattr(device_diff, "apart", lambda snapshot, piece: host)
     monkeypatch.setattr(pipeline, "apart", lambda snapshot, piece: host)
     pieces, olds, news, snapshot = case([*((name, shape, 0.03) for shape in WIDE), (name, (300, 150), 0.0)], host=host)
-    assert check(pieces, olds, news, snapshot) == (0 if name == "F64" else 1)
+    assert check(pieces, olds, news, snapshot) == (0 if name == "F64" else 4)  # three of them by the host
 
 
 @pytest.mark.parametrize(("name", "share"), [("BF16", 0.03), ("BF16", 0.7), ("F64", 0.1), ("I16", 0.01)])
 def test_wide_pieces_are_published_in_the_bytes_of_the_host(name, share, narrow):
     pieces, olds, news, snapshot = case([(name, shape, share) for shape in WIDE[:3]])
     found = []
-    pipeline.capture(pieces, snapshot, found, limit=0, encoded=True)
+    pipeline.capture(pieces, snapshot, found, "auto")
     for piece in pieces:
         [delta] = [delta for delta in found if delta.name == piece.name]
         change = change_of(piece, olds[piece.name], news[piece.name])
-        form = V1_FAR if delta.base is None else V1_NEAR  # where there are old words, they are looked at
-        chosen, want = encode_on_host(change, piece.storage, form=form)
-        entry, have = entry_of(delta, {p.name for p in pieces}, version=1)
+        chosen, want = encode_on_host(change, piece.storage)
+        entry, have = entry_of(delta, {p.name for p in pieces})
         assert entry.encoding == chosen
         assert b"".join(have.payload) == b"".join(want.payload)
         assert [bytes(plain.data) for plain in have.plain] == [bytes(plain.data) for plain in want.plain]
@@ -168,7 +179,7 @@ def test_a_wide_box_that_is_no_run_of_its_tensor(narrow):
     box = Box((300, 300), (10, 20), (200, 250))
     old, new = words_of(np.random.default_rng(8), "BF16", box.shape, 0.1)
     snapshot = Snapshot([piece_of("w", old, box.shape, box=box)])
-    assert check([piece_of("w", new, box.shape, box=box)], {"w": old}, {"w": new}, snapshot) == 0
+    assert check([piece_of("w", new, box.shape, box=box)], {"w": old}, {"w": new}, snapshot) == 1
 
 
 def test_an_interrupted_capture_of_a_wide_piece_can_be_undone(monkeypatch, narrow):
@@ -183,7 +194,7 @@ def test_an_interrupted_capture_of_a_wide_piece_can_be_undone(monkeypatch, narro
 
     monkeypatch.setattr(pipeline, "advance", fails)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.capture(pieces, snapshot, found, limit=0, encoded=True)
+        pipeline.capture(pieces, snapshot, found, "auto")
     assert len(set(calls)) == len(found) == 3
     snapshot.restore(found)
     assert snapshot.array("w0").tobytes() == olds["w0"].tobytes()
@@ -201,21 +212,21 @@ def test_a_piece_of_more_elements_than_int32_counts(shape, host):
     words = tensor.view(torch.int16).view(-1)
     words[at] = (at % 1000 + 1).to(torch.int16)
     found = []
-    pipeline.capture([piece], snapshot, found, limit=0, encoded=True)
+    pipeline.capture([piece], snapshot, found, "auto")
     [delta] = found
     positions, new = at.cpu().numpy(), (at % 1000 + 1).cpu().numpy().astype(np.uint16)
     assert np.array_equal(delta.positions, positions)
     assert np.array_equal(delta.new, new)
     assert not delta.old.any()
-    assert delta.encoded is None
+    assert delta.encoded is not None  # by the host
     assert delta.sums == state_digest.of_change(positions, np.zeros_like(new), new)
     for part in (slice(0, 1 << 20), slice(tensor.numel() - (1 << 20), tensor.numel())):
         assert torch.equal(snapshot.of("w")[part].cpu(), words[part].cpu())
-    entry, have = entry_of(delta, {"w"}, version=1)
+    entry, have = entry_of(delta, {"w"})
     assert entry.encoding == "packed"
     assert have.detail.changes == len(positions)
     found.clear()
-    pipeline.capture([piece], snapshot, found, limit=0, encoded=True)
+    pipeline.capture([piece], snapshot, found, "auto")
     assert not found
 
 

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 
 import pytest
+from support.states import Form, encode
 from support.tile_by_tile import PARTS
 from support.vectors import (
     FIXTURES,
@@ -32,7 +33,7 @@ from support.vectors import (
     tree,
 )
 
-from deltackpt.codecs import VERSIONS, Change, Entry, encode
+from deltackpt.codecs import Change, Entry
 from deltackpt.codecs.table import read_table, write_table
 from deltackpt.codecs.types import words
 from deltackpt.format.dtypes import DTYPES, storage_shape
@@ -95,7 +96,7 @@ def test_round_trip(vector):
     assert again == table or (vector["path"] in LONGER and len(again) < len(table))
     if "written" not in vector:
         return
-    codecs = VERSIONS[part.version]
+    form = Form(part.version)
     result, writer = streamed(data_of(vector), base), PartWriter(part.origin, part.version)
     for name, encoding in vector["written"].items():
         if (value := result[name]) is None:
@@ -109,9 +110,9 @@ def test_round_trip(vector):
         before = target[:0] if old is None else old[changed]
         change = Change(dtype, stored, changed, before, target[changed] if old is not None else before, old, target)
         if old is None:
-            used, encoded = "full", codecs["full"].encode(change, shape, boxed=False)
+            used, encoded = "full", form.codecs["full"].encode(change, shape, boxed=False)
         else:
-            used, encoded = encode(change, shape, encoding, codecs=codecs)
+            used, encoded = encode(change, shape, encoding, form=form)
         assert used == encoding
         writer.add(Entry(name, used, dtype, shape, shape, (0,) * len(shape), encoded.detail, part.version), encoded)
     assert b"".join(map(bytes, writer.chunks())) == data_of(vector)

@@ -11,16 +11,17 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # is read when triton is imported
 
-from deltackpt.codecs import Change
+from deltackpt.codecs import Change, wants_base
+from deltackpt.codecs.packed import list_index
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, in_order, out_of_order, uint
 from deltackpt.gpu import pipeline
-from deltackpt.gpu.changes import sparse, wide
+from deltackpt.gpu.changes import wide
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import NAMES, from_host, on_host
-from support.states import V1_FAR, encode, random_bytes
+from support.states import encode, random_bytes
 
 WHERE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = {name: dtype for dtype, name in NAMES.items()}
@@ -61,23 +62,20 @@ def change_of(piece, old, new):
     return Change(piece.dtype, piece.storage, at, old[at], new[at], old, new)
 
 
-def on_host_as_packed(piece, old, new):
-    """What the host encodes, and whether a list of it is encoded by what did not change."""
-    name, want = encode(change_of(piece, old, new), piece.storage, "packed", form=V1_FAR)
+def check_encoded(have, piece, old, new):
+    """What the host encodes: the same list index, and the same bytes. -> the index."""
+    name, want = encode(change_of(piece, old, new), piece.storage, "packed")
     assert name == "packed"
-    return want, bool((2 * want.detail.counts.sum(axis=1) > want.detail.grid.span).any())
-
-
-def check_encoded(have, want):
-    """The same tile index, and the same bytes."""
-    for field in ("grid", "near", "scale", "exception_k"):
+    for field in ("grid", "scale"):
         assert getattr(have.detail, field) == getattr(want.detail, field)
-    for field in ("counts", "unary", "lengths", "checksums"):
+    for field in ("counts", "lengths", "checksums"):
         assert np.array_equal(getattr(have.detail, field), getattr(want.detail, field)), field
+    assert list_index.write(have.detail) == list_index.write(want.detail)
     assert b"".join(have.payload) == b"".join(want.payload)
+    return want.detail
 
 
-def check_deltas(pieces, olds, news, snapshot, deltas, limit=0):
+def check_deltas(pieces, olds, news, snapshot, deltas):
     """Every delta is what the host finds and encodes, and the snapshot has the new words. -> how many are encoded."""
     assert len({delta.name for delta in deltas}) == len(deltas)
     by_name, encoded = {delta.name: delta for delta in deltas}, 0
@@ -95,19 +93,18 @@ def check_deltas(pieces, olds, news, snapshot, deltas, limit=0):
         assert delta.new.tobytes() == new[at].tobytes()
         assert delta.elements == len(old)
         assert delta.sums == state_digest.of_change(piece.box.to_whole(at), old[at], new[at])
+        assert (delta.base is None) != (delta.encoded is None)
         assert delta.base is None or delta.base.tobytes() == old.tobytes()
         if delta.encoded is not None:
             encoded += 1
-            assert sparse(piece, len(at), limit)
-            want, complemented = on_host_as_packed(piece, old, new)
-            assert not complemented
-            check_encoded(delta.encoded, want)
+            assert not wants_base("auto", piece.dtype, piece.elements, len(at))
+            check_encoded(delta.encoded, piece, old, new)
     assert not by_name
     return encoded
 
 
-def check(pieces, olds, news, snapshot, limit=0):
-    """Capture the change, and compare every delta with the host's. -> how many a kernel has encoded."""
+def check(pieces, olds, news, snapshot):
+    """Capture the change, and compare every delta with the host's. -> how many were encoded when they were captured."""
     found = []
-    pipeline.capture(pieces, snapshot, found, limit=limit, encoded=True)
-    return check_deltas(pieces, olds, news, snapshot, found, limit)
+    pipeline.capture(pieces, snapshot, found, "auto")
+    return check_deltas(pieces, olds, news, snapshot, found)

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from deltackpt.gpu import changes as device_changes
-from deltackpt.hooks import TrainerHook, anchors, capture
+from deltackpt.codecs import select
+from deltackpt.hooks import TrainerHook, anchors
 from deltackpt.repository import Repository
 from support.training import Ledger, Net, exact_copy, published, train_step
 
@@ -146,8 +146,7 @@ def publish_kind(rank: int, world: int, root: Path, kind: str, *, device: str) -
     options: dict[str, Any] = {}
     if kind.endswith("+device"):  # coded on the device, though the tensors are small
         kind, options = kind.removesuffix("+device"), {"on_device": True}
-        capture.SCAN_LIMIT = 0
-        device_changes.SMALL = 64
+        select.SMALL = 64
     state, _, locate = state_for(kind, rank, world, device)
     sizes: list[int] = []
     with TrainerHook(state, root / "repo", locate=locate, threads=1, timeout=60, **options) as hook:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeAlias
@@ -16,9 +16,8 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from deltackpt import codecs
 from deltackpt.checkpoint.diff import difference
-from deltackpt.codecs import CODECS_V1, VERSIONS, Change, Decoded, Encoded, Entry, Registry, decode, decode_into
+from deltackpt.codecs import CODECS, Change, Decoded, Encoded, Entry, Registry, decode, decode_into, select
 from deltackpt.codecs.types import Source
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DTYPES, nbytes, ordered, storage_shape, uint, unordered
@@ -27,6 +26,7 @@ from deltackpt.patch.encode import encode_entry
 from deltackpt.patch.part import Origin, PartReader, PartWriter
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Replay
+from support import v1_writer
 
 Value: TypeAlias = tuple[str, tuple[int, ...], bytes]
 State: TypeAlias = dict[str, Value]
@@ -190,12 +190,15 @@ class Form:
 
     @property
     def codecs(self) -> Registry:
-        return VERSIONS[self.version]
+        return CODECS if self.version == CODECS.version else v1_writer.CODECS
 
     @contextmanager
     def used(self) -> Iterator[None]:
+        """`select` chooses among the encodings of the form."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(CODECS_V1["packed"], "scan_limit", self.scan_limit)
+            patch.setattr(v1_writer.PACKED, "scan_limit", self.scan_limit)
+            patch.setattr(select, "CODECS", self.codecs)
+            patch.setattr(select, "FULL", self.codecs["full"])
             yield
 
 
@@ -206,9 +209,9 @@ FORMS = (V2, V1_NEAR, V1_FAR)
 def encode(
     change: Change, shape: tuple[int, ...], encoding: str = "auto", *, form: Form = V2, boxed: bool = False
 ) -> tuple[str, Encoded]:
-    """`codecs.encode` of a form."""
+    """`select.encode` of a form."""
     with form.used():
-        return codecs.encode(change, shape, encoding, boxed=boxed, codecs=form.codecs)
+        return select.encode(change, shape, encoding, boxed=boxed)
 
 
 def part_of(old: State, new: State, encoding: str = "auto", *, form: Form = V2) -> bytes:
@@ -220,7 +223,8 @@ def part_of(old: State, new: State, encoding: str = "auto", *, form: Form = V2) 
             writer.add(Entry.removal(name, form.version))
         elif not found.empty:
             with form.used():
-                writer.add(*encode_entry(name, found.change, new[name][1], names, encoding, version=form.version))
+                entry, encoded = encode_entry(name, found.change, new[name][1], names, encoding)
+            writer.add(replace(entry, version=form.version), encoded)
     return b"".join(writer.chunks())
 
 

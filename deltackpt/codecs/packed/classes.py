@@ -17,7 +17,7 @@ from deltackpt.codecs.packed.gaps import cost
 from deltackpt.codecs.packed.steps import EXPONENTS, LENGTHS
 
 MAX_CLASSES = 15
-FEW = 20  # changes that the classes at both ends have at least; and a sixteenth of all
+FEW = 10  # changes that the classes at both ends have at least; and a sixteenth of all
 
 
 @dataclass(frozen=True)

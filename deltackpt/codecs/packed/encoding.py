@@ -12,7 +12,7 @@ from deltackpt.codecs.packed import codec as packed
 from deltackpt.codecs.packed import list_index
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.packed.pieces import TilePieces
-from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Source
+from deltackpt.codecs.types import Change, ChangedElements, DecodeBuffer, Decoded, Elements, Encoded, Source
 from deltackpt.format.dtypes import DType
 from deltackpt.format.varint import VarintReader
 
@@ -26,6 +26,7 @@ class PackedCodec(Codec[ListIndex]):
     code = 4
     auto = Auto.SPARSE
     dtypes = "a dtype of 1, 2 or 4 bytes"
+    alone = True
 
     def takes_dtype(self, dtype: DType) -> bool:
         """By the width of its storage element. [F-PACK-1]"""
@@ -60,8 +61,12 @@ class PackedCodec(Codec[ListIndex]):
         """None also where nothing changed."""
         if not self.takes_dtype(change.dtype) or change.base is None or len(change.positions) == 0:
             return None
-        found = packed.encode(change.positions, change.old, change.new, change.scannable, change.dtype, change.shape)
-        return Encoded(*found)
+        changes = ChangedElements(change.positions, change.old, change.new)
+        return self.encode_changes(changes, change.base, change.dtype, change.shape)
+
+    def encode_changes(self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape) -> Encoded:
+        """Without ``base`` in one class."""
+        return Encoded(*packed.encode(*changes, base, dtype, shape))
 
     def encode_many(self, changes: ManyChanges, which: Sequence[int]) -> Sequence[Encoded | None]:
         """In one call."""

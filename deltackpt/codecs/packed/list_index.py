@@ -9,15 +9,17 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.codecs.bits import Ints, starts
+from deltackpt.codecs.bits import Ints, pack, starts, unpack
 from deltackpt.codecs.packed.classes import MAX_CLASSES, ClassScale
 from deltackpt.codecs.packed.grid import MAX_TILE, TileGrid, plane
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType
-from deltackpt.format.varint import VarintReader, arrays
+from deltackpt.format.varint import VarintReader
 from deltackpt.format.varint import write as numbers
 
 MAX_LENGTH = 1 << 40  # bytes of a tile
+MAX_COUNT_BITS = 32
+CUT = 0x80  # the grid is stated; else there is one tile
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,13 @@ class ListIndex:
 
     def to_bytes(self) -> bytes:
         """The detail of a table's entry."""
-        scale = self.scale
-        head = numbers([self.grid.rows, self.grid.columns]) + bytes([scale.classes | scale.sized << 4])
+        grid, scale = self.grid, self.scale
+        cut, bits = grid.tiles > 1, int(self.counts.max(initial=0)).bit_length()
+        head = bytes([bits | CUT * cut]) + (numbers([grid.rows, grid.columns]) if cut else b"")
+        head += bytes([scale.classes | scale.sized << 4])
         head += bytes([scale.top] if scale.classes > 1 else []) + bytes([scale.anchor] if scale.sized else [])
-        return head + arrays(self.counts.ravel(), self.lengths) + self.checksums.astype("<u4").tobytes()
+        counts = pack((self.counts.reshape(-1, 1) >> np.arange(bits)) & 1).tobytes()
+        return head + counts + numbers(self.lengths.tolist()) + self.checksums.astype("<u4").tobytes()
 
 
 def write(d: ListIndex) -> bytes:
@@ -74,15 +79,38 @@ def write(d: ListIndex) -> bytes:
 def read(r: VarintReader, dtype: DType, shape: tuple[int, ...]) -> ListIndex:
     """The detail of an entry whose tensor or box has this shape, in storage elements.
 
-    Raises FormatError: ``grid``, ``number-limit``, ``number-form``, ``table-short``, and what `check_counts` raises.
+    Raises FormatError: ``grid``, ``number-limit``, ``number-form``, ``padding``, ``table-short``, and what
+    `count_defect` finds.
     """
+    form = r.byte()
+    bits = form & ~CUT
+    if bits > MAX_COUNT_BITS:  # [F-PACK-10]
+        r.refuse("number-limit", f"counts of {bits} bits", f"at most {MAX_COUNT_BITS}")
+    grid = _read_grid(r, shape) if form & CUT else TileGrid(*plane(shape), 1, 1)
+    if grid.tile_height * grid.tile_width > MAX_TILE:  # [F-TILE-2]
+        r.refuse("grid", f"tiles of {grid.tile_height:,} x {grid.tile_width:,}", f"at most {MAX_TILE:,} elements each")
+    scale = _read_scale(r, dtype)
+    if -(-grid.tiles * scale.lists * bits // 8) + 5 * grid.tiles > r.left:  # [F-READ-2]
+        r.refuse("grid", f"{grid.tiles:,} tiles in {r.left:,} bytes", "each in the directory")
+    counts = _read_counts(r, grid.tiles * scale.lists, bits).reshape(grid.tiles, scale.lists)
+    lengths = r.numbers(grid.tiles, MAX_LENGTH)
+    found = ListIndex(grid, scale, counts, lengths, np.frombuffer(r.raw(4 * grid.tiles), "<u4"))
+    if (defect := count_defect(found)) is not None:
+        r.refuse(*defect)
+    return found
+
+
+def _read_grid(r: VarintReader, shape: tuple[int, ...]) -> TileGrid:
     height, width = plane(shape)
     rows, columns = r.number(), r.number()
     if not 0 < rows <= max(1, height) or not 0 < columns <= max(1, width):  # [F-TILE-1]
         r.refuse("grid", f"{rows} x {columns} tiles", f"1 x 1 to {height} x {width}")
-    grid = TileGrid(height, width, rows, columns)
-    if grid.tile_height * grid.tile_width > MAX_TILE:  # [F-TILE-2]
-        r.refuse("grid", f"tiles of {grid.tile_height:,} x {grid.tile_width:,}", f"at most {MAX_TILE:,} elements each")
+    if rows * columns == 1:  # [F-PACK-10]
+        r.refuse("grid", "one tile that is stated", "a grid of two tiles or more, or none")
+    return TileGrid(height, width, rows, columns)
+
+
+def _read_scale(r: VarintReader, dtype: DType) -> ClassScale:
     both = r.byte()
     classes, sized = both & 15, both >> 4
     if not 1 <= classes <= MAX_CLASSES or sized > classes:  # [F-PACK-7]
@@ -90,14 +118,20 @@ def read(r: VarintReader, dtype: DType, shape: tuple[int, ...]) -> ListIndex:
     top = r.byte() if classes > 1 else 0
     if top >> dtype.exponent[1]:  # [F-PACK-7]
         r.refuse("number-limit", f"a class from exponent {top} up", f"at most {(1 << dtype.exponent[1]) - 1}")
-    scale = ClassScale(classes, sized, top, r.byte() if sized else 0)
-    if grid.tiles * (scale.lists + 5) > r.left:  # [F-READ-2]
-        r.refuse("grid", f"{grid.tiles:,} tiles in {r.left:,} bytes", "each in the directory")
-    counts = r.numbers(grid.tiles * scale.lists, MAX_TILE).reshape(grid.tiles, scale.lists)
-    lengths = r.numbers(grid.tiles, MAX_LENGTH)
-    found = ListIndex(grid, scale, counts, lengths, np.frombuffer(r.raw(4 * grid.tiles), "<u4"))
-    if (defect := count_defect(found)) is not None:
-        r.refuse(*defect)
+    return ClassScale(classes, sized, top, r.byte() if sized else 0)
+
+
+def _read_counts(r: VarintReader, count: int, bits: int) -> Ints:
+    """``count`` fields of ``bits`` bits, of which the largest needs them all. The caller knows that they are there."""
+    flags = unpack(np.frombuffer(r.raw((count * bits + 7) >> 3), np.uint8))
+    if flags[count * bits :].any():  # [F-PACK-11]
+        r.refuse("padding", "a set bit after the last count", "zeros")
+    found: Ints = flags[: count * bits].reshape(count, bits) @ (np.int64(1) << np.arange(bits))
+    largest = int(found.max(initial=0))
+    if largest.bit_length() != bits:  # [F-PACK-10]
+        r.refuse("number-form", f"counts of {bits} bits up to {largest:,}", f"{largest.bit_length()} bits")
+    if largest > MAX_TILE:  # [F-NUM-3]
+        r.refuse("number-limit", f"{largest:,}", f"at most {MAX_TILE:,}")
     return found
 
 

@@ -33,7 +33,7 @@ _JOB = np.dtype(
 _GIVEN = ("height", "width", "slices", "word", "exponent_start", "exponent_bits")
 _ADDRESSES = ("changes", "positions", "old", "new", "base")
 _NUMBER = 9  # bytes of the longest
-_HEAD = 2 * _NUMBER + 3  # bytes of a detail, but for what it has of each tile
+_HEAD = 2 * _NUMBER + 4  # bytes of a detail, but for what it has of each tile
 
 
 def encode(jobs: Sequence[EncodeJob], threads: int) -> list[tuple[ListIndex, memoryview]]:

@@ -1,4 +1,4 @@
-"""`packed` of parts of version 1 as a codec (VERSION1 section "packed")."""
+"""`packed` of parts of version 1 as a codec (VERSION1 section "packed"): it is read, and no longer written."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from deltackpt.codecs.base import Auto, BaseUse, Codec, CodecEntry, Shape
 from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Source
 from deltackpt.codecs.v1 import codec as packed
 from deltackpt.codecs.v1 import tile_index
-from deltackpt.codecs.v1.exponent_lists import FAR_ONLY, SCAN_LIMIT, choose_near
 from deltackpt.codecs.v1.pieces import TilePiecesV1
-from deltackpt.codecs.v1.steps import count_exponents
 from deltackpt.codecs.v1.tile_index import TileIndex
-from deltackpt.codecs.v1.tiles import choose_grid
-from deltackpt.format.dtypes import DType, byte_shape
+from deltackpt.format.dtypes import DType
 from deltackpt.format.varint import VarintReader
 
-MAX_ELEMENTS = 1 << 32  # of a tensor that the writer takes: it computes columns in 32 bits
 _PIECES = TilePiecesV1()
 
 
@@ -27,8 +23,6 @@ class PackedCodecV1(Codec[TileIndex]):
     code = 4
     auto = Auto.SPARSE
     dtypes = "a dtype of 1, 2 or 4 bytes"
-    alone = True
-    scan_limit = SCAN_LIMIT
 
     def takes_dtype(self, dtype: DType) -> bool:
         """By the width of its storage element."""
@@ -60,21 +54,8 @@ class PackedCodecV1(Codec[TileIndex]):
         return _PIECES
 
     def encode(self, change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
-        """None also where nothing changed, or where a column may not fit 32 bits.
-
-        Old elements that do not change are read of tensors below `SCAN_LIMIT` elements alone.
-        """
-        if not self.takes_dtype(change.dtype) or change.base is None or len(change.positions) == 0:
-            return None
-        if change.elements > MAX_ELEMENTS:
-            return None
-        near = FAR_ONLY
-        scannable = change.scannable if change.elements < self.scan_limit else None
-        if scannable is not None and change.dtype.sign_magnitude:
-            near = choose_near(count_exponents(scannable, change.dtype), len(change.positions))
-        grid = choose_grid(byte_shape(change.dtype, shape), len(change.positions))
-        detail, tiles = packed.encode(change.positions, change.old, change.new, change.base, change.dtype, grid, near)
-        return Encoded(detail, tiles)
+        """Always None: what is written is of version 2."""
+        return None
 
     def decode(
         self,

@@ -16,10 +16,6 @@ import numpy.typing as npt
 from deltackpt.codecs.bits import Ints, Narrow, starts
 from deltackpt.codecs.v1.tiles import Grid
 
-CLASSES = 8
-SCAN_LIMIT = 1 << 20
-MIN_CHANGES = 64
-
 Exponents = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
 
@@ -42,31 +38,16 @@ class Near:
         return np.where(depth < 0, 0, np.minimum(depth, self.classes - 1) + 1)
 
 
-FAR_ONLY = Near()
-
-
-def choose_near(elements: Ints, changes: int) -> Near:
-    """Near is the smallest exponent and up that covers a tenth of the elements (FORMAT, writer requirements).
-
-    ``elements``: how many of the old ones have each exponent.
-    """
-    if changes < MIN_CHANGES:
-        return FAR_ONLY
-    share = np.cumsum(elements)
-    return Near(int(np.searchsorted(share * 10, share[-1])), CLASSES)
-
-
 class Population:
     """The near elements of a tensor: ``local`` indices in order of (tile, class, local), segment by segment."""
 
     def __init__(self, near: Near, exponents: Exponents, grid: Grid) -> None:
         self.near = near
-        self._flat = np.flatnonzero(exponents <= near.threshold)
-        tile, local = grid.split(self._flat)
-        key = tile.astype(np.int64) * near.classes + near.list_of(exponents[self._flat]) - 1
+        flat = np.flatnonzero(exponents <= near.threshold)
+        tile, local = grid.split(flat)
+        key = tile.astype(np.int64) * near.classes + near.list_of(exponents[flat]) - 1
         narrow = np.uint16 if grid.tiles * near.classes <= 1 << 16 else np.int64  # numpy sorts 16 bits by radix
-        self._order = np.argsort(key.astype(narrow), kind="stable")
-        self.local = local[self._order]
+        self.local = local[np.argsort(key.astype(narrow), kind="stable")]
         self.counts = np.bincount(key, minlength=grid.tiles * near.classes)
         self._starts = starts(self.counts)
 
@@ -77,14 +58,7 @@ class Population:
         spans[:, 1:] = self.counts.reshape(grid.tiles, self.near.classes)
         return spans
 
-    def ranks(self, positions: Ints, segment: Ints) -> Narrow:
-        """Flat positions of near elements, each in its (tile, class) segment -> ranks inside the segment."""
-        place = np.empty(len(self._flat), np.int64)
-        place[self._order] = np.arange(len(self._flat))
-        ranks: Narrow = (place[np.searchsorted(self._flat, positions)] - self._starts[segment]).astype(np.int32)
-        return ranks
-
     def members(self, ranks: Narrow, segment: Ints) -> Narrow:
-        """Inverse of :meth:`ranks`, giving local indices."""
+        """Ranks inside (tile, class) segments -> local indices."""
         local: Narrow = self.local[self._starts[segment] + ranks]
         return local

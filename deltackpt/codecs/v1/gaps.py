@@ -59,17 +59,6 @@ def complement(ranks: Narrow, counts: Ints, spans: Ints, flipped: Flags) -> Narr
     return np.concatenate([*pieces, ranks[done:]])
 
 
-def to_gaps(ranks: Narrow, counts: Ints) -> Narrow:
-    """Sorted ranks of each segment -> distance to the one before, less one; the first: the rank itself."""
-    gaps = np.empty_like(ranks)
-    if len(ranks):
-        np.subtract(ranks[1:], ranks[:-1], out=gaps[1:])
-        gaps -= 1
-        first = starts(counts)[:-1][counts > 0]
-        gaps[first] = ranks[first]
-    return gaps
-
-
 def from_gaps(gaps: Narrow, counts: Ints) -> Narrow:
     """Inverse of :func:`to_gaps`."""
     ranks = np.cumsum(gaps + 1, dtype=gaps.dtype)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import zlib
 from ctypes import c_int32, c_int64, c_void_p
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,9 +13,8 @@ import numpy.typing as npt
 from deltackpt import kernels
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.types import DecodeBuffer
-from deltackpt.codecs.v1 import gaps
 from deltackpt.codecs.v1.exponent_lists import Near
-from deltackpt.codecs.v1.steps import EXPONENTS, LENGTHS, Elements, Scale, choose_scale
+from deltackpt.codecs.v1.steps import EXPONENTS, Elements, Scale
 from deltackpt.codecs.v1.tile_index import TileIndex, check, check_counts
 from deltackpt.codecs.v1.tiles import Grid
 from deltackpt.errors import FormatError
@@ -52,44 +49,6 @@ class _Shape:
 
 
 _shape = lru_cache(1024)(_Shape)  # a step's tensors have few, and the next step's the same ones
-
-
-def encode(
-    positions: Ints, old: Elements, new: Elements, base: Elements, dtype: DType, grid: Grid, near: Near
-) -> tuple[TileIndex, list[bytes]]:
-    """`packed.encode`."""
-    assert kernels.LIB is not None
-    shape, n = _shape(grid, dtype, near), len(positions)
-    read = base if near.classes else base[:0]  # a base of elements that are not at hand is not spread out
-    given = [np.ascontiguousarray(a) for a in (positions, old, new, read)]
-    counts = np.zeros((grid.tiles, near.lists), np.int64)
-    population = np.zeros((grid.tiles, near.classes), np.int64)
-    rank, size = np.empty(n, np.uint32), np.empty(n, np.uint32)
-    down, exponent = np.empty(n, np.uint8), np.empty(n, np.uint8)
-    cells = np.zeros((EXPONENTS, LENGTHS), np.int64)
-    scratch, at = np.empty(2 * n, np.uint32), np.empty(grid.tiles * near.lists, np.int64)
-    made = (counts, population, rank, size, down, exponent, cells, scratch, at)
-    kernels.LIB.dk_pack_sort(
-        *addresses(*given[:3]), n, address(given[3]), shape.type, shape.grid, shape.near, *addresses(*made)
-    )
-    scale, exception_k = choose_scale(cells, dtype.width)
-    spans = _spans(population, grid)
-    raw = _raw_bits(scale, dtype)
-    codes = np.empty(int(gaps.listed(counts, spans)[0].sum()), np.uint32)
-    unary, lengths, exceptions = (np.empty(grid.tiles, np.int64) for _ in range(3))
-    head = (address(counts), address(spans), grid.tiles, near.lists)
-    kernels.LIB.dk_pack_measure(
-        *head, *addresses(rank, size, exponent, raw), scale.ceiling, exception_k,
-        *addresses(codes, unary, lengths, exceptions),
-    )  # fmt: skip
-    payload = np.zeros(int(lengths.sum()), np.uint8)
-    kernels.LIB.dk_pack_write(
-        *head, *addresses(codes, size, down, exponent, raw), scale.ceiling, exception_k,
-        *addresses(unary, lengths, exceptions, payload),
-    )  # fmt: skip
-    tiles = [payload[a:b].tobytes() for a, b in pairwise(starts(lengths).tolist())]
-    checksums = np.array([zlib.crc32(tile) for tile in tiles], np.uint32)
-    return TileIndex(grid, near, scale, exception_k, counts, unary, lengths, checksums), tiles
 
 
 def decode(

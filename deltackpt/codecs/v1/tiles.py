@@ -124,24 +124,3 @@ def collapse(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) == 1:
         return 1, 1, shape[0]
     return math.prod(shape[:-2]), shape[-2], shape[-1]
-
-
-def choose_grid(shape: tuple[int, ...], changes: int) -> Grid:
-    """The finest grid, at most 16 x 16, that leaves some 2,048 changes a tile (FORMAT, writer requirements)."""
-    lead, height, width = collapse(shape)
-    if changes < lead * CHANGES_PER_TILE:  # too little a slice: its directory would cost more than its changes
-        lead, height = 1, lead * height
-    rows, columns = _power(height), _power(width)
-    while rows * columns > 1 and lead * rows * columns * CHANGES_PER_TILE > changes:
-        if -(-height // rows) * -(-width // columns) * 2 > MAX_TILE:
-            break
-        if rows >= columns:
-            rows //= 2
-        else:
-            columns //= 2
-    return Grid(lead, height, width, rows, columns)
-
-
-def _power(dim: int) -> int:
-    """The largest power of two that is at most min(dim, 16)."""
-    return 1 << (max(1, min(dim, MAX_GRID)).bit_length() - 1)

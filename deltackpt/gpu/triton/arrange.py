@@ -1,8 +1,9 @@
 """Kernels that bring changes into the order of `packed` (FORMAT section "packed"): by tile, and local index.
 
 ``grids`` has a row of int64 for each of: the tensor's first tile, its first word in the bits of what changed, height,
-width, rows, columns, tile height, tile width; a column for every tensor. A tensor whose tiles are runs of
-consecutive elements is said to have rows of one tile each. A program is a tile.
+width, columns of tiles, tile height, tile width, and what `triton.lists` says; a column for every tensor. A tensor
+whose tiles are runs of consecutive elements is said to have one row, which is cut into columns. The local index counts
+elements of rows of the full tile width. A program is a tile.
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 
 from deltackpt.gpu.triton.bits import bit_length, ones
+from deltackpt.gpu.triton.lists import place
 
 LENGTHS = 33  # of a size in bits: 0 to 32
 _CHUNK = tl.constexpr(1024)
@@ -37,29 +39,13 @@ def _tile(grids, tensors, owner):
 
 
 @triton.jit
-def _place(grids, tensors, t, tile):
-    """-> (top, bottom, left, right) of a tile, rows counted through the leading slices; width, a tile's size."""
-    tile -= tl.load(grids + t).to(tl.int32)
-    height = tl.load(grids + 2 * tensors + t).to(tl.int32)
-    width = tl.load(grids + 3 * tensors + t).to(tl.int32)
-    rows = tl.load(grids + 4 * tensors + t).to(tl.int32)
-    columns = tl.load(grids + 5 * tensors + t).to(tl.int32)
-    tile_height = tl.load(grids + 6 * tensors + t).to(tl.int32)
-    tile_width = tl.load(grids + 7 * tensors + t).to(tl.int32)
-    up = tile // columns
-    slice = up // rows
-    top = tl.minimum((up - slice * rows) * tile_height, height)
-    bottom = tl.minimum(top + tile_height, height) + slice * height
-    left = tl.minimum((tile - up * columns) * tile_width, width)
-    return top + slice * height, bottom, left, tl.minimum(left + tile_width, width), width, tile_height, tile_width
-
-
-@triton.jit
 def _count(grids, tensors, owner, mask, before, counts):
     tile, t, first = _tile(grids, tensors, owner)
     mask += first
     before += first
-    top, bottom, left, right, width, _, _ = _place(grids, tensors, t, tile)
+    top, left, high, wide, width, _ = place(grids, tensors, t, tile)
+    bottom = top + high
+    right = left + wide
     total = tl.zeros((_CHUNK,), tl.int32)
     for r in range(top, bottom, _CHUNK):
         row = r + tl.arange(0, _CHUNK)
@@ -106,10 +92,12 @@ def _arrange(
     mask += first
     before += first
     cells += t.to(tl.int64) * (256 * _LENGTHS)
-    top, bottom, left, right, row_width, tile_height, tile_width = _place(grids, tensors, t, tile)
+    top, left, high, wide, row_width, tile_width = place(grids, tensors, t, tile)
+    bottom = top + high
+    right = left + wide
     to = tl.load(starts + tile)
     plain = tl.zeros((512,), tl.int32)
-    if tile_height == 1:
+    if tl.load(grids + 5 * tensors + t) == 1:  # tiles of one row
         origin = top * row_width + left
         begin = _edge(mask, before, origin)
         end = tl.where(bottom > top, _edge(mask, before, top * row_width + right), begin)

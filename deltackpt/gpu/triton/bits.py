@@ -1,4 +1,4 @@
-"""Small functions of the kernels: counting bits, and what a word is to a sum of the digest."""
+"""Small functions of the kernels: bits counted and set, and what a word is to a sum of the digest."""
 
 import triton
 import triton.language as tl
@@ -35,3 +35,22 @@ def value(word, width: tl.constexpr):
         return word.to(tl.int64) & 0xFFFF
     else:
         return word.to(tl.int64) & 0xFF
+
+
+@triton.jit
+def set_bits(words, address, bits, live):
+    """Or ``bits`` into the 32 bits that start at a bit address; what goes beyond a word's end goes into the next."""
+    shift = (address & 31).to(tl.int32)
+    low = bits.to(tl.uint32, bitcast=True)
+    at = words + (address >> 5)
+    here = (low << shift.to(tl.uint32)).to(tl.int32, bitcast=True)
+    tl.atomic_or(at, here, live & (here != 0), sem="relaxed")
+    over = tl.where(shift == 0, 0, (low >> ((32 - shift) & 31).to(tl.uint32)).to(tl.int32, bitcast=True))
+    tl.atomic_or(at + 1, over, live & (over != 0), sem="relaxed")
+
+
+@triton.jit
+def set_one(words, address, live):
+    """Set the bit at a bit address."""
+    one = tl.full(address.shape, 1, tl.int32)
+    tl.atomic_or(words + (address >> 5), one << (address & 31).to(tl.int32), live, sem="relaxed")

@@ -1,0 +1,300 @@
+"""`packed` entries decoded on a device: from the bytes of a part there to positions, old and new words, and what the
+digests gain. Nothing is written to the tensors before `DecodedChanges.apply` is called.
+
+The bytes are anybody's: every read and write is in bounds, and the first defect by entry and tile is what the host
+would name.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deltackpt.codecs.bits import Ints, starts
+from deltackpt.codecs.packed import decoder, list_index
+from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.errors import FormatError
+from deltackpt.format.dtypes import DType
+from deltackpt.format.state_digest import Sums
+from deltackpt.gpu.changes import NARROW
+from deltackpt.gpu.digest import keys, power
+from deltackpt.gpu.tiles import grid_table, segments
+from deltackpt.gpu.transfers import Copy, Sent, current, owners, send
+
+AT_ONCE = 1 << 29  # elements whose tiles are decoded at once: their scratch memory is an eighth of that and more
+LISTS = 32  # columns of the counts: one for each class, and for the long changes of each
+
+
+@dataclass(frozen=True)
+class DecodeTask:
+    """One `packed` entry. ``words``: all old words of its tensor or box on the device, flat and contiguous, as signed
+    integers of the dtype's width; they lie from element ``origin`` on in the tensor. ``begin``: where in the part's
+    bytes on the device its payload, of ``size`` bytes, begins."""
+
+    index: ListIndex
+    dtype: DType
+    words: torch.Tensor
+    begin: int
+    size: int
+    where: str
+    origin: int = 0
+
+
+@dataclass(frozen=True)
+class DecodedChanges:
+    """The changes of some tasks of one dtype, on their device, by task, tile, class and rank.
+
+    ``positions`` (int32, [changes]) are flat in each task's words; ``old`` and ``new`` the words there. ``counts[i]``
+    of them are of ``tasks[i]``, and ``sums[i]`` is what they add to the sums of its tensor.
+    """
+
+    tasks: Sequence[DecodeTask]
+    counts: Sequence[int]
+    positions: torch.Tensor
+    old: torch.Tensor
+    new: torch.Tensor
+    sums: Sequence[Sums]
+    _owner: torch.Tensor
+    _starts: torch.Tensor
+    _addresses: torch.Tensor
+
+    @property
+    def elements(self) -> int:
+        """How many."""
+        return int(self.positions.numel())
+
+    def apply(self) -> None:
+        """Put the new words in place."""
+        self._put(self.new)
+
+    def revert(self) -> None:
+        """Put the old words back."""
+        self._put(self.old)
+
+    def _put(self, values: torch.Tensor) -> None:
+        from deltackpt.gpu.triton.step_back import write
+
+        with current(values.device):
+            write(self._addresses, self._owner, self._starts, self.positions, values)
+
+
+def takes(task: DecodeTask) -> bool:
+    """Is there a kernel for it? Not for tensors whose places int32 does not hold, tiles of 2^28 bytes or more, and
+    classes of a dtype that has no exponent; those are decoded on the host."""
+    index, grid = task.index, task.index.grid
+    placed = grid.rows * grid.tile_height * grid.columns * grid.tile_width < NARROW and task.words.numel() < NARROW
+    small = int(index.lengths.max(initial=0)) < 1 << 28
+    return placed and small and (task.dtype.exponent[1] > 0 or index.scale.classes == 1)
+
+
+def decode(tasks: Sequence[DecodeTask], data: torch.Tensor) -> Iterator[DecodedChanges]:
+    """Decode what `takes` every one of, in groups of one dtype, in the order of the tasks.
+
+    ``data``: the bytes of a part, uint8 on the device. Raises FormatError for the first defect of a group: those that
+    `codecs.packed.decode` raises, but for what only the tile's number tells apart.
+    """
+    padded = _as_words(data)
+    ahead: Callable[[], DecodedChanges] | None = None
+    for group in _groups(tasks):
+        with current(data.device):
+            after = _launch(group, data, padded)
+        if ahead is not None:
+            yield ahead()
+        ahead = after  # its kernels run while the host prepares the next group's
+    if ahead is not None:
+        yield ahead()
+
+
+def _groups(tasks: Sequence[DecodeTask]) -> Iterator[list[DecodeTask]]:
+    """Runs of tasks of one dtype, of at most AT_ONCE elements unless one has more."""
+    group: list[DecodeTask] = []
+    elements = 0
+    for task in tasks:
+        size = task.words.numel()
+        if group and (task.dtype is not group[0].dtype or elements + size > AT_ONCE):
+            yield group
+            group, elements = [], 0
+        group.append(task)
+        elements += size
+    if group:
+        yield group
+
+
+def _as_words(data: torch.Tensor) -> torch.Tensor:
+    """The bytes as int32, from an address that is a multiple of 4; a copy where they are not whole words."""
+    if data.numel() % 4 == 0 and data.data_ptr() % 4 == 0:
+        return data.view(torch.int32)
+    return torch.nn.functional.pad(data, (0, -data.numel() % 4)).view(torch.int32)
+
+
+@dataclass(frozen=True)
+class _SentTiles:
+    """All tiles of a group on the device; see the kernels for what each array is. ``sent`` is what they are views of.
+
+    ``total``: changes. ``numbers``: at most so many are in unary. ``short``: of every tile below 4 bytes, its number,
+    where it begins, its bytes, its crc32. ``plan``: where segments of elements are.
+    """
+
+    grids: torch.Tensor
+    owner: torch.Tensor
+    places: torch.Tensor
+    block_tiles: torch.Tensor
+    scales: torch.Tensor
+    spans: torch.Tensor
+    starts: torch.Tensor
+    firsts: torch.Tensor
+    checksums: torch.Tensor
+    counts: torch.Tensor
+    total: int
+    numbers: int
+    short: list[tuple[int, int, int, int]]
+    plan: Any
+    sent: Sent
+
+
+def _launch(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -> Callable[[], DecodedChanges]:
+    """Launch all kernels. -> what waits for what they say of the bytes."""
+    from deltackpt.gpu.triton.locate import locate
+    from deltackpt.gpu.triton.step_back import step
+    from deltackpt.gpu.triton.unlist import unlist
+
+    dtype, device, words = tasks[0].dtype, data.device, tasks[0].words
+    for task in tasks:
+        _require(task, data.numel())
+    t = _send(tasks, device)
+    defects = _damaged(t, data)
+    unmasked = torch.zeros(1, dtype=torch.int32, device=device)
+    counted = t.plan.scan(
+        t.grids, t.owner, t.places, t.block_tiles, t.scales, unmasked, dtype.width, dtype.exponent, False
+    )
+    lists = unlist(
+        t.grids, t.owner, t.places, counted[1], t.scales, padded, t.spans, t.counts, t.firsts, t.numbers, defects
+    )
+    found = locate(
+        t.grids, t.owner, t.places, t.scales, counted, t.starts, t.firsts, t.counts, lists, defects, t.total,
+        words.dtype, dtype.exponent,
+    )  # fmt: skip
+    table = keys(device, power(max(task.words.numel() + task.origin for task in tasks)))
+    new, sums = step(
+        t.grids, t.owner, t.scales, padded, t.spans, lists.runs, t.starts, found, table, defects, dtype.exponent
+    )
+    known = Copy([defects, sums, _short(t, data)])
+
+    def finish() -> DecodedChanges:
+        flags, gained, short = (a.numpy() for a in known.wait())
+        _refuse(tasks, t, flags, short)
+        both = [(int(x) % (1 << 64), int(y) % (1 << 64)) for x, y in gained.tolist()]
+        counts = [task.index.changes for task in tasks]
+        return DecodedChanges(tasks, counts, found[0], found[1], new, both, t.owner, t.starts, t.grids[7])
+
+    return finish
+
+
+def _require(task: DecodeTask, size: int) -> None:
+    """What the host's decoder checks before it looks at a tile."""
+    index = task.index
+    assert takes(task)
+    assert task.words.is_contiguous()
+    assert task.words.numel() == index.grid.height * index.grid.width
+    assert 0 <= task.begin <= task.begin + task.size <= size
+    if (defect := list_index.count_defect(index)) is not None:
+        raise FormatError(defect[0], where=task.where, have=defect[1], need=defect[2])
+    if (need := int(index.lengths.sum())) != task.size:
+        raise FormatError("tile-length", where=task.where, have=f"{task.size:,} bytes", need=f"{need:,} of the tiles")
+
+
+def _send(tasks: Sequence[DecodeTask], device: torch.device) -> _SentTiles:
+    """The tables of all tasks, in one copy."""
+    from deltackpt.gpu.triton.lists_scan import SPAN, Populations
+
+    indices = [task.index for task in tasks]
+    several = tasks[0].dtype.exponent[1] > 0  # classes, perhaps
+    plan = Populations(np.concatenate([segments(i.grid, SPAN) * several for i in indices]))
+    first = [0, *accumulate(i.grid.tiles for i in indices)]
+    none = [0] * len(tasks)
+    grids = grid_table([i.grid for i in indices], first, none, [task.words for task in tasks], plan.first_block)
+    grids = np.vstack([grids, [[task.origin for task in tasks]]])
+    lengths = np.concatenate([i.lengths for i in indices])
+    begins = np.concatenate([t.begin + starts(t.index.lengths)[:-1] for t in tasks])
+    crcs = np.concatenate([i.checksums for i in indices]).astype(np.int64)
+    short = [(i, int(begins[i]), int(lengths[i]), int(crcs[i])) for i in np.flatnonzero(lengths < 4).tolist()]
+    counts = np.concatenate([_columns(i) for i in indices])
+    of, long = counts[:, : LISTS // 2].sum(axis=1), counts[:, LISTS // 2 :].sum(axis=1)
+    changes, numbers = starts(of), starts(of + 2 * long)  # a long change has a code, if it is listed, and an excess
+    sent = send(
+        device,
+        grids,
+        owners([i.grid.tiles for i in indices]),
+        np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]]),
+        plan.block_tiles,
+        np.array([_scale(i) for i in indices], np.int64),
+        np.stack([8 * begins, 8 * lengths], axis=1),
+        changes,
+        numbers[:-1],
+        crcs,
+        counts,
+        bypass=False,
+    )
+    table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums, narrow = sent.arrays
+    return _SentTiles(
+        table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums,
+        narrow.to(torch.int32), int(changes[-1]), int(numbers[-1]), short, plan, sent,
+    )  # fmt: skip
+
+
+def _columns(index: ListIndex) -> Ints:
+    """The counts of all tiles, [tiles, LISTS]: those of class c in column c, of its long changes LISTS / 2 on."""
+    scale = index.scale
+    wide = np.zeros((len(index.lengths), LISTS), np.int64)
+    wide[:, : scale.classes] = index.counts[:, : scale.classes]
+    wide[:, LISTS // 2 + scale.first : LISTS // 2 + scale.classes] = index.counts[:, scale.classes :]
+    return wide
+
+
+def _scale(index: ListIndex) -> tuple[int, int, int, int]:
+    scale = index.scale
+    return scale.classes, scale.first, scale.top, scale.anchor
+
+
+def _damaged(tiles: _SentTiles, data: torch.Tensor) -> torch.Tensor:
+    """The first defects of tiles, int32: those of 4 bytes or more that have not their crc32."""
+    from deltackpt.gpu.triton.crc import checksums
+    from deltackpt.gpu.triton.read_bits import CHECKSUM, NONE
+
+    begins, sizes = tiles.spans[:, 0] >> 3, tiles.spans[:, 1] >> 3
+    found = checksums(data, begins.contiguous(), sizes.contiguous()).to(torch.int64) & 0xFFFFFFFF
+    return torch.where((found != tiles.checksums) & (sizes >= 4), CHECKSUM, NONE).to(torch.int32)
+
+
+def _short(tiles: _SentTiles, data: torch.Tensor) -> torch.Tensor:
+    """The bytes of tiles that are too short for the kernel of checksums, one after the other."""
+    at = [np.arange(begin, begin + size) for _, begin, size, _ in tiles.short]
+    return data[torch.from_numpy(np.concatenate(at)).to(data.device)] if at else data[:0]
+
+
+def _refuse(
+    tasks: Sequence[DecodeTask], tiles: _SentTiles, flags: npt.NDArray[np.int32], short: npt.NDArray[np.uint8]
+) -> None:
+    """Raise FormatError for the first tile that has a defect."""
+    from deltackpt.gpu.triton.read_bits import CHECKSUM, CODES, NONE
+
+    at = 0
+    for tile, _, size, checksum in tiles.short:
+        if zlib.crc32(short[at : at + size].tobytes()) != checksum:
+            flags[tile] = CHECKSUM
+        at += size
+    bad = np.flatnonzero(flags != NONE)
+    if not len(bad):
+        return
+    tile = int(bad[0])
+    for task in tasks:
+        if tile < len(task.index.lengths):
+            raise decoder.refuse(CODES[int(flags[bad[0]])], f"{task.where}, tile {tile}")
+        tile -= len(task.index.lengths)

@@ -1,0 +1,42 @@
+"""The tiles of `packed` as the kernels of both directions see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deltackpt.codecs.packed.grid import TileGrid
+from deltackpt.gpu.transfers import table
+
+
+@lru_cache(maxsize=512)  # layers have the same grids
+def segments(grid: TileGrid, span: int) -> npt.NDArray[np.int64]:
+    """How many segments each tile has, of at most ``span`` elements of one row; bands of rows are one row each."""
+    _, _, high, wide = grid.corners(np.arange(grid.tiles))
+    if grid.columns == 1:
+        high, wide = np.minimum(high, 1), high * wide
+    found: npt.NDArray[np.int64] = high * -(-wide // span)
+    return found
+
+
+def grid_table(
+    grids: Sequence[TileGrid], first: Sequence[int], words: Sequence[int], there: Sequence[torch.Tensor],
+    blocks: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:  # fmt: skip
+    """The table ``grids`` of the kernels in `triton.lists`."""
+    columns = []
+    for grid, tile, word, tensor in zip(grids, first, words, there, strict=False):
+        if grid.columns == 1:  # every tile is one run of elements: a row
+            width, tile_width = grid.height * grid.width, grid.tile_height * grid.width
+            cut = [1, width, grid.rows, 1, tile_width]
+        else:
+            width, tile_width = grid.width, grid.tile_width
+            cut = [grid.height, width, grid.columns, grid.tile_height, tile_width]
+        level = tensor.data_ptr() % 16 == 0 and width % 8 == 0 and tile_width % 8 == 0
+        held = [int(blocks[tile]), int(blocks[tile + grid.tiles]), grid.tiles, grid.height * grid.width]
+        columns.append([tile, word, *cut, tensor.data_ptr(), int(level), *held])
+    return table(list(zip(*columns, strict=True)))

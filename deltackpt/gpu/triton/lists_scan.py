@@ -1,0 +1,255 @@
+"""Kernels that count the elements of every class, changed or not, and say where among them the changes are.
+
+A tile's rows are cut into segments of SPAN elements, a row's last one shorter, and these are taken in blocks of
+SEGMENTS. The first kernel reads every word once, and writes how many elements of each class come before a segment in
+its block: 15 counts of 16 bits in four words of 64, one word in each of four planes. Class c is in plane
+(c & 1) + 2 * (c >> 3), its field is (c >> 1) & 3. The second kernel reads, of the segments that hold a change, what
+comes before it there.
+
+The words are the old ones; or the new ones, ``masked``: then what changed is not counted, and the rest is the same.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+
+from deltackpt.gpu.triton.compare import TYPES
+from deltackpt.gpu.triton.lists import CLASSES, class_of, place
+
+SPAN = 64
+SEGMENTS = 512
+PARTS = 4  # programs that share the changes of a tile
+_SPAN, _SEGMENTS = tl.constexpr(SPAN), tl.constexpr(SEGMENTS)
+_ROWS = tl.constexpr(64)  # segments that a program counts at once
+_CHUNK = tl.constexpr(64)  # changes that it ranks at once
+_NIBBLES = tl.constexpr(0x0F0F0F0F)
+
+
+@triton.jit
+def _changed(mask, first, at, live):
+    """Did the elements change that are at these places of a tensor?"""
+    return (tl.load(mask + first + (at >> 5), live, 0) >> (at & 31)) & 1
+
+
+@triton.jit
+def _spread(bytes, class_0: tl.constexpr, absent_class, absent):
+    """Counts of 8 bits in int32 -> of 16 bits in int64, less the ``absent`` elements that were counted in a class.
+
+    The four are of the classes from ``class_0`` on, every second one.
+    """
+    x = bytes.to(tl.int64) & 0xFFFFFFFF
+    x = (x | (x << 16)) & 0x0000FFFF0000FFFF
+    x = (x | (x << 8)) & 0x00FF00FF00FF00FF
+    field = absent_class - class_0
+    here = (field >= 0) & (field < 8) & ((field & 1) == 0)
+    shift = tl.where(here, field >> 1, 0) * 16
+    return x - tl.where(here, absent.to(tl.int64) << shift.to(tl.int64), 0)
+
+
+@triton.jit
+def _by_class(kind):
+    """[2, rows, SPAN / 16, 8] classes -> of every row 4 x 4 counts of 8 bits, of classes from 0, 1, 8 and 9 on."""
+    one = tl.full(kind.shape, 1, tl.int64) << (kind * 4).to(tl.int64)
+    near = tl.sum(one.to(tl.int32), 3)  # 8 counts of 4 bits: classes 0 to 7
+    far = tl.sum((one >> 32).to(tl.int32), 3)
+    counts_0 = tl.sum(tl.sum(near & _NIBBLES, 0), 1)
+    counts_1 = tl.sum(tl.sum((near >> 4) & _NIBBLES, 0), 1)
+    counts_8 = tl.sum(tl.sum(far & _NIBBLES, 0), 1)
+    counts_9 = tl.sum(tl.sum((far >> 4) & _NIBBLES, 0), 1)
+    return counts_0, counts_1, counts_8, counts_9
+
+
+@triton.jit
+def _store_totals(to, a, b, c, d):
+    """The counts of four planes by class, int32."""
+    k = tl.arange(0, 16)
+    counts = tl.where((k & 1) == 0, tl.where(k < 8, a, c), tl.where(k < 8, b, d))
+    tl.store(to + k, ((counts >> (((k >> 1) & 3) * 16).to(tl.int64)) & 0xFFFF).to(tl.int32))
+
+
+@triton.jit
+def _pass_on(counts, before, to, live):
+    """Store what comes before every segment; -> what comes before the next."""
+    running = tl.cumsum(counts, 0)
+    tl.store(to, before + running - counts, live)
+    return before + tl.sum(counts, 0)
+
+
+@triton.jit
+def _scan(
+    grids, tensors, owner, tiles, block_tiles, scales, mask, before, stride, totals,
+    word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    tile = tl.load(block_tiles + block).to(tl.int32)
+    t = tl.load(owner + tile)
+    classes = tl.load(scales + t * 4)
+    if classes > 1:
+        exponent_top = tl.load(scales + t * 4 + 2)
+        top, left, high, wide, width, _ = place(grids, tensors, t, tile)
+        first = tl.load(grids + tensors + t)
+        address = tl.load(grids + 7 * tensors + t)
+        level = tl.load(grids + 8 * tensors + t)
+        a_row = (wide + _SPAN - 1) // _SPAN
+        begin = (block - tl.load(tiles + tile * 2).to(tl.int32)) * _SEGMENTS
+        to = before + tl.load(tiles + tile * 2 + 1) + begin
+        stop = tl.minimum(high * a_row - begin, _SEGMENTS)
+        # In this order, the elements of a segment are in few threads: there is little to add up across them.
+        half = tl.arange(0, 2)[:, None, None, None] * (_SPAN // 2)
+        quarter = tl.arange(0, _SPAN // 16)[None, None, :, None] * 8
+        inside = half + quarter + tl.arange(0, 8)[None, None, None, :]
+        zero = class_of(0, exponent_top, classes)  # where what is not there is counted at first
+        a = tl.zeros((), tl.int64)
+        b = tl.zeros((), tl.int64)
+        c = tl.zeros((), tl.int64)
+        d = tl.zeros((), tl.int64)
+        for r in range(0, stop, _ROWS):
+            row = r + tl.arange(0, _ROWS)
+            s = begin + tl.minimum(row, stop - 1)
+            down = s // a_row
+            right = (s - down * a_row) * _SPAN
+            held = tl.where(row < stop, tl.minimum(wide - right, _SPAN), 0)
+            at = (top + down) * width + left + right
+            if level != 0:  # shifted: what is said of a value counts wherever it is used
+                at_8 = tl.multiple_of((at >> 3) << 3, 8)
+                held_8 = tl.multiple_of((held >> 3) << 3, 8)
+                words = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(word)), 16)
+                live = inside < held_8[None, :, None, None]
+                x = tl.load(words + at_8[None, :, None, None] + inside, live, 0)
+            else:
+                words = address.to(tl.pointer_type(word))
+                live = inside < held[None, :, None, None]
+                x = tl.load(words + at[None, :, None, None] + inside, live, 0)
+            kind = class_of((x.to(tl.int32) >> low) & ((1 << bits) - 1), exponent_top, classes)
+            if masked:
+                there = at[None, :, None, None] + inside
+                kind = tl.where(_changed(mask, first, there, inside < held[None, :, None, None]) != 0, 15, kind)
+            counts_0, counts_1, counts_8, counts_9 = _by_class(kind)
+            here = to + row
+            kept = row < stop
+            absent = _SPAN - held
+            a = _pass_on(_spread(counts_0, 0, zero, absent), a, here, kept)
+            b = _pass_on(_spread(counts_1, 1, zero, absent), b, here + stride, kept)
+            c = _pass_on(_spread(counts_8, 8, zero, absent), c, here + 2 * stride, kept)
+            d = _pass_on(_spread(counts_9, 9, zero, absent), d, here + 3 * stride, kept)
+        _store_totals(totals + (1 + block) * 16, a, b, c, d)
+
+
+@triton.jit
+def _same_before(
+    words, at, inside, live, lowest, span, mask, first,
+    level: tl.constexpr, low: tl.constexpr, bits: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
+    """How many of the ``inside`` words from ``at`` on have an exponent in ``span`` numbers from ``lowest`` on."""
+    group = tl.arange(0, _SPAN // 8)[None, :, None] * 8
+    lane = group + tl.arange(0, 8)[None, None, :]
+    limit = tl.where(live, inside, 0)[:, None, None]
+    begin = at[:, None, None]
+    if level:  # whole groups of 8, whose words are all of the row
+        limit_8 = tl.multiple_of(((tl.where(live, inside, 0) + 7) >> 3) << 3, 8)[:, None, None]
+        at_8 = tl.multiple_of((at >> 3) << 3, 8)[:, None, None]
+        x = tl.load(words + at_8 + lane, lane < limit_8, 0)
+    else:
+        x = tl.load(words + begin + lane, lane < limit, 0)
+    above = ((x.to(tl.int32) >> low) & ((1 << bits) - 1)) - lowest[:, None, None]
+    same = (lane < limit) & (above >= 0) & (above < span[:, None, None])
+    if masked:
+        same = same & (_changed(mask, first, begin + lane, lane < limit) == 0)
+    return tl.sum(tl.sum(same.to(tl.int32), 2), 1)
+
+
+@triton.jit
+def _rank(
+    grids, tensors, owner, tiles, starts, scales, mask, before, stride, populations, ranks, kinds,
+    word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr, masked: tl.constexpr, parts: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    t = tl.load(owner + tile)
+    classes = tl.load(scales + t * 4)
+    exponent_top = tl.load(scales + t * 4 + 2)
+    top, left, _, wide, width, tile_width = place(grids, tensors, t, tile)
+    first = tl.load(grids + tensors + t)
+    address = tl.load(grids + 7 * tensors + t)
+    level = tl.load(grids + 8 * tensors + t)
+    a_row = (wide + _SPAN - 1) // _SPAN
+    block = tl.load(tiles + tile * 2)
+    segment = tl.load(tiles + tile * 2 + 1)
+    begin = tl.load(starts + tile) + tl.program_id(1) * _CHUNK
+    end = tl.load(starts + tile + 1)
+    for i in range(begin, end, parts * _CHUNK):
+        at = i + tl.arange(0, _CHUNK)
+        live = at < end
+        local = tl.load(ranks + at, live, 0)
+        row = local // tile_width
+        column = local - row * tile_width
+        rank = row * wide + column
+        if classes > 1:
+            kind = class_of(tl.load(kinds + at, live, 0).to(tl.int32) & 255, exponent_top, classes)
+            inside = column & (_SPAN - 1)
+            origin = (top + row) * width + left + column - inside
+            lowest = tl.where(kind == classes - 1, 0, exponent_top - kind)
+            span = tl.where(kind == 0, 256, exponent_top - kind + 1) - lowest
+            if level != 0:
+                words = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(word)), 16)
+                rank = _same_before(
+                    words, origin, inside, live, lowest, span, mask, first, True, low, bits, masked
+                )  # fmt: skip
+            else:
+                words = address.to(tl.pointer_type(word))
+                rank = _same_before(
+                    words, origin, inside, live, lowest, span, mask, first, False, low, bits, masked
+                )  # fmt: skip
+            s = row * a_row + column // _SPAN
+            plane = (kind & 1) + 2 * (kind >> 3)
+            field = before + (plane * stride + segment + s) * 4 + ((kind >> 1) & 3)
+            rank += tl.load(field, live, 0).to(tl.int32) & 0xFFFF
+            outer = tl.load(populations + (block + s // _SEGMENTS) * 16 + kind, live, 0)
+            rank += outer - tl.load(populations + block * 16 + kind, live, 0)
+        tl.store(ranks + at, rank, live)
+
+
+class Populations:
+    """Where the blocks and segments of a launch are, on the host, and what the kernels say of them, on the device."""
+
+    def __init__(self, segments: npt.NDArray[np.int64]) -> None:
+        """``segments`` [tiles]: how many each tile has."""
+        blocks = -(-segments // SEGMENTS)
+        self.first_block = np.concatenate(([0], np.cumsum(blocks)))
+        self.segments = int(segments.sum())
+        self.block_tiles = np.repeat(np.arange(len(segments)), blocks)
+        self.tiles = np.stack([self.first_block[:-1], np.cumsum(segments) - segments], axis=1)
+
+    def scan(
+        self, grids: Any, owner: Any, tiles: Any, block_tiles: Any, scales: Any, mask: Any, width: int,
+        exponent: tuple[int, int], masked: bool,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """-> what comes before every segment, [4, segments] int64; the elements of each class before every block, and
+        in all, [blocks + 1, 16] int32."""
+        blocks = len(self.block_tiles)
+        totals = torch.zeros((blocks + 1, CLASSES), dtype=torch.int32, device=owner.device)
+        before = torch.empty((4, max(self.segments, 1)), dtype=torch.int64, device=owner.device)
+        if blocks and exponent[1]:
+            _scan[(blocks,)](
+                grids, grids.shape[1], owner, tiles, block_tiles, scales, mask, before, before.shape[1], totals,
+                word=TYPES[width], low=exponent[0], bits=exponent[1], masked=masked, num_warps=4,
+            )  # fmt: skip
+        # Only differences within a class are used: one scan of all, since torch's scan of columns is slow.
+        running = torch.cumsum(totals.t().reshape(-1), 0, dtype=torch.int32)
+        return before, running.view(CLASSES, blocks + 1).t().contiguous()
+
+
+def rank(
+    grids: Any, owner: Any, tiles: Any, starts: Any, scales: Any, mask: Any, counted: tuple[Any, Any],
+    changes: tuple[Any, Any], width: int, exponent: tuple[int, int], masked: bool,
+) -> None:  # fmt: skip
+    """Local indices of changes -> ranks in their class; with several classes and ``masked``, less those of changes."""
+    before, populations = counted
+    _rank[(owner.numel(), PARTS)](
+        grids, grids.shape[1], owner, tiles, starts, scales, mask, before.view(torch.int16), before.shape[1],
+        populations, *changes, word=TYPES[width], low=exponent[0], bits=exponent[1], masked=masked, parts=PARTS,
+        num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""Every kernel compiles for a card: Triton brings its own assembler, so that none is needed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from support.device_changes import case, check, words_of  # noqa: E402
+
+from deltackpt.codecs import select  # noqa: E402
+from deltackpt.codecs.packed import codec  # noqa: E402
+from deltackpt.format.dtypes import DTYPES  # noqa: E402
+from deltackpt.gpu import digest, pipeline  # noqa: E402
+from deltackpt.gpu.decode import DecodeTask, decode  # noqa: E402
+from deltackpt.torch_views.words import INTS, from_host  # noqa: E402
+
+pytest.importorskip("triton")
+from support.kernel_signatures import noted  # noqa: E402
+
+TESTS = Path(__file__).parent.parent
+NAMES = ["BF16", "F32"]
+
+
+def decode_a_tensor(name):
+    old, new = words_of(np.random.default_rng(0), name, (40, 30), 0.15)
+    at = np.flatnonzero(old != new)
+    index, tiles = codec.encode(at, old[at], new[at], old, DTYPES[name], (40, 30))
+    data = torch.frombuffer(bytearray(b"".join(tiles)), dtype=torch.uint8)
+    words = from_host(old.view(f"<i{old.itemsize}") if old.itemsize > 1 else old, "cpu")
+    for changes in decode([DecodeTask(index, DTYPES[name], words, 0, len(data), name)], data):
+        changes.apply()
+    assert np.array_equal(words.numpy().view(new.dtype), new)
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(torch.cuda.is_available(), reason="they are compiled there by all other tests")
+def test_all_kernels_that_the_interpreter_runs(tmp_path, monkeypatch):
+    for module in (digest, pipeline):
+        monkeypatch.setattr(module, "has_kernels", lambda device: True)
+    monkeypatch.setattr(select, "SMALL", 0)
+    with noted() as lines:
+        for name in NAMES:
+            decode_a_tensor(name)
+            check(*case([(name, (40, 30), 0.1)]))
+            digest.of_run(torch.zeros(99, dtype=INTS[DTYPES[name].width]))
+    written = sorted(lines)
+    modules = {path.stem for path in (TESTS.parent / "deltackpt/gpu/triton").glob("*.py")}
+    helpers = {"__init__", "bits", "lists", "read_bits", "fetch"}
+    assert {line.split('"')[1].rpartition(".")[2] for line in written} >= modules - helpers
+    (tmp_path / "kernels").write_text("\n".join(written))
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "support.kernel_signatures", str(tmp_path / "kernels")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,98 @@
+"""What Triton's kernels are launched with, noted while the interpreter runs them, and compiled for a card without one.
+
+    python -m support.kernel_signatures FILE        compile what was noted; prints each kernel and what is wrong with it
+
+The interpreter takes much that the compiler refuses. Not to be run where TRITON_INTERPRET is set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton.language as tl
+
+POINTERS = {
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+}
+CARD = ("cuda", 90, 32)  # an H200: backend, architecture, lanes of a warp
+
+
+@contextmanager
+def noted() -> Iterator[set[str]]:
+    """-> a line of JSON for each kernel and kind of arguments that is launched from here on."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    lines: set[str] = set()
+    real = InterpretedFunction.run
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        parameters = inspect.signature(self.fn).parameters
+        own = {key: options[key] for key in options if key in parameters}
+        found = inspect.signature(self.fn).bind(*args, **own).arguments
+        kinds = {name: _kind(value, "constexpr" in str(parameters[name].annotation)) for name, value in found.items()}
+        launch = {key: options[key] for key in options if key not in parameters}
+        lines.add(json.dumps([self.fn.__module__, self.fn.__name__, kinds, launch], sort_keys=True))
+        return real(self, *args, grid=grid, warmup=warmup, **options)
+
+    InterpretedFunction.run = run
+    try:
+        yield lines
+    finally:
+        InterpretedFunction.run = real
+
+
+def _kind(value: Any, constant: bool) -> Any:
+    if isinstance(value, tl.dtype):
+        return ["dtype", value.name]
+    if constant or isinstance(value, bool):
+        return ["constant", value]
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
+
+
+def compile_one(line: str) -> str:
+    """-> the kernel's name. Raises whatever the compiler raises."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, name, kinds, options = json.loads(line)
+    kernel = getattr(importlib.import_module(module), name)
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    for place, argument in enumerate(kernel.arg_names):
+        kind = kinds[argument]
+        signature[argument] = kind if isinstance(kind, str) else "constexpr"
+        if not isinstance(kind, str):
+            constants[(place,)] = getattr(tl, kind[1]) if kind[0] == "dtype" else kind[1]
+    made = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget(*CARD), options=options)
+    assert made.asm["cubin"]
+    return str(name)
+
+
+def main() -> int:
+    wrong = 0
+    for line in Path(sys.argv[1]).read_text().splitlines():
+        try:
+            print("ok", compile_one(line), flush=True)
+        except Exception as error:
+            wrong += 1
+            print("WRONG", line, error, flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
