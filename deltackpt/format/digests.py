@@ -7,6 +7,7 @@ manifest names it by sha256, and the state digest in the manifest is the sha256 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,7 @@ def decode(data: bytes, layout: Layout, state: str, where: str) -> dict[str, Ten
     first = at["xxh3"]
     xxh3 = [data[i : i + 16] for i in range(first, first + 16 * n, 16)]
     pairs = zip(map(tuple, sums.tolist()), xxh3, strict=True)
-    digests = dict(zip(layout.tensors, map(TensorDigest._make, pairs), strict=True))
+    digests = dict(zip(layout.tensors, map(partial(tuple.__new__, TensorDigest), pairs), strict=True))
     return digests
 
 

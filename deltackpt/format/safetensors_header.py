@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
@@ -112,7 +113,7 @@ def _read(text: bytes, where: str) -> tuple[dict[str, str], list[Tensor]]:
     check_bounds(text, MAX_HEADER, MAX_DEPTH, MAX_MARKS, where)
     if (columns := read_tensors(text)) is not None:
         return _metadata(loads_strict(columns[0], limit=MAX_HEADER, where=where), where), [
-            *map(Tensor._make, zip(*columns[1], strict=True))
+            *map(partial(tuple.__new__, Tensor), zip(*columns[1], strict=True))
         ]
     entries = loads_strict(text, limit=MAX_HEADER, where=where)
     metadata = _metadata(entries.pop(METADATA, {}), where)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,16 +166,18 @@ class StateText:
     def __init__(self, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
         """Name, dtype and shape of every tensor, in the order of the names' bytes."""
         forms: dict[tuple[str, tuple[int, ...]], bytes] = {}
-        pieces, at, ends = [DOMAIN], len(DOMAIN), []
+        raws, tails = [], []
         for name, dtype, shape in tensors:
+            raws.append(name.encode())
             if (tail := forms.get((dtype, shape))) is None:
                 tail = forms[dtype, shape] = _form(dtype, shape) + bytes(8 * LANES)
-            raw = name.encode()
-            pieces += (len(raw).to_bytes(4, "little"), raw, tail)
-            at += 4 + len(raw) + len(tail)
-            ends.append(at)
-        self._text = b"".join(pieces)
-        self._at = np.array(ends, np.int64).reshape(-1, 1) + np.arange(-8 * LANES, 0)
+            tails.append(tail)
+        heads = np.array([*map(len, raws)], "<u4")
+        ends = len(DOMAIN) + np.cumsum(4 + heads.astype(np.int64) + np.array([*map(len, tails)], np.int64))
+        packed = heads.tobytes()
+        firsts = (packed[at : at + 4] for at in range(0, len(packed), 4))
+        self._text = DOMAIN + b"".join(chain.from_iterable(zip(firsts, raws, tails, strict=True)))
+        self._at = ends.reshape(-1, 1) + np.arange(-8 * LANES, 0)
 
     def digest(self, sums: Words) -> str:
         """The state digest, hex, of tensors with these sums, uint64 [tensors, 2]."""

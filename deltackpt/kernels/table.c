@@ -6,7 +6,8 @@
 
 #define MAX_NAME 1024
 #define MAX_DIMS 8 /* of a tensor that is taken here */
-#define BOXED 0x80
+#define CUT 0x80 /* the grid is stated */
+#define MAX_COUNT_BITS 32
 #define REPEAT 0x40
 #define SIZE_LIMIT ((int64_t)1 << 62)
 #define MAX_LENGTH ((int64_t)1 << 40)
@@ -60,13 +61,24 @@ INLINE int number(const uint8_t *data, int64_t bytes, int64_t *at, int64_t limit
     return 0;
 }
 
-/* Changes of the next tile by class, and how many of them are long; at most as many as there are. -> is it so? */
-INLINE int read_counts(const table_t *t, int64_t *at, const form_t *form, int64_t elements, int64_t *of,
+/* Fields of so many bits, from a byte on; none of them is read past ``limit``. */
+typedef struct {
+    const uint8_t *from, *limit;
+    int bits;
+} fields_t;
+
+INLINE int64_t field(const fields_t *f, int64_t number) {
+    const int64_t bit = number * f->bits;
+    return (int64_t)(word_at(f->from + (bit >> 3), f->limit) >> (bit & 7) & ((1ull << f->bits) - 1));
+}
+
+/* Changes of a tile by class, and how many of them are long; at most as many as there are. -> is it so? */
+INLINE int read_counts(const fields_t *f, int64_t tile, const form_t *form, int64_t elements, int64_t *of,
                        int64_t *changes) {
     const int lists = form->classes + form->sized, first = form->classes - form->sized;
     *changes = 0;
     for (int l = 0; l < lists; l++) {
-        if (!number(t->table, t->bytes, at, MAX_ELEMENTS, of + l)) return 0;
+        of[l] = field(f, tile * lists + l);
         if (l < form->classes) *changes += of[l];
         if (l >= form->classes && of[l] > of[first + l - form->classes]) return 0;
     }
@@ -74,18 +86,24 @@ INLINE int read_counts(const table_t *t, int64_t *at, const form_t *form, int64_
 }
 
 /* Counts, lengths and checksums of an entry, into ``counts`` and ``lengths`` of its own if they are there. */
-static int read_tiles(const table_t *t, int64_t *at, row_of_table_t *row, const form_t *form, int64_t *counts,
+static int read_tiles(const table_t *t, int64_t *at, int bits, row_of_table_t *row, const form_t *form, int64_t *counts,
                       int64_t *lengths) {
     const int lists = form->classes + form->sized;
-    int64_t of[ALL_LISTS], changes, again = *at;
+    const int64_t all = row->tiles * lists * bits;
+    const fields_t fields = {t->table + *at, t->table + t->bytes, bits};
+    int64_t of[ALL_LISTS], changes, any = 0;
     for (int64_t tile = 0; tile < row->tiles; tile++) {
-        if (!read_counts(t, at, form, tile_at(form, tile).elements, of, &changes)) return 0;
+        if (!read_counts(&fields, tile, form, tile_at(form, tile).elements, of, &changes)) return 0;
+        for (int l = 0; l < lists; l++) any |= of[l];
         if (counts) memcpy(counts + tile * lists, of, (size_t)lists * sizeof *of);
         row->changes += changes;
     }
+    if (bits ? any >> (bits - 1) != 1 : any) return 0; /* the largest needs all bits */
+    if ((all & 7) && fields.from[all >> 3] >> (all & 7)) return 0;
+    *at += octets(all);
     for (int64_t tile = 0, length; tile < row->tiles; tile++) {
         if (!number(t->table, t->bytes, at, MAX_LENGTH, &length)) return 0;
-        read_counts(t, &again, form, MAX_ELEMENTS, of, &changes); /* as before: they are not kept */
+        read_counts(&fields, tile, form, MAX_ELEMENTS, of, &changes); /* as before: they are not kept */
         row->payload += length;
         if (changes > 8 * length || row->payload > MAX_LENGTH) return 0;
         if (lengths) lengths[tile] = length;
@@ -98,8 +116,15 @@ static int read_tiles(const table_t *t, int64_t *at, row_of_table_t *row, const 
 /* What `packed` says of a tensor of the row's dtype and shape. */
 static int read_detail(table_t *t, int64_t *at, row_of_table_t *row) {
     const dtype_t *dtype = t->dtypes + row->dtype;
-    if (!number(t->table, t->bytes, at, row->height, &row->rows) || !row->rows) return 0;
-    if (!number(t->table, t->bytes, at, row->width, &row->columns) || !row->columns) return 0;
+    if (*at >= t->bytes) return 0;
+    const int stated = t->table[(*at)++], bits = stated & ~CUT;
+    if (bits > MAX_COUNT_BITS) return 0;
+    row->rows = row->columns = 1;
+    if (stated & CUT) {
+        if (!number(t->table, t->bytes, at, row->height, &row->rows) || !row->rows) return 0;
+        if (!number(t->table, t->bytes, at, row->width, &row->columns) || !row->columns) return 0;
+        if (row->rows == 1 && row->columns == 1) return 0;
+    }
     if (parts(row->height, row->rows) * parts(row->width, row->columns) > MAX_ELEMENTS) return 0;
     if (t->bytes - *at < 3) return 0; /* what follows is longer than what is read here */
     const int both = t->table[(*at)++];
@@ -111,12 +136,12 @@ static int read_detail(table_t *t, int64_t *at, row_of_table_t *row) {
     if (row->top >> dtype->exponent_bits) return 0;
     row->tiles = row->rows * row->columns;
     const int lists = row->classes + row->sized;
-    if (row->tiles > t->bytes || row->tiles * (lists + 5) > t->bytes - *at) return 0;
+    if (row->tiles > t->bytes || octets(row->tiles * lists * bits) + 5 * row->tiles > t->bytes - *at) return 0;
     const form_t form = {row->height, row->width, row->rows, row->columns, dtype->word, dtype->exponent_start,
                          dtype->exponent_bits, row->classes, row->sized, row->top, row->anchor, 0};
     row->list = t->lists;
     row->tile = t->tiles;
-    if (!read_tiles(t, at, row, &form, t->counts ? t->counts + t->lists : NULL,
+    if (!read_tiles(t, at, bits, row, &form, t->counts ? t->counts + t->lists : NULL,
                     t->lengths ? t->lengths + t->tiles : NULL))
         return 0;
     t->lists += row->tiles * lists;

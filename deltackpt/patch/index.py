@@ -129,6 +129,14 @@ class PartIndex:
         starts: Ints = self._span(PAYLOAD)[0] + self.table.payloads.cumsum() - self.table.payloads
         return starts
 
+    def number_of(self, entry: Entry) -> int:
+        """Which of ``entries`` it is."""
+        return self.numbers[entry.name] if self.table is not None else self._places[entry.name, entry.offset]
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, tuple[int, ...]], int]:
+        return {(entry.name, entry.offset): i for i, entry in enumerate(self.entries)}
+
     def payload(self, entry: Entry) -> Span:
         """The entry's part of the payload."""
         if self.table is not None:

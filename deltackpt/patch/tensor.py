@@ -157,7 +157,7 @@ class PartsPatch:
     @property
     def names(self) -> AbstractSet[str]:
         """Of the tensors that have entries."""
-        return self._tensors.keys()
+        return self._tensors.names if isinstance(self._tensors, WholeTensors) else self._tensors.keys()
 
     def tensor(self, name: str) -> EncodedTensor | None:
         """The entries of a tensor; None if there is none."""
@@ -208,14 +208,19 @@ class WholeTensors(Mapping[str, EncodedTensor]):
         part, number = found
         return EncodedTensor(((part, part.entries[number]),))
 
+    @property
+    def names(self) -> AbstractSet[str]:
+        """Those of a dict, which are faster than a Mapping's."""
+        return self._parts[0].numbers.keys() if len(self._parts) == 1 else self._part.keys()
+
     def __contains__(self, name: object) -> bool:
-        return name in (self._parts[0].numbers if len(self._parts) == 1 else self._part)
+        return name in self.names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts[0].numbers if len(self._parts) == 1 else self._part)
+        return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self._parts[0].numbers if len(self._parts) == 1 else self._part)
+        return len(self.names)
 
 
 def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:

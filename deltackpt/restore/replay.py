@@ -67,7 +67,7 @@ class Anchor:
         return np.frombuffer(self._store.get_range(at.file, at.start, at.length) if at.length else b"", np.uint8)
 
     def side_by_side(self, names: Sequence[str]) -> Bytes | None:
-        """See `deltackpt.checkpoint.Checkpoint.side_by_side`; None also where the store is not local."""
+        """See `deltackpt.checkpoint.Checkpoint.side_by_side`: uint8 [n]; None also where the store is not local."""
         places = [self._at[name] for name in names]
         if places[0].file not in self._maps or any(a.end != b.start or a.file != b.file for a, b in pairwise(places)):
             return None
@@ -110,7 +110,7 @@ class Replay:
         self._base = base
         self._patches = patches
         self._journal = journal
-        self._number = {name: i for i, name in enumerate(layout.tensors)}
+        self._number = {name: i for i, name in enumerate(layout.tensors)} if journal is not None else {}
 
     @classmethod
     @contextmanager
