@@ -7,11 +7,16 @@ start of a name alone, and state every form (VERSION1 section "Table").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt import kernels
 from deltackpt.codecs.base import Codec, Effect
 from deltackpt.codecs.entry import Entry
+from deltackpt.codecs.entry_table import EntryTable, TableRun, read_run
 from deltackpt.codecs.registry import CODECS, VERSIONS, Registry
 from deltackpt.format.dtypes import BY_CODE, DType, nbytes
 from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, METADATA, RESERVED, check_name
@@ -66,7 +71,17 @@ def _form(entry: Entry | None) -> tuple[DType, tuple[int, ...]] | None:
 
 def read_table(data: bytes | memoryview, where: str, version: int = CODECS.version) -> list[Entry]:
     """Inverse of :func:`write_table`. Raises FormatError."""
-    return _TableReader(data, where, VERSIONS[version]).entries()
+    return list(_TableReader(data, where, VERSIONS[version]).entries())
+
+
+def read_columns(data: bytes | memoryview, where: str, version: int = CODECS.version) -> Sequence[Entry]:
+    """The same, by the compiled kernels where there are any: an `EntryTable`, which costs little for each entry."""
+    if kernels.LIB is None or version != CODECS.version:
+        return read_table(data, where, version)
+    table = np.frombuffer(data, np.uint8)
+    reader = _TableReader(data, where, CODECS)
+    pieces = [*reader.pieces(table)]
+    return EntryTable(table, pieces) if pieces else []
 
 
 class _TableReader:
@@ -74,25 +89,45 @@ class _TableReader:
 
     def __init__(self, data: bytes | memoryview, where: str, codecs: Registry) -> None:
         self._bytes, self._where, self._codecs = VarintReader(data, where), where, codecs
-        self._entries: list[Entry] = []
+        self._before: Entry | None = None
 
-    def entries(self) -> list[Entry]:
-        r, found = self._bytes, self._entries
-        last = b""
-        order: tuple[bytes, tuple[int, ...]] = (b"", (-1,))
-        for _ in range(r.number(MAX_ENTRIES)):  # [F-TAB-1]
-            name = self._name(last)
-            entry = self._entry(name)
-            key = (name, entry.offset)
-            # [F-TAB-4], [F-TAB-5]
-            if key <= order or (found and name == last and not (entry.boxed and found[-1].boxed)):
-                have = f"{entry.name[:80]!r} out of order or twice"
-                r.refuse("table-order", have, "entries sorted by name and offset")
-            found.append(entry)
-            last, order = name, key
-        if r.left:  # [F-TAB-11]
-            r.refuse("table-long", f"{r.left} bytes after the last entry", "none")
-        return found
+    def entries(self) -> Iterator[Entry]:
+        for _ in range(self._bytes.number(MAX_ENTRIES)):  # [F-TAB-1]
+            yield self._next()
+        self._end()
+
+    def pieces(self, table: npt.NDArray[np.uint8]) -> Iterator[TableRun | tuple[Entry, int]]:
+        """The same, runs of them by the kernels. ``table``: all bytes, uint8 [n]."""
+        r = self._bytes
+        left = r.number(MAX_ENTRIES)  # [F-TAB-1]
+        while left:
+            if (run := read_run(table, r.at, left, self._before)) is not None:
+                r.raw(run.end - r.at)
+                left -= len(run.names)
+                self._before = run.last()
+                yield run
+            else:
+                begins = r.at
+                yield self._next(), r.at - begins
+                left -= 1
+        self._end()
+
+    def _next(self) -> Entry:
+        before = self._before
+        last = before.name.encode() if before else b""
+        name = self._name(last)
+        entry = self._entry(name)
+        order = (last, before.offset) if before else (b"", (-1,))
+        # [F-TAB-4], [F-TAB-5]
+        if (name, entry.offset) <= order or (before and name == last and not (entry.boxed and before.boxed)):
+            have = f"{entry.name[:80]!r} out of order or twice"
+            self._bytes.refuse("table-order", have, "entries sorted by name and offset")
+        self._before = entry
+        return entry
+
+    def _end(self) -> None:
+        if left := self._bytes.left:  # [F-TAB-11]
+            self._bytes.refuse("table-long", f"{left} bytes after the last entry", "none")
 
     def _name(self, last: bytes) -> bytes:
         r = self._bytes
@@ -111,7 +146,7 @@ class _TableReader:
             need = f"one of {len(self._codecs)}: a newer deltackpt may know it"
             r.refuse("encoding-unknown", f"encoding {code & ~BOXED}", need)
         removes = codec.effect is Effect.REMOVES
-        before = self._entries[-1] if self._entries else None
+        before = self._before
         if repeats and (before is None or before.removes or removes or boxed):  # [F-TAB-18]
             need = "dtype and shape, or an entry before that has them"
             r.refuse("table-repeat", "a form that is said to repeat", need)

@@ -18,6 +18,7 @@ from deltackpt.format.manifest import Fields, File
 from deltackpt.format.names import check_path
 from deltackpt.format.record import RecordKind
 from deltackpt.format.safetensors_header import RESERVED, Header, Tensor, parse_header
+from deltackpt.format.state_digest import StateText
 
 FORMAT = "deltackpt-layout"
 VERSION = 1
@@ -60,7 +61,12 @@ class Layout:
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor by name, in the order of the names' bytes."""
         found = {t.name: t for shard in self.shards for t in shard.header.tensors}
-        return {name: found[name] for name in sorted(found, key=str.encode)}
+        return {name: found[name] for name in sorted(found)}  # code points sort as their UTF-8 bytes do
+
+    @cached_property
+    def state_text(self) -> StateText:
+        """What the state digests of steps of this layout have in common."""
+        return StateText((t.name, t.dtype, t.shape) for t in self.tensors.values())
 
     @property
     def size(self) -> int:

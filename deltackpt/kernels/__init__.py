@@ -60,6 +60,31 @@ def scatter(words: Array, positions: Array, values: Array) -> None:
         raise IndexError("a position outside of the tensor")
 
 
+_SCATTER = np.dtype(
+    [
+        *((name, np.int64) for name in ("words", "positions", "values", "n", "count")),
+        *((name, np.int32) for name in ("wide", "width")),
+    ]
+)
+
+
+def scatter_jobs(count: int) -> Array:
+    """Jobs for `scatter_many`, to be filled: addresses of ``words``, of which there are ``n``, of ``positions`` and of
+    ``values``, of which there are ``count``; bytes of a position (``wide``; 0: all elements, in order) and of a word
+    (``width``).
+    """
+    return np.zeros(count, _SCATTER)
+
+
+def scatter_many(jobs: Array) -> int | None:
+    """`scatter` of each job, in their order. -> the first that has a position outside, or another number of elements
+    than the words that it is of: it and those after it are not done. None if there is none.
+    """
+    assert LIB is not None
+    found = int(LIB.dk_scatter_many(address(jobs), len(jobs)))
+    return None if found < 0 else found
+
+
 def digest_run(words: Array, first: int) -> tuple[int, int]:
     """Both sums, modulo 2^64, of a run of unsigned words, [n], that begins at element ``first``."""
     assert LIB is not None

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
+import numpy as np
+
 from deltackpt.codecs import CODECS, Decoded, Encoded, Entry, check, decode, decode_into
+from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.entry_table import DTYPE_WORDS
+from deltackpt.codecs.packed.native_rows import PackedRows
 from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Buffer, DecodeBuffer, Elements
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
+from deltackpt.patch.base import Bytes
 from deltackpt.patch.index import PAYLOAD, TABLE, Origin, Span, table_of
 from deltackpt.patch.tensor import Part
 
@@ -89,6 +96,17 @@ class PartReader(Part):
     def _bytes(self, name: str) -> memoryview:
         return self._at(self._span(name))
 
+    @cached_property
+    def _array(self) -> Bytes:
+        return np.frombuffer(self._data, np.uint8)
+
+    def rows_of(self, numbers: Ints) -> PackedRows:
+        """Some of the rows of ``table``: ``numbers`` of entries that are not odd, int64 [rows]."""
+        table = self.table
+        assert table is not None
+        rows = table.rows[table.row_of[numbers]]
+        return PackedRows(rows, table.counts, table.lengths, table.data, self._array, self.starts[numbers], DTYPE_WORDS)
+
     def check(self, entry: Entry) -> None:
         """Raise FormatError unless the bytes of an entry have the checksums that the table gives."""
         check(entry, _Source(self, entry), f"{self.where}, {entry.name!r}")
@@ -96,13 +114,15 @@ class PartReader(Part):
     def decode(self, entry: Entry, base: Elements | None, buffer: DecodeBuffer | None = None) -> Decoded:
         """New elements of an entry, at flat positions in its tensor or box. The result may lie in ``buffer``.
 
-        ``base``: flat old elements of its tensor or box; None is allowed where `Entry.base_use` is NOTHING. Raises
-        FormatError.
+        ``base``: old elements of its tensor or box, words [n]; None is allowed where `Entry.base_use` is NOTHING.
+        Raises FormatError.
         """
         return decode(entry, base, _Source(self, entry), f"{self.where}, {entry.name!r}", buffer)
 
     def decode_into(self, entry: Entry, elements: Elements) -> None:
-        """The same, written to ``elements``, which hold the old ones. After a FormatError they are worthless."""
+        """The same, written to ``elements``, words [n] that hold the old ones. After a FormatError they are
+        worthless.
+        """
         decode_into(entry, elements, _Source(self, entry), f"{self.where}, {entry.name!r}")
 
 

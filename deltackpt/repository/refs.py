@@ -149,7 +149,14 @@ def _writer(link: Link, load: Callable[[Link], Manifest]) -> str:
     return f", published by {found.producer[:80]} at {when}"
 
 
+def is_ref_name(name: str) -> bool:
+    """Can a ref or tag be called so?"""
+    return _REF.fullmatch(name) is not None  # [S-NAME-7]
+
+
 def _checked(name: str) -> str:
-    if not _REF.fullmatch(name):  # [S-NAME-7]
-        raise UsageError("ref-name", where="name", have=repr(name)[:120], need="letters, digits, '.', '_' and '-'")
+    if not is_ref_name(name):
+        raise UsageError(
+            "ref-name", where="name of a ref or tag", have=repr(name)[:120], need="letters, digits, '.', '_' and '-'"
+        )
     return name

@@ -187,9 +187,12 @@ GONE = "`deltackpt mirror MIRROR REPO --repair` puts it back from a mirror; `del
 DAMAGED = "It was changed or damaged in the store. `deltackpt mirror MIRROR REPO --repair` puts it right from a mirror."
 
 
-def missing(where: str) -> NotFoundError:
-    """NotFoundError ``object-missing``."""
-    return NotFoundError("object-missing", where=where, have="no such object", need="a published object", hint=GONE)
+NO_OBJECT = "no such object"
+
+
+def missing(where: str, have: str = NO_OBJECT) -> NotFoundError:
+    """NotFoundError ``object-missing``; ``have`` says what is known of the place."""
+    return NotFoundError("object-missing", where=where, have=have, need="a published object", hint=GONE)
 
 
 def taken(where: str) -> ConflictError:
