@@ -22,7 +22,7 @@ PLATFORM ?= manylinux_2_34_$(shell uname -m)
 PYTEST := $(PY) -m pytest -n auto
 
 SECONDS ?= 600
-READERS := part table manifest edge layout digests checkpoint index
+READERS := part table table_v2 manifest edge layout digests checkpoint index
 LIBFUZZER := -max_len=8192 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
 
 .PHONY: help demo demo-train test test-hooks test-stores test-vllm test-heavy check format vectors wheels bench bench-peers \
