@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo
 
@@ -15,13 +19,40 @@ if TYPE_CHECKING:
     from deltackpt.report.graph import Graph, GraphStep
     from deltackpt.report.log import Log
 
+MOST = 8  # kept steps that are named
+
 Graphic = Annotated[
     bool, typer.Option("--graph", help="Draw all steps: every branch, what rewinds left behind, folds, refs and tags.")
 ]
+Limit = Annotated[
+    int | None, typer.Option("--number", "-n", metavar="N", min=1, show_default=False, help="The newest N steps alone.")
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHEN",
+        show_default=False,
+        help="Up to the first step from before: a time ago (90m, 6h, 7d), or a date (2026-11-28, 2026-11-28T18:00).",
+    ),
+]
+Lines = Annotated[
+    bool, typer.Option("--json-lines", help="A JSON object a step, each on a line of its own, as soon as it is read.")
+]
 
 
-def log(output: Output, repo: Repo, ref: Ref = "main", graph: Graphic = False) -> None:
+def log(
+    output: Output,
+    repo: Repo,
+    ref: Ref = "main",
+    limit: Limit = None,
+    since: Since = None,
+    lines: Lines = False,
+    graph: Graphic = False,
+) -> None:
     """List the steps, newest first."""
+    if graph and (limit is not None or since is not None or lines):
+        raise UsageError("usage", where="--graph", have="-n, --since or --json-lines", need="all steps, which it draws")
+    after = None if since is None else units.moment(since, "--since", time.time())
     from deltackpt.report import log as report
     from deltackpt.repository import Repository
 
@@ -31,14 +62,26 @@ def log(output: Output, repo: Repo, ref: Ref = "main", graph: Graphic = False) -
         drawn = draw(Repository.open(repo))
         output.result(drawn, lambda: _graph(drawn, verbose=output.verbose))
         return
-    found = report.log(Repository.open(repo), ref)
+    if lines:
+        for step in report.log_steps(Repository.open(repo), ref, limit=limit, since=after):
+            output.data([json.dumps(vars(step))])
+        return
+    found = report.log(Repository.open(repo), ref, limit=limit, since=after)
     if not found.steps:
-        output.note(f"no step on {ref} yet")
+        output.note(f"no step on {ref} yet" if since is None else f"no step on {ref} since then")
     output.result(found, lambda: _lines(found, verbose=output.verbose))
     if found.steps and found.collected is not None:
-        output.note(
-            f"older steps were collected, from step {found.collected}; `log --graph` lists those that were kept"
-        )
+        output.note(_gap(found))
+
+
+def _gap(found: Log) -> str:
+    said = f"older steps were collected, from step {found.collected}"
+    if not found.kept:
+        return f"{said}; `log --graph` lists those that were kept"
+    newest, more = found.kept[-MOST:], len(found.kept) - MOST
+    which = text.steps(newest) + (f" and {more} before" if more > 0 else "")
+    kept = "was kept" if len(found.kept) == 1 else "were kept"
+    return f"{said}, but {which} {kept}; `log --graph` draws all that is there"
 
 
 def _graph(found: Graph, *, verbose: bool) -> Iterator[str]:

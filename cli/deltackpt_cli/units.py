@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import datetime
 
 from deltackpt.errors import UsageError
 
 DURATIONS = "a time in seconds (90, 0.5), or with a unit: 500ms, 90s, 20m, 6h, 7d; at most 100000d"
+MOMENTS = "a time ago (90m, 6h, 7d), or a date (2026-11-28, 2026-11-28T18:00)"
 SIZES = "a size in bytes (500000), or with a unit: 64KB, 500MB, 20GB, 16GiB"
 RATES = "a rate in bytes a second (500000), or with a unit: 500KB/s, 100MB/s, 12MiB/s"
 
@@ -35,6 +37,20 @@ def duration(value: str, option: str) -> float:
 def whole_seconds(value: str, option: str) -> int:
     """`duration` for what counts in whole seconds: a fraction is rounded up."""
     return math.ceil(duration(value, option))
+
+
+def moment(value: str, option: str, now: float) -> float:
+    """Seconds since 1970: of a `duration` before ``now``, or of a date, or date and time, by the clock of this place.
+
+    ``option`` is what the value was given for. Raises UsageError ``usage`` for anything else.
+    """
+    try:
+        return now - duration(value, option)
+    except UsageError:
+        try:
+            return datetime.fromisoformat(value.strip()).timestamp()
+        except (ValueError, OverflowError, OSError):
+            raise _unreadable(value, option, MOMENTS) from None
 
 
 def size(value: str, option: str) -> int:

@@ -23,7 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Thread
 
+import numpy as np
+
+from deltackpt import kernels
 from deltackpt.cache.layout import SIDE_DRAFT
+from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.errors import ChainError
 from deltackpt.format.dtypes import DTYPES, uint
@@ -32,9 +36,10 @@ from deltackpt.format.manifest import Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.patch.apply import decode_step
 from deltackpt.patch.base import Bytes, Patch
+from deltackpt.patch.many import TensorRun, changes_of, decode_run, runs
 from deltackpt.repository import Repository
-from deltackpt.restore.journal import Journal, JournalRecord
-from deltackpt.restore.materialize import check_tensor, save
+from deltackpt.restore.journal import Journal, replay_run
+from deltackpt.restore.materialize import check_tensor, file_order, runs_of, save, unproven
 from deltackpt.restore.proof import holds
 from deltackpt.util.mapped_file import MappedFile
 from deltackpt.util.parallel import ordered_map
@@ -88,10 +93,6 @@ class SlotMove:
     following: Journal | None = None
     between: Manifest | None = None
 
-    def records(self, number: int) -> list[JournalRecord]:
-        """What is known of a tensor before anything is decoded."""
-        return [record for journal in (self.journal, self.following) if journal for record in journal.of(number)]
-
 
 def patch_slot(
     move: SlotMove,
@@ -111,35 +112,80 @@ def patch_slot(
     A killed move may have left a mix: tensors with a record of ``following`` are at any point of the way, all others
     at most where ``journal`` leads. Each is proven while it is in the processor's cache.
     """
-    layout, digests = move.repo.layout(move.target), move.repo.digests(move.target)
-    between = move.repo.digests(move.between) if move.between else None
-    number = {name: i for i, name in enumerate(layout.tensors)}
-    mapped = {shard.path: _map(folder, shard, standby, keep=keep) for shard in layout.shards}
-    buffers = threading.local()
+    patcher = _Patcher(move, folder, standby, keep=keep)
+    layout = patcher.layout
     progress.start("apply", sum(s.size for s in layout.shards))
-
-    def patch_tensor(item: tuple[Shard, Tensor]) -> tuple[int, int]:
-        shard, tensor = item
-        file, span = mapped[shard.path], _span(shard, tensor)
-        many = _changes(move, tensor, number[tensor.name]) >= (span[1] - span[0]) // mmap.PAGESIZE
-        file.populate(span, write=keep or many)
-        data = file.bytes_of(span)
-        if not hasattr(buffers, "own"):
-            buffers.own = DecodeBuffer()
-        written = _replay(move, tensor, number[tensor.name], data)
-        if between is not None and not (move.following and move.following.of(number[tensor.name])):
-            check_tensor(tensor.name, data, between, layout)
-        written += _apply(move, tensor, number[tensor.name], data, buffers.own)
-        check_tensor(tensor.name, data, digests, layout)
-        file.release(span)
-        return written, len(data)
-
     total = 0
-    items = ((shard, tensor) for shard in layout.shards for tensor in shard.header.tensors)
-    for written, size in ordered_map(patch_tensor, items, threads):
+    for written, size in ordered_map(patcher.patch, runs_of(layout), threads):
         total += written
         progress.advance(size)
     return total + _side_files(move, folder)
+
+
+class _Patcher:
+    """Patches runs of tensors of a slot's shards, each by itself; any thread may."""
+
+    def __init__(self, move: SlotMove, folder: Path, standby: MappedSlot | None, *, keep: bool) -> None:
+        self.move, self.keep = move, keep
+        self.layout, self.digests = move.repo.layout(move.target), move.repo.digests(move.target)
+        self.between = move.repo.digests(move.between) if move.between else None
+        self.number = {name: i for i, name in enumerate(self.layout.tensors)}
+        self.mapped = {shard.path: _map(folder, shard, standby, keep=keep) for shard in self.layout.shards}
+        self._buffers = threading.local()
+
+    def patch(self, item: tuple[Shard, list[Tensor]]) -> tuple[int, int]:
+        """-> bytes written, and bytes of the tensors."""
+        shard, tensors = item
+        span = _span(shard, tensors)
+        file = self.mapped[shard.path]
+        numbers = np.array([self.number[tensor.name] for tensor in tensors])
+        many = self._changes(tensors, numbers) >= (span[1] - span[0]) // mmap.PAGESIZE
+        file.populate(span, write=self.keep or many)
+        run = TensorRun(tensors, file.bytes_of(span))
+        written = self._at_once(run, numbers) if len(tensors) > 1 and kernels.LIB is not None else None
+        if written is None:
+            each = zip(tensors, numbers.tolist(), strict=True)
+            written = sum(self._one(t, number, run.bytes_of(i)) for i, (t, number) in enumerate(each))
+        file.release(span)
+        return written, len(run.data)
+
+    def _changes(self, tensors: Sequence[Tensor], numbers: Ints) -> int:
+        """About how many elements of a run will be written."""
+        journals = (self.move.journal, self.move.following)
+        known = sum(int(journal.rows_of(numbers)[1]["count"].sum()) for journal in journals if journal)
+        return known + sum(changes_of(patch, tensors) for patch in self.move.patches)
+
+    def _at_once(self, run: TensorRun, numbers: Ints) -> int | None:
+        """All tensors of a run; None where they have to be done one by one, from what is there then.
+
+        Nothing of ``patches`` was written then, so that the first tensor with an error is found.
+        """
+        move, written = self.move, 0
+        if len(move.patches) > 1 or (move.following is not None and move.following.records):
+            return None
+        if move.journal is not None and (written := replay_run(move.journal, run, numbers)) < 0:
+            return None
+        if self.between is not None and unproven(run, self.between) is not None:
+            return None
+        if move.following is not None and move.patches:
+            if (changes := decode_run(move.patches[0], run)) is None:
+                return None
+            move.following.append_run(numbers, 0, changes)
+            changes.write_to(run)
+            written += changes.written
+        if (wrong := unproven(run, self.digests)) is not None:
+            check_tensor(run.tensors[wrong].name, run.bytes_of(wrong), self.digests, self.layout)
+        return written
+
+    def _one(self, tensor: Tensor, number: int, data: Bytes) -> int:
+        if not hasattr(self._buffers, "own"):
+            self._buffers.own = DecodeBuffer()
+        written = _replay(self.move, tensor, number, data)
+        if self.between is not None and not (self.move.following and self.move.following.of(number)):
+            check_tensor(tensor.name, data, self.between, self.layout)
+        written += _apply(self.move, tensor, number, data, self._buffers.own)
+        check_tensor(tensor.name, data, self.digests, self.layout)
+        return written
 
 
 def of_these_shards(folder: Path, layout: Layout) -> bool:
@@ -149,12 +195,6 @@ def of_these_shards(folder: Path, layout: Layout) -> bool:
             if file.read(len(shard.header.head)) != shard.header.head or file.seek(0, 2) != shard.size:
                 return False
     return True
-
-
-def _changes(move: SlotMove, tensor: Tensor, number: int) -> int:
-    """About how many elements of a tensor will be written."""
-    known = sum(len(record.values) for record in move.records(number))
-    return known + sum(found.changes for patch in move.patches if (found := patch.tensor(tensor.name)) is not None)
 
 
 def _replay(move: SlotMove, tensor: Tensor, number: int, data: Bytes) -> int:
@@ -190,8 +230,8 @@ def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def _span(shard: Shard, tensor: Tensor) -> tuple[int, int]:
-    return shard.header.data_start + tensor.start, shard.header.data_start + tensor.end
+def _span(shard: Shard, run: Sequence[Tensor]) -> tuple[int, int]:
+    return shard.header.data_start + run[0].start, shard.header.data_start + run[-1].end
 
 
 def _map(folder: Path, shard: Shard, standby: MappedSlot | None, *, keep: bool) -> MappedFile:
@@ -206,7 +246,7 @@ def _map(folder: Path, shard: Shard, standby: MappedSlot | None, *, keep: bool) 
             if (info := os.fstat(file.fileno())).st_nlink > 1:  # a copy by hard links, say, which must not change
                 raise ChainError("slot-unusable", where=path, have="a file that has another name too", need=need)
             if standby is None or (found := standby.of(info)) is None:
-                spans = [_span(shard, tensor) for tensor in shard.header.tensors]
+                spans = [_span(shard, run) for run in runs(file_order(shard))]
                 found = MappedFile(file.fileno(), shard.size, spans, keep=keep)
                 if standby is not None and keep:
                     standby.add(info, found)

@@ -17,6 +17,7 @@ from enum import Enum, IntEnum
 from typing import ClassVar, Protocol, TypeVar
 
 from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.many import ManyChanges
 from deltackpt.codecs.types import (
     Change,
     ChangedElements,
@@ -176,6 +177,10 @@ class Codec(Protocol[D]):
         ``shape`` as the header of a checkpoint has it. ``boxed``: a box of a tensor.
         """
 
+    def encode_many(self, changes: ManyChanges, which: Sequence[int]) -> Sequence[Encoded | None]:
+        """`encode` of the tensors ``which`` of many, whole ones whose dtypes it takes."""
+        return [self.encode(changes.change(i), changes.shapes[i], boxed=False) for i in which]
+
     def encode_changes(
         self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape
     ) -> Encoded | None:
@@ -201,7 +206,7 @@ class Codec(Protocol[D]):
         """
 
     def decode_into(self, entry: CodecEntry[D], elements: Elements, source: Source, where: str) -> None:
-        """Write the new elements to ``elements``, flat, which hold the old ones. After an error they are worthless.
+        """Write the new elements to ``elements``, words [n] that hold the old ones. After an error they are worthless.
 
         Raises FormatError.
         """

@@ -7,13 +7,18 @@ start of a name alone, and state every form (VERSION1 section "Table").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from deltackpt.codecs.base import Codec, Effect
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt import kernels
+from deltackpt.codecs.base import Codec, Effect, Shape
 from deltackpt.codecs.entry import Entry
+from deltackpt.codecs.entry_table import EntryTable, TableRun, read_run
 from deltackpt.codecs.registry import CODECS, VERSIONS, Registry
-from deltackpt.format.dtypes import BY_CODE, DType, nbytes
+from deltackpt.format.dtypes import BY_CODE, nbytes
 from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, METADATA, RESERVED, check_name
 from deltackpt.format.varint import VarintReader, write
 
@@ -24,25 +29,38 @@ REPEAT = 0x40  # dtype, rank and shape are those of the entry before
 
 def write_table(entries: Sequence[Entry], version: int = CODECS.version) -> bytes:
     """Entries of parts of ``version``, sorted by (name, offset), as the bytes of the table tensor."""
-    out, last = [write([len(entries)])], b""
+    out, codecs = [write([len(entries)])], VERSIONS[version]
     before: Entry | None = None
-    for e in entries:
-        name = e.name.encode()
-        out.append(_write_name(name, last, tail=version > 1))
-        codec, repeats = e.codec, version > 1 and _may_repeat(e, before) and _form(e) == _form(before)
-        out.append(bytes([codec.code | BOXED * e.boxed | REPEAT * repeats]))
-        if codec.effect is not Effect.REMOVES:
+    form: tuple[str, Shape] = "", ()
+    for e, name in zip(entries, _write_names([e.name.encode() for e in entries], tail=version > 1), strict=True):
+        codec, boxed = codecs[e.encoding], e.boxed
+        removes = codec.effect is Effect.REMOVES
+        # [F-TAB-18]
+        repeats = version > 1 and not (before is None or before.removes or removes or boxed) and _form(e) == form
+        out += (name, bytes((codec.code | BOXED * boxed | REPEAT * repeats,)))
+        if not removes:
             if not repeats:
                 out.append(bytes([e.dtype.code, len(e.shape)]) + write(e.shape))
-            if e.boxed:
+            if boxed:
                 out.append(write(e.whole) + write(e.offset))
             out.append(codec.write_detail(e.detail))
-        last, before = name, e
+        before, form = e, _form(e)
     return b"".join(out)
 
 
+def _form(entry: Entry) -> tuple[str, Shape]:
+    return entry.dtype.name, entry.shape
+
+
+def _write_names(names: list[bytes], *, tail: bool) -> list[bytes]:
+    """[F-TAB-17], [F-TAB-2]"""
+    if tail and kernels.LIB is not None:
+        return kernels.table_names(names)
+    return [_write_name(name, last, tail=tail) for name, last in zip(names, [b"", *names], strict=False)]
+
+
 def _write_name(name: bytes, last: bytes, *, tail: bool) -> bytes:
-    shared = _common(name, last)  # [F-TAB-17], [F-TAB-2]
+    shared = _common(name, last)
     if not tail:
         return write([shared, len(name) - shared]) + name[shared:]
     ends = _common(name[shared:][::-1], last[shared:][::-1])
@@ -55,18 +73,19 @@ def _common(a: bytes, b: bytes) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _may_repeat(entry: Entry, before: Entry | None) -> bool:
-    """[F-TAB-18]"""
-    return before is not None and not (before.removes or entry.removes or entry.boxed)
-
-
-def _form(entry: Entry | None) -> tuple[DType, tuple[int, ...]] | None:
-    return (entry.dtype, entry.shape) if entry else None
-
-
 def read_table(data: bytes | memoryview, where: str, version: int = CODECS.version) -> list[Entry]:
     """Inverse of :func:`write_table`. Raises FormatError."""
-    return _TableReader(data, where, VERSIONS[version]).entries()
+    return list(_TableReader(data, where, VERSIONS[version]).entries())
+
+
+def read_columns(data: bytes | memoryview, where: str, version: int = CODECS.version) -> Sequence[Entry]:
+    """The same, by the compiled kernels where there are any: an `EntryTable`, which costs little for each entry."""
+    if kernels.LIB is None or version != CODECS.version:
+        return read_table(data, where, version)
+    table = np.frombuffer(data, np.uint8)
+    reader = _TableReader(data, where, CODECS)
+    pieces = [*reader.pieces(table)]
+    return EntryTable(table, pieces) if pieces else []
 
 
 class _TableReader:
@@ -74,25 +93,45 @@ class _TableReader:
 
     def __init__(self, data: bytes | memoryview, where: str, codecs: Registry) -> None:
         self._bytes, self._where, self._codecs = VarintReader(data, where), where, codecs
-        self._entries: list[Entry] = []
+        self._before: Entry | None = None
 
-    def entries(self) -> list[Entry]:
-        r, found = self._bytes, self._entries
-        last = b""
-        order: tuple[bytes, tuple[int, ...]] = (b"", (-1,))
-        for _ in range(r.number(MAX_ENTRIES)):  # [F-TAB-1]
-            name = self._name(last)
-            entry = self._entry(name)
-            key = (name, entry.offset)
-            # [F-TAB-4], [F-TAB-5]
-            if key <= order or (found and name == last and not (entry.boxed and found[-1].boxed)):
-                have = f"{entry.name[:80]!r} out of order or twice"
-                r.refuse("table-order", have, "entries sorted by name and offset")
-            found.append(entry)
-            last, order = name, key
-        if r.left:  # [F-TAB-11]
-            r.refuse("table-long", f"{r.left} bytes after the last entry", "none")
-        return found
+    def entries(self) -> Iterator[Entry]:
+        for _ in range(self._bytes.number(MAX_ENTRIES)):  # [F-TAB-1]
+            yield self._next()
+        self._end()
+
+    def pieces(self, table: npt.NDArray[np.uint8]) -> Iterator[TableRun | tuple[Entry, int]]:
+        """The same, runs of them by the kernels. ``table``: all bytes, uint8 [n]."""
+        r = self._bytes
+        left = r.number(MAX_ENTRIES)  # [F-TAB-1]
+        while left:
+            if (run := read_run(table, r.at, left, self._before)) is not None:
+                r.raw(run.end - r.at)
+                left -= len(run.names)
+                self._before = run.last()
+                yield run
+            else:
+                begins = r.at
+                yield self._next(), r.at - begins
+                left -= 1
+        self._end()
+
+    def _next(self) -> Entry:
+        before = self._before
+        last = before.name.encode() if before else b""
+        name = self._name(last)
+        entry = self._entry(name)
+        order = (last, before.offset) if before else (b"", (-1,))
+        # [F-TAB-4], [F-TAB-5]
+        if (name, entry.offset) <= order or (before and name == last and not (entry.boxed and before.boxed)):
+            have = f"{entry.name[:80]!r} out of order or twice"
+            self._bytes.refuse("table-order", have, "entries sorted by name and offset")
+        self._before = entry
+        return entry
+
+    def _end(self) -> None:
+        if left := self._bytes.left:  # [F-TAB-11]
+            self._bytes.refuse("table-long", f"{left} bytes after the last entry", "none")
 
     def _name(self, last: bytes) -> bytes:
         r = self._bytes
@@ -111,7 +150,7 @@ class _TableReader:
             need = f"one of {len(self._codecs)}: a newer deltackpt may know it"
             r.refuse("encoding-unknown", f"encoding {code & ~BOXED}", need)
         removes = codec.effect is Effect.REMOVES
-        before = self._entries[-1] if self._entries else None
+        before = self._before
         if repeats and (before is None or before.removes or removes or boxed):  # [F-TAB-18]
             need = "dtype and shape, or an entry before that has them"
             r.refuse("table-repeat", "a form that is said to repeat", need)

@@ -42,7 +42,7 @@ def loads_strict(
     included.
     """
 
-    _check_bounds(data, limit, depth, marks, where)
+    check_bounds(data, limit, depth, marks, where)
     parts = _StrictValues(where, allow_floats)
     plain = _DIGITS_19 not in data.translate(_ALL_DIGITS_0) and not (
         b"-0" in data and (data.startswith(b"-0") or any(text in data for text in _MINUS_0))  # names hold "-0" too
@@ -62,8 +62,11 @@ def loads_strict(
     return value
 
 
-def _check_bounds(data: bytes, limit: int, depth: int, marks: int, where: str) -> None:
-    """Before the parser runs: it recurses, and deep input would end in a stack overflow."""
+def check_bounds(data: bytes, limit: int, depth: int, marks: int, where: str) -> None:
+    """Before a parser runs: it recurses, and deep input would end in a stack overflow.
+
+    Raises FormatError ``json-too-long``, ``json-depth``.
+    """
     if len(data) > limit:  # [F-MAN-1] [F-EDGE-1] [F-LAY-5] [F-PART-1]
         have, need = f"{len(data):,} bytes", f"at most {limit:,} bytes"
         raise FormatError("json-too-long", where=where, have=have, need=need)

@@ -7,6 +7,7 @@ manifest names it by sha256, and the state digest in the manifest is the sha256 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -45,13 +46,13 @@ def decode(data: bytes, layout: Layout, state: str, where: str) -> dict[str, Ten
     if found != {"sums": ("U64", (n, 2)), "xxh3": ("U8", (n, 16))}:  # [F-DOBJ-1]
         raise FormatError("digests-shape", where=where, have=str(found)[:120], need=f"sums and xxh3 of {n} tensors")
     at = {t.name: header.data_start + t.start for t in header.tensors}
-    sums = np.frombuffer(data, "<u8", 2 * n, at["sums"]).reshape(-1, 2).tolist()
-    digests = {
-        name: TensorDigest((a, b), data[at["xxh3"] + 16 * i : at["xxh3"] + 16 * i + 16])
-        for i, (name, (a, b)) in enumerate(zip(layout.tensors, sums, strict=True))
-    }
-    if state_of(layout, digests) != state:  # [F-DOBJ-2]
-        raise FormatError("state-differs", where=where, have=state_of(layout, digests), need=f"state digest {state}")
+    sums = np.frombuffer(data, "<u8", 2 * n, at["sums"]).reshape(-1, 2)
+    if (have := layout.state_text.digest(sums)) != state:  # [F-DOBJ-2]
+        raise FormatError("state-differs", where=where, have=have, need=f"state digest {state}")
+    first = at["xxh3"]
+    xxh3 = [data[i : i + 16] for i in range(first, first + 16 * n, 16)]
+    pairs = zip(map(tuple, sums.tolist()), xxh3, strict=True)
+    digests = dict(zip(layout.tensors, map(partial(tuple.__new__, TensorDigest), pairs), strict=True))
     return digests
 
 
@@ -71,4 +72,5 @@ def check_digest(data: npt.NDArray[np.uint8], dtype: str, need: TensorDigest, *,
 
 def state_of(layout: Layout, digests: Mapping[str, TensorDigest]) -> str:
     """The state digest, hex."""
-    return state_digest.state((name, t.dtype, t.shape, digests[name].sums) for name, t in layout.tensors.items())
+    sums = np.array([digests[name].sums for name in layout.tensors], np.uint64)
+    return layout.state_text.digest(sums.reshape(-1, 2))

@@ -10,12 +10,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 from deltackpt.errors import FormatError
-from deltackpt.format.canonical import loads_strict
+from deltackpt.format.canonical import MAX_DEPTH, MAX_MARKS, check_bounds, loads_strict
 from deltackpt.format.dtypes import DTYPES, SIZE_LIMIT, nbytes
+from deltackpt.format.header_columns import read_tensors
 
 MAX_HEADER: Final = 100_000_000  # bytes of JSON; the reference reader's own limit
 MAX_NAME: Final = 1_024  # bytes of UTF-8
@@ -27,8 +30,7 @@ _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One tensor: ``shape`` in elements, ``start`` and ``end`` in bytes from the header's ``data_start``.
 
     The name is text, not a path.
@@ -94,6 +96,25 @@ def parse_header(head: bytes, file_size: int | None, where: str) -> Header:
     text = head[8:size]
     if not text.startswith(b"{"):  # [F-PART-1]
         raise FormatError("json-syntax", where=where, have=repr(text[:16]), need="a JSON object")
+    if (header := _KNOWN.get(text)) is None:
+        metadata, tensors = _read(text, where)
+        header = _KNOWN[text] = Header(text, metadata, tuple(tensors), size)
+    if file_size is not None and header.file_size != file_size:  # [F-PART-5]
+        raise FormatError("offsets-end", where=where, have=f"{file_size:,} bytes", need=f"{header.file_size:,} bytes")
+    return header
+
+
+# Those in use, by their text: files and layouts of the steps of a run nearly always have the same.
+_KNOWN: WeakValueDictionary[bytes, Header] = WeakValueDictionary()
+
+
+def _read(text: bytes, where: str) -> tuple[dict[str, str], list[Tensor]]:
+    """Metadata, and the tensors in the order of their bytes, checked."""
+    check_bounds(text, MAX_HEADER, MAX_DEPTH, MAX_MARKS, where)
+    if (columns := read_tensors(text)) is not None:
+        return _metadata(loads_strict(columns[0], limit=MAX_HEADER, where=where), where), [
+            *map(partial(tuple.__new__, Tensor), zip(*columns[1], strict=True))
+        ]
     entries = loads_strict(text, limit=MAX_HEADER, where=where)
     metadata = _metadata(entries.pop(METADATA, {}), where)
     tensors = []
@@ -112,9 +133,7 @@ def parse_header(head: bytes, file_size: int | None, where: str) -> Header:
                 code, where=_at(where, tensor.name), have=f"start {tensor.start:,}", need=f"start {end:,}"
             )
         end = tensor.end
-    if file_size is not None and size + end != file_size:  # [F-PART-5]
-        raise FormatError("offsets-end", where=where, have=f"{file_size:,} bytes", need=f"{size + end:,} bytes")
-    return Header(text, metadata, tuple(tensors), size)
+    return metadata, tensors
 
 
 def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> bytes:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -137,8 +137,7 @@ def xxh3(data: npt.NDArray[np.uint8] | memoryview | bytes) -> bytes:
     return xxhash.xxh3_128_digest(memoryview(data))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class TensorDigest:
+class TensorDigest(NamedTuple):
     """What proves one whole tensor: ``sums`` for shards and engines, ``xxh3`` of its bytes at memory speed."""
 
     sums: Sums
@@ -155,11 +154,44 @@ def of_tensor(data: npt.NDArray[np.uint8], dtype: DType) -> TensorDigest:
 
 def state(tensors: Iterable[tuple[str, str, tuple[int, ...], Sums]]) -> str:
     """The state digest, hex: sha256 over (name, dtype, shape, D) of every tensor in the order of its name's bytes."""
-    digest = hashlib.sha256(DOMAIN)
-    for name, dtype, shape, sums in sorted(tensors, key=lambda t: t[0].encode()):
-        raw = name.encode()
-        digest.update(len(raw).to_bytes(4, "little") + raw)
-        digest.update(len(dtype).to_bytes(1, "little") + dtype.encode())
-        digest.update(len(shape).to_bytes(1, "little") + b"".join(d.to_bytes(8, "little") for d in shape))
-        digest.update(b"".join(s.to_bytes(8, "little") for s in sums))
-    return digest.hexdigest()
+    ordered = sorted(tensors, key=lambda t: t[0].encode())
+    return StateText((name, dtype, shape) for name, dtype, shape, _ in ordered).digest(
+        np.array([sums for *_, sums in ordered], np.uint64).reshape(-1, LANES)
+    )
+
+
+class StateText:
+    """What the state digest is the sha256 of, but for the sums; it is the same for all steps of a layout."""
+
+    def __init__(self, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
+        """Name, dtype and shape of every tensor, in the order of the names' bytes."""
+        forms: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        raws, tails = [], []
+        for name, dtype, shape in tensors:
+            raws.append(name.encode())
+            if (tail := forms.get((dtype, shape))) is None:
+                tail = forms[dtype, shape] = _form(dtype, shape) + bytes(8 * LANES)
+            tails.append(tail)
+        heads = np.array([*map(len, raws)], "<u4")
+        ends = len(DOMAIN) + np.cumsum(4 + heads.astype(np.int64) + np.array([*map(len, tails)], np.int64))
+        packed = heads.tobytes()
+        firsts = (packed[at : at + 4] for at in range(0, len(packed), 4))
+        self._text = DOMAIN + b"".join(chain.from_iterable(zip(firsts, raws, tails, strict=True)))
+        self._at = ends.reshape(-1, 1) + np.arange(-8 * LANES, 0)
+
+    def digest(self, sums: Words) -> str:
+        """The state digest, hex, of tensors with these sums, uint64 [tensors, 2]."""
+        text = np.frombuffer(bytearray(self._text), np.uint8)
+        text[self._at] = np.ascontiguousarray(sums, "<u8").view(np.uint8).reshape(-1, 8 * LANES)
+        return hashlib.sha256(text.data).hexdigest()
+
+
+def _form(dtype: str, shape: tuple[int, ...]) -> bytes:
+    return b"".join(
+        [
+            len(dtype).to_bytes(1, "little"),
+            dtype.encode(),
+            len(shape).to_bytes(1, "little"),
+            *(d.to_bytes(8, "little") for d in shape),
+        ]
+    )

@@ -17,9 +17,13 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_fingerprint": (c_uint32, []),
     "dk_compare": (_N, [_P, _P, _N, _I, _N, _P, _P, _P]),
     "dk_scatter": (_I, [_P, _N, _P, _I, _P, _N, _I]),
+    "dk_guard_add": (_N, [_P, _N]),
+    "dk_guard_torn": (_I, [_N]),
+    "dk_guard_remove": (None, [_N]),
     "dk_digest_start": (None, []),
     "dk_digest_run": (None, [_P, _N, _I, _N, _P]),
     "dk_digest_change": (None, [_P, _P, _P, _N, _I, _P]),
+    "dk_diff_many": (None, [_P, _N, _I, _P, _P, _P]),
     "dk_population": (None, [_P, _P, _P, _P, _P, _P]),
     "dk_unpack": (_I, [_P, _N, *[_P] * 8]),
     "dk_crc32_start": (None, []),
@@ -28,7 +32,12 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_lists_read": (_I, [_P, _N, _I, _P]),
     "dk_lists_measure": (_I, [_P, _N, _I]),
     "dk_lists_write": (_I, [_P, _N, _I]),
+    "dk_table_names": (_N, [_P, _P, _N, _P, _P]),
+    "dk_lists_details": (_N, [_P, _N, _P, _P]),
     "dk_lists_release": (None, [_P, _N]),
+    "dk_scatter_many": (_N, [_P, _N]),
+    "dk_table_read": (None, [_P]),
+    "dk_header_read": (_N, [_P, _N, _N, _P, _N, _P, _N]),
 }
 BEST_SCAN = 2  # of dk_scan_level: whatever the processor has
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from deltackpt.codecs import CODECS, VERSIONS, Entry
 from deltackpt.codecs.base import PlainSpec
-from deltackpt.codecs.table import read_table
+from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.entry_table import EntryTable
+from deltackpt.codecs.table import read_columns
 from deltackpt.errors import FormatError
 from deltackpt.format.manifest import MAX_STEP
 from deltackpt.format.safetensors_header import Header, Tensor
@@ -97,7 +100,8 @@ class PartIndex:
     """The entries of a part, and the place in the file of every byte that belongs to one.
 
     It was checked when it was made: every tensor of the file belongs to the table, every entry has its bytes, and
-    nothing is left over. Raises FormatError.
+    nothing is left over. ``table`` are the entries as columns, None where they were read one by one or some are boxed.
+    Raises FormatError.
     """
 
     def __init__(self, header: Header, table: bytes | memoryview, where: str) -> None:
@@ -106,13 +110,39 @@ class PartIndex:
         self.origin = Origin.from_metadata(header.metadata, where)
         self.version = version_of(header.metadata, where)
         self._tensors = {t.name: t for t in header.tensors}
-        self.entries = read_table(table, f"{where}, table", self.version)
+        self.entries = read_columns(table, f"{where}, table", self.version)
         self._offset: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._check()
+        self.table = self.entries if isinstance(self.entries, EntryTable) and self._fits(self.entries) else None
+        if self.table is None:
+            self._check()  # and say what is wrong, if anything is
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """The number of the entry of each tensor, where ``table`` is there: then none is boxed."""
+        assert self.table is not None
+        return dict(zip(self.table.names, range(len(self.table)), strict=True))
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Where in the file the payload of each entry of ``table`` begins: int64 [entries]."""
+        assert self.table is not None
+        starts: Ints = self._span(PAYLOAD)[0] + self.table.payloads.cumsum() - self.table.payloads
+        return starts
+
+    def number_of(self, entry: Entry) -> int:
+        """Which of ``entries`` it is."""
+        return self.numbers[entry.name] if self.table is not None else self._places[entry.name, entry.offset]
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, tuple[int, ...]], int]:
+        return {(entry.name, entry.offset): i for i, entry in enumerate(self.entries)}
 
     def payload(self, entry: Entry) -> Span:
         """The entry's part of the payload."""
-        start = self._span(PAYLOAD)[0] + self._offset[entry.name, entry.offset]
+        if self.table is not None:
+            start = int(self.starts[self.numbers[entry.name]])
+        else:
+            start = self._span(PAYLOAD)[0] + self._offset[entry.name, entry.offset]
         return start, start + entry.payload
 
     def plain(self, entry: Entry, suffix: str) -> Span:
@@ -121,6 +151,20 @@ class PartIndex:
 
     def _span(self, name: str) -> Span:
         return _span(self.header, self._tensors[name])
+
+    def _fits(self, table: EntryTable) -> bool:
+        """What `_check` does, without an `Entry` for each entry. -> is nothing boxed, and nothing wrong?"""
+        payload = self._tensors[PAYLOAD].end - self._tensors[PAYLOAD].start
+        odd = table.odd.values()
+        plain = [(entry.name + spec.suffix, spec) for entry in odd for spec in entry.plain_tensors]
+        if len(dict(plain)) != len(plain) or len(self._tensors) != len(plain) + 2 or any(e.boxed for e in odd):
+            return False
+        found = [(self._tensors.get(name), spec) for name, spec in plain]
+        if any(t is None or (t.dtype, t.shape) != (spec.dtype, spec.shape) for t, spec in found):
+            return False
+        # In floats first: integers could come back to where they should be, modulo 2^64.
+        sizes = [float(table.payloads.sum(dtype=float)), *(e.codec.payload_bound(e.detail) for e in odd)]
+        return max(sizes) <= 2 * payload and int(table.payloads.sum()) == payload
 
     def _check(self) -> None:
         at, expected = 0, {TABLE, PAYLOAD}

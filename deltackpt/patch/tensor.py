@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,16 +27,16 @@ class Part(PartIndex, ABC):
     def decode(self, entry: Entry, base: Elements | None, buffer: DecodeBuffer | None = None) -> Decoded:
         """New elements of an entry, at flat positions in its tensor or box. The result may lie in ``buffer``.
 
-        ``base``: flat old elements of its tensor or box; None is allowed where `Entry.base_use` is NOTHING. Raises
-        FormatError, and what reading raises.
+        ``base``: old elements of its tensor or box, words [n]; None is allowed where `Entry.base_use` is NOTHING.
+        Raises FormatError, and what reading raises.
         """
 
     @abstractmethod
     def decode_into(self, entry: Entry, elements: Elements) -> None:
-        """The same, written to the flat ``elements``, which hold the old ones. After an error they are worthless."""
+        """The same, written to ``elements``, words [n] that hold the old ones. After an error they are worthless."""
 
     @cached_property
-    def _grouped(self) -> dict[str, EncodedTensor]:
+    def _grouped(self) -> Mapping[str, EncodedTensor]:
         return grouped([self])
 
     @property
@@ -104,7 +104,7 @@ class EncodedTensor:
         return Decoded.joined([_decode_box(part, entry, old) for part, entry in self.held], old.dtype)
 
     def decode_into(self, elements: Elements) -> None:
-        """One entry, or box by box, each in a copy unless it is contiguous."""
+        """One entry, or box by box, into words [n], each in a copy unless it is contiguous."""
         for part, entry in self.held:
             if not entry.boxed:
                 part.decode_into(entry, elements)
@@ -115,7 +115,7 @@ class EncodedTensor:
             box[...] = inside.reshape(box.shape)
 
     def whole(self) -> Elements:
-        """From entries that replace, and cover the tensor."""
+        """All words [n], from entries that replace, and cover the tensor."""
         known: Known = (self.dtype.name, self.shape)
         for part, entry in self.held:
             if not entry.replaces or (entry.dtype.name, entry.whole) != known:  # [F-APPLY-2]
@@ -150,16 +150,21 @@ class PartsPatch:
         self._tensors = grouped(parts)
 
     @property
+    def whole(self) -> WholeTensors | None:
+        """The same tensors where each is one entry of a part that has a table of columns."""
+        return self._tensors if isinstance(self._tensors, WholeTensors) else None
+
+    @property
     def names(self) -> AbstractSet[str]:
         """Of the tensors that have entries."""
-        return self._tensors.keys()
+        return self._tensors.names if isinstance(self._tensors, WholeTensors) else self._tensors.keys()
 
     def tensor(self, name: str) -> EncodedTensor | None:
         """The entries of a tensor; None if there is none."""
         return self._tensors.get(name)
 
 
-def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
+def grouped(parts: Sequence[Part]) -> Mapping[str, EncodedTensor]:
     """The entries of all parts by tensor.
 
     Raises FormatError ``version-mixed``, ``boxes-too-many``, ``boxes-overlap``.
@@ -168,6 +173,10 @@ def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
     if len(versions) > 1:  # [F-META-5]
         have = f"parts of versions {' and '.join(map(str, versions))}"
         raise FormatError("version-mixed", where=parts[0].where, have=have, need="one version in a patch")
+    if all(part.table is not None for part in parts):
+        apart = WholeTensors(parts)
+        if len(apart) == sum(len(part.entries) for part in parts):
+            return apart
     held: dict[str, list[tuple[Part, Entry]]] = {}
     for part in parts:
         for entry in part.entries:
@@ -176,6 +185,42 @@ def grouped(parts: Sequence[Part]) -> dict[str, EncodedTensor]:
         if len(found) > 1:
             _check_boxes(name, [entry for _, entry in found], parts[0].where)
     return {name: EncodedTensor(tuple(found)) for name, found in held.items()}
+
+
+class WholeTensors(Mapping[str, EncodedTensor]):
+    """The tensors of parts that have a `PartIndex.table`, each in one of them: made when they are asked for."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._part = {name: part for part in parts for name in part.numbers} if len(parts) != 1 else {}
+
+    def places(self, names: Sequence[str]) -> list[tuple[Part, int] | None]:
+        """The part that holds each tensor, and the number of its entry there; None for one that none holds."""
+        if len(self._parts) == 1:
+            part, numbers = self._parts[0], self._parts[0].numbers
+            return [(part, numbers[name]) if name in numbers else None for name in names]
+        held = [self._part.get(name) for name in names]
+        return [(part, part.numbers[name]) if part else None for part, name in zip(held, names, strict=True)]
+
+    def __getitem__(self, name: str) -> EncodedTensor:
+        if (found := self.places([name])[0]) is None:
+            raise KeyError(name)
+        part, number = found
+        return EncodedTensor(((part, part.entries[number]),))
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """Those of a dict, which are faster than a Mapping's."""
+        return self._parts[0].numbers.keys() if len(self._parts) == 1 else self._part.keys()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:

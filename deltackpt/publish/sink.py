@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from deltackpt.codecs import Entry
-from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES
+from deltackpt.format.layout import TensorsByName
 from deltackpt.format.manifest import Counts
 from deltackpt.format.safetensors_header import Header
 from deltackpt.format.state_digest import TensorDigest
@@ -118,11 +120,21 @@ class StepCommit:
     patched: bool = True
     read: Callable[[str], Iterator[Buffer]] | None = None
 
+    def unpatched(self) -> StepCommit:
+        """The same step, to which no patch leads; its record then counts no changes."""
+        return replace(self, patched=False, counts=Counts(elements=self.counts.elements))
+
     @cached_property
     def state(self) -> str:
         """The state digest, hex."""
-        tensors = [t for shard in self.files.shards for t in shard.header.tensors]
-        return state_digest.state((t.name, t.dtype, t.shape, self.digests[t.name].sums) for t in tensors)
+        named = self.tensors
+        sums = np.array([self.digests[name].sums for name in named.tensors], np.uint64)
+        return named.state_text.digest(sums.reshape(-1, 2))
+
+    @cached_property
+    def tensors(self) -> TensorsByName:
+        """Of all shards."""
+        return TensorsByName.of([shard.header for shard in self.files.shards])
 
 
 class PartSink(Protocol):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import Entry
+from deltackpt.codecs.entry_table import EntryTable
+from deltackpt.codecs.packed.steps import to_steps
 from deltackpt.codecs.table import write_table
-from deltackpt.codecs.types import Elements
-from deltackpt.format.dtypes import DTYPES, uint
+from deltackpt.codecs.types import Decoded, Elements
+from deltackpt.format.dtypes import DTYPES, DType, uint
 from deltackpt.patch.index import PartIndex
+from deltackpt.patch.many import RunChanges, TensorRun
 from deltackpt.patch.tensor import EncodedTensor, Part
 from deltackpt.report.ulp import share_by_one
 
@@ -41,6 +45,11 @@ class TensorEntry:
 def sizes(part: PartIndex) -> list[int]:
     """Bytes that every entry adds to its part; in the table, a name is stored as what differs from the one before."""
     plain = {t.name: t.end - t.start for t in part.header.tensors}
+    if (table := part.table) is not None:
+        sizes: list[int] = (table.payloads + table.table_bytes).tolist()
+        for number, e in table.odd.items():
+            sizes[number] += sum(plain[e.name + spec.suffix] for spec in e.plain_tensors)
+        return sizes
     found: list[int] = []
     before: list[Entry] = []
     for e in part.entries:
@@ -69,6 +78,52 @@ def describe(entry: Entry, size: int, one_ulp: float | None = None) -> TensorEnt
     )
 
 
+def describe_rows(
+    table: EntryTable, numbers: Sequence[int], sizes: Sequence[int], shares: Mapping[str, float | None]
+) -> list[TensorEntry]:
+    """`describe` of entries of a table by number, none of them odd: with the ``sizes`` of all, and shares by name."""
+    at = table.row_of[numbers]
+    elements, changed = table.rows["elements"][at].tolist(), table.rows["changes"][at].tolist()
+    found = []
+    for number, row, all_, some in zip(numbers, at.tolist(), elements, changed, strict=True):
+        (dtype, shape), size = table.forms[row], sizes[number]
+        bits, density = 8 * size / some if some else None, some / max(1, all_)
+        name = table.names[number]
+        found.append(TensorEntry(name, "packed", dtype, shape, None, all_, some, density, size, bits, shares[name]))
+    return found
+
+
+def shares_of_run(run: TensorRun, changes: RunChanges) -> list[float | None]:
+    """The share of steps by one ULP of every tensor of a run; None where it does not change, or is no float."""
+    shares: list[float | None] = [None] * len(run.tensors)
+    for number, decoded in changes.others:
+        shares[number] = _share(run, number, decoded)
+    names = {run.tensors[number].dtype for number in changes.which.tolist()}
+    if len(names) == 1 and (dtype := DTYPES[names.pop()]).sign_magnitude:  # all of them in one pass
+        begins = run.starts[changes.which] // dtype.width
+        words = run.data[: len(run.data) // dtype.width * dtype.width].view(uint(dtype.width))
+        _, size = to_steps(
+            words[changes.positions + np.repeat(begins, changes.counts)], changes.values.view(words.dtype), dtype
+        )
+        ones = np.concatenate([[0], np.cumsum(size == 0)])
+        ends = np.cumsum(changes.counts)
+        found = (ones[ends] - ones[ends - changes.counts]) / np.maximum(changes.counts, 1)
+        for number, count, share in zip(changes.which.tolist(), changes.counts.tolist(), found.tolist(), strict=True):
+            shares[number] = share if count else None
+        return shares
+    ends, bytes_ = np.cumsum(changes.counts).tolist(), np.cumsum(changes.counts * changes.widths).tolist()
+    for number, count, width, end, last in zip(
+        changes.which.tolist(), changes.counts.tolist(), changes.widths.tolist(), ends, bytes_, strict=True
+    ):
+        values = changes.values[last - count * width : last].view(uint(width))
+        shares[number] = _share(run, number, Decoded(changes.positions[end - count : end], values))
+    return shares
+
+
+def _share(run: TensorRun, number: int, decoded: Decoded) -> float | None:
+    return _steps_by_one(run.bytes_of(number).view(decoded.values.dtype), decoded, DTYPES[run.tensors[number].dtype])
+
+
 def one_ulp_of(name: str, found: EncodedTensor, old: State) -> list[float | None]:
     """The share of steps by one ULP in every entry of a tensor, whose old elements are asked for once, if at all."""
     known = old.tensors.get(name)
@@ -84,8 +139,11 @@ def one_ulp_of(name: str, found: EncodedTensor, old: State) -> list[float | None
 
 
 def _one_ulp(part: Part, entry: Entry, base: Elements) -> float | None:
-    decoded = part.decode(entry, base)
+    return _steps_by_one(base, part.decode(entry, base), entry.dtype)
+
+
+def _steps_by_one(base: Elements, decoded: Decoded, dtype: DType) -> float | None:
     if decoded.positions is not None:
-        return share_by_one(base[decoded.positions], decoded.values, entry.dtype)
+        return share_by_one(base[decoded.positions], decoded.values, dtype)
     at = np.flatnonzero(decoded.values != base)
-    return share_by_one(base[at], decoded.values[at], entry.dtype)
+    return share_by_one(base[at], decoded.values[at], dtype)

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deltackpt.codecs import Entry
+from deltackpt.codecs.entry_table import DTYPE_WORDS
 from deltackpt.errors import NotFoundError
 from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.format.safetensors_header import Tensor
 from deltackpt.patch.index import PartIndex
+from deltackpt.patch.many import RunRoom, TensorRun, decode_run
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.remote_part import RemotePart
-from deltackpt.patch.tensor import PartsPatch
-from deltackpt.report.entries import TensorEntry, describe, one_ulp_of, sizes
+from deltackpt.patch.tensor import Part, PartsPatch
+from deltackpt.report.entries import TensorEntry, describe, describe_rows, one_ulp_of, shares_of_run, sizes
 from deltackpt.report.ulp import mean
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.repository.leases import lease, pinned
-from deltackpt.restore.materialize import again_if_gone
+from deltackpt.restore.materialize import again_if_gone, runs_of
 from deltackpt.restore.patch_reader import PatchReader, check_origin
 from deltackpt.restore.replay import Replay
 from deltackpt.store import open_store
 from deltackpt.util.disk import open_regular
+from deltackpt.util.guard import map_guarded
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 
@@ -53,7 +56,7 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``--json`` prints."""
-        return asdict(self)
+        return {**vars(self), "tensors": [dict(vars(tensor)) for tensor in self.tensors]}
 
 
 def inspect_step(
@@ -99,24 +102,67 @@ def _tables(repo: Repository, manifest: Manifest, files: Sequence[File]) -> Insp
 def _decoded(repo: Repository, manifest: Manifest, parent: Link, threads: int, progress: Progress) -> Inspection:
     plan = repo.resolve(parent)
     with PatchReader.open(repo, manifest) as patch, Replay.open(repo, plan) as old:
-        size_of = {(id(part), e.name, e.offset): n for part in patch.parts for e, n in _sizes(part)}
+        sizes_of = {part: sizes(part) for part in patch.parts}
 
         def rows_of(name: str) -> tuple[list[TensorEntry], int]:
             found = patch.tensor(name)
             assert found is not None
             rows = [
-                describe(entry, size_of[id(part), name, entry.offset], share)
+                describe(entry, sizes_of[part][part.number_of(entry)], share)
                 for (part, entry), share in zip(found.held, one_ulp_of(name, found, old), strict=True)
             ]
             return rows, sum(nbytes(entry.dtype, entry.shape) for _, entry in found.held)
 
-        progress.start("inspect", sum(nbytes(e.dtype, e.shape) for part in patch.parts for e in part.entries))
+        progress.start("inspect", sum(map(_bytes, patch.parts)))
         rows: list[TensorEntry] = []
-        names = sorted(patch.names, key=str.encode)
-        for some, done in ordered_map(rows_of, names, threads):
+        layout, room = repo.layout(plan.target), RunRoom()
+        rest = sorted(patch.names - layout.tensors.keys())
+
+        def rows_of_run(tensors: list[Tensor]) -> tuple[list[TensorEntry], int]:
+            if len(tensors) > 1 and (found := _at_once(patch, old, room.run(tensors), sizes_of)) is not None:
+                return found
+            some = [rows_of(tensor.name) for tensor in tensors if tensor.name in patch.names]
+            return [row for found, _ in some for row in found], sum(done for _, done in some)
+
+        for some, done in ordered_map(rows_of_run, (run for _, run in runs_of(layout)), threads):
+            rows += some
+            progress.advance(done)
+        for some, done in ordered_map(rows_of, rest, threads):
             rows += some
             progress.advance(done)
     return _patch(repo, manifest, rows)
+
+
+def _bytes(part: PartIndex) -> int:
+    """Of the tensors and boxes of all entries."""
+    if (table := part.table) is None:
+        return sum(nbytes(e.dtype, e.shape) for e in part.entries)
+    words = DTYPE_WORDS[table.rows["dtype"], 0]
+    return int((table.rows["elements"] * words).sum()) + sum(nbytes(e.dtype, e.shape) for e in table.odd.values())
+
+
+def _at_once(
+    patch: PatchReader, old: Replay, run: TensorRun, sizes_of: Mapping[Part, list[int]]
+) -> tuple[list[TensorEntry], int] | None:
+    """The rows of a run, and the bytes of its tensors; None where they have to be found one by one."""
+    if patch.whole is None or not old.write_run(run) or (changes := decode_run(patch, run)) is None:
+        return None
+    numbers: dict[Part, list[int]] = {}
+    places = patch.whole.places([tensor.name for tensor in run.tensors])
+    done = 0
+    for tensor, place in zip(run.tensors, places, strict=True):
+        if place is not None:
+            numbers.setdefault(place[0], []).append(place[1])
+            done += tensor.end - tensor.start
+    shares = {t.name: share for t, share in zip(run.tensors, shares_of_run(run, changes), strict=True)}
+    rows: list[TensorEntry] = []
+    for part, held in numbers.items():
+        if (table := part.table) is None:
+            return None
+        sizes_here = sizes_of[part]
+        rows += describe_rows(table, [n for n in held if n not in table.odd], sizes_here, shares)
+        rows += [describe(table.odd[n], sizes_here[n], shares[table.names[n]]) for n in held if n in table.odd]
+    return rows, done
 
 
 def _patch(repo: Repository, m: Manifest, rows: list[TensorEntry]) -> Inspection:
@@ -149,7 +195,7 @@ def inspect_part(target: str | os.PathLike[str]) -> Inspection:
         raise NotFoundError("part-missing", where=path, have="no such file", need="a part of a patch") from error
     with os.fdopen(fd, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        part = PartReader(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if size else b""), str(path))
+        part = PartReader(map_guarded(fd, size, path)[0].view if size else memoryview(b""), str(path))
     return _part(str(path), part, size)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Lock, Thread
 
@@ -17,6 +17,7 @@ from deltackpt.repository.objects import Objects
 CACHED = 4096  # manifests kept in memory
 FAR = 8  # steps from which on manifests are loaded together
 READERS = 8
+AHEAD, AHEAD_READERS = 64, 16  # steps that are read along by one who goes back, and how many at a time
 
 _STEP = re.compile(r"steps/(\d{8,16})-([0-9a-f]{64})\.json")
 
@@ -99,6 +100,28 @@ class Manifests:
         """Every step of a number, on any branch."""
         return links_of(info.name for info in self._objects.store.list(f"steps/{step:08d}-"))
 
+    def loading_ahead(self, target: Link) -> Callable[[Link], Manifest]:
+        """`load`, for one who goes from ``target`` back: where each takes a request, the steps before are read along.
+
+        Raises what `load` raises, for the step that is asked for.
+        """
+        store = self._objects.store.capabilities
+        if store.local or store.pause:
+            return self.load
+        before: list[Link] | None = None
+
+        def load(link: Link) -> Manifest:
+            nonlocal before
+            if link not in self.cache and link != target:
+                if before is None:
+                    before = self.links()
+                while before and (before[-1].step, before[-1].id) > (link.step, link.id):
+                    before.pop()
+                self._load_together(before[-AHEAD:][::-1], AHEAD_READERS)
+            return self.load(link)
+
+        return load
+
     def prefetch(self, have: Link, target: Link) -> Thread | None:
         """Begin to load the manifests between two steps together, where each takes a request; None where that is not
         worth it.
@@ -116,15 +139,18 @@ class Manifests:
             return self._prefetch[1]
 
     def _load_between(self, have: Link, target: Link) -> None:
+        with suppress(DeltackptError):
+            links = [link for link in self.links() if have.step < link.step <= target.step]
+            self._load_together(links[-CACHED:], READERS)
+
+    def _load_together(self, links: Sequence[Link], readers: int) -> None:
         from deltackpt.util.parallel import ordered_map
 
         def attempt(link: Link) -> None:
             with suppress(DeltackptError):  # the caller that needs it loads it again, and gets the error
                 self.load(link)
 
-        with suppress(DeltackptError):
-            links = [link for link in self.links() if have.step < link.step <= target.step]
-            list(ordered_map(attempt, links[-CACHED:], READERS))
+        list(ordered_map(attempt, links, readers))
 
 
 def links_of(names: Iterable[str]) -> list[Link]:

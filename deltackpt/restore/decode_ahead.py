@@ -15,7 +15,7 @@ from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.patch.apply import write_step
 from deltackpt.patch.base import Bytes, Patch
 
-HELD = 512 << 20  # bytes of tensors in memory; those beyond go through the patches when they are asked for
+HELD = 256 << 20  # bytes of tensors in memory; those beyond go through the patches when they are asked for
 
 
 class DecodeAhead:

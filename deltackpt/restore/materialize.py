@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,19 +15,22 @@ import numpy.typing as npt
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ConflictError, NotFoundError
-from deltackpt.format.digests import check_digest
+from deltackpt.format.digests import UNSTATED, check_digest, proves
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
-from deltackpt.format.state_digest import TensorDigest
+from deltackpt.format.state_digest import TensorDigest, xxh3
+from deltackpt.patch.many import RunRoom, TensorRun, runs
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.replay import Replay
-from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, space_errors
+from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, link_or, space_errors
 from deltackpt.util.mapped_file import make_huge, write_at
 from deltackpt.util.parallel import ordered_map, threads_or_default
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
+from deltackpt.util.scratch import scratch
 
 T = TypeVar("T")
 
@@ -78,8 +79,10 @@ def apply(
     there is no ``out``.
     """
     began = time.monotonic()
+    check_local(out, "OUT")
     out = Path(out)
-    _check_free(out)
+    with space_errors(out):
+        _check_free(out)
     with pinned(repo, step, ref) as (link, held):
 
         def once() -> tuple[Plan, int]:
@@ -102,7 +105,7 @@ def _check_free(out: Path) -> None:
     """Raise ConflictError ``output-exists`` unless a directory can be renamed to ``out``."""
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         hint = "Choose another path; `--cache` keeps a directory that follows a repository."
-        raise _output_exists(out, "something there", hint)
+        raise _output_exists(out, link_or(out, "something there"), hint)
     if out.exists() and (out.samefile(os.curdir) or out.is_mount()):
         hint = "The step is built beside it and takes its place at once. Name a directory inside it."
         raise _output_exists(out, "the directory that is worked in, or a mount point", hint)
@@ -153,15 +156,13 @@ def result(path: Path, plan: Plan, written: int, began: float) -> ApplyResult:
 
 @contextmanager
 def beside(out: Path) -> Iterator[Path]:
-    """A new folder next to ``out``, on the same file system; gone again unless it was renamed."""
-    folder = out.parent / f".{out.name}.tmp-{secrets.token_hex(4)}"
-    with space_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-    try:
+    """A new folder next to ``out``, on the same file system; gone again unless it was renamed. What killed processes
+    left there of the same ``out`` is removed first."""
+    with ExitStack() as stack:
+        with space_errors(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(scratch(out.parent, f".{out.name}.tmp-"))
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def build_order(layout: Layout) -> Iterator[str]:
@@ -172,6 +173,11 @@ def build_order(layout: Layout) -> Iterator[str]:
 def file_order(shard: Shard) -> list[Tensor]:
     """The tensors of a file in the order of their bytes; its header may list them in another."""
     return sorted(shard.header.tensors, key=lambda t: (t.start, t.end))
+
+
+def runs_of(layout: Layout) -> Iterator[tuple[Shard, list[Tensor]]]:
+    """The tensors of every file by runs, in the order of their bytes."""
+    return ((shard, run) for shard in layout.shards for run in runs(file_order(shard)))
 
 
 def build(
@@ -190,19 +196,29 @@ def build(
     ensure_space(folder, layout.size)
     progress.start("apply", layout.size)
     files = {shard.path: _new_shard(folder, shard) for shard in layout.shards}
-    items = ((shard, tensor) for shard in layout.shards for tensor in file_order(shard))
+    room = RunRoom()
 
-    def place(item: tuple[Shard, Tensor]) -> int:
-        shard, tensor = item
-        data = state.bytes_of(tensor.name)
-        check_tensor(tensor.name, data, digests, layout)
+    def write(shard: Shard, data: npt.NDArray[np.uint8], start: int) -> None:
         with space_errors(folder / shard.path):
-            write_at(files[shard.path], data.data, shard.header.data_start + tensor.start)
-        state.release(tensor.name)
-        return len(data)
+            write_at(files[shard.path], data.data, shard.header.data_start + start)
+
+    def place(item: tuple[Shard, list[Tensor]]) -> int:
+        shard, tensors = item
+        size = tensors[-1].end - tensors[0].start
+        if isinstance(state, Replay) and len(tensors) > 1:
+            run = room.run(tensors)
+            if state.write_run(run) and unproven(run, digests) is None:
+                write(shard, run.data, tensors[0].start)
+                return size
+        for tensor in tensors:
+            data = state.bytes_of(tensor.name)
+            check_tensor(tensor.name, data, digests, layout)
+            write(shard, data, tensor.start)
+            state.release(tensor.name)
+        return size
 
     try:
-        for count in ordered_map(place, items, threads):
+        for count in ordered_map(place, runs_of(layout), threads):
             progress.advance(count)
     finally:
         for fd in files.values():
@@ -225,6 +241,18 @@ def check_tensor(name: str, data: npt.NDArray[np.uint8], digests: Mapping[str, T
     """Raise ChainError ``tensor-differs`` unless ``data``, uint8 [n], has the digest of the step's record."""
     hint = "A base or an anchor was changed after it was published. `deltackpt verify` finds out which."
     check_digest(data, layout.tensors[name].dtype, digests[name], where=name[:200], hint=hint)
+
+
+def unproven(run: TensorRun, digests: Mapping[str, TensorDigest]) -> int | None:
+    """The number of the first tensor of a run whose bytes have not the digest of the step's record, if there is one."""
+    data, ends = run.data.data, run.starts.tolist()
+    for number, (tensor, start, end) in enumerate(zip(run.tensors, ends, ends[1:], strict=False)):
+        need = digests[tensor.name]
+        if need.xxh3 != xxh3(data[start:end]) and (
+            need.xxh3 != UNSTATED or not proves(run.bytes_of(number), tensor.dtype, need)
+        ):
+            return number
+    return None
 
 
 def _new_shard(folder: Path, shard: Shard) -> int:

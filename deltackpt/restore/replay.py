@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 
 import numpy as np
 
+from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import State
 from deltackpt.codecs.base import Effect
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.kernels import address, addresses
 from deltackpt.patch.apply import changes_elements, decode_step, replace_whole, write_step
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch, describe
+from deltackpt.patch.many import TensorRun, advance_run, decode_run
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.scratch import writable_copy
 from deltackpt.store.readahead import ObjectRange, ReadAhead
+from deltackpt.util.guard import map_guarded
+from deltackpt.util.mapped_file import FileMapping
 
 
 class Anchor:
@@ -44,11 +50,11 @@ class Anchor:
             for file, shard in zip(files, layout.shards, strict=True)
             for t in shard.header.tensors
         }
-        self._maps: dict[str, mmap.mmap] = {}
+        self._maps: dict[str, FileMapping] = {}
         for file in files if repo.store.capabilities.local else ():
             if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
                 with path.open("rb") as f:
-                    self._maps[file.name] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+                    self._maps[file.name], _ = map_guarded(f.fileno(), file.size, path)  # proven as it is used
         ahead = [(name, at) for name in order if (at := self._at.get(name)) and at.length and at.file not in self._maps]
         self._runs = ReadAhead(repo.store, ahead) if ahead else None
 
@@ -56,18 +62,24 @@ class Anchor:
         """All bytes of a tensor: uint8, read-only, not proven. Raises what `Store.get_range` raises."""
         at = self._at[name]
         if at.file in self._maps:
-            return np.frombuffer(self._maps[at.file], np.uint8)[at.start : at.end]
+            return self._maps[at.file].data[at.start : at.end]
         if self._runs is not None and (found := self._runs.take(name)) is not None:
             return found
         return np.frombuffer(self._store.get_range(at.file, at.start, at.length) if at.length else b"", np.uint8)
+
+    def side_by_side(self, names: Sequence[str]) -> Bytes | None:
+        """See `deltackpt.checkpoint.Checkpoint.side_by_side`: uint8 [n]; None also where the store is not local."""
+        places = [self._at[name] for name in names]
+        if places[0].file not in self._maps or any(a.end != b.start or a.file != b.file for a, b in pairwise(places)):
+            return None
+        return self._maps[places[0].file].data[places[0].start : places[-1].end]
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
         """See `deltackpt.checkpoint.diff.State`."""
         at = self._at[name]
         first, last = at.start + start, at.end if end is None else at.start + end
         if at.file in self._maps and first < last:
-            page = first - first % mmap.PAGESIZE
-            self._maps[at.file].madvise(mmap.MADV_DONTNEED, page, last - page)
+            self._maps[at.file].release((first, last))
 
     def close(self) -> None:
         """Read nothing more ahead."""
@@ -99,7 +111,7 @@ class Replay:
         self._base = base
         self._patches = patches
         self._journal = journal
-        self._number = {name: i for i, name in enumerate(layout.tensors)}
+        self._number = {name: i for i, name in enumerate(layout.tensors)} if journal is not None else {}
 
     @classmethod
     @contextmanager
@@ -140,6 +152,60 @@ class Replay:
             raise ChainError("tensor-shape", where=name[:80], have=describe(known), need=need)
         return current
 
+    def read_many(self, names: Sequence[str]) -> tuple[Sequence[Bytes], Sequence[int]]:
+        """`bytes_of` of each tensor, and the address of its first byte."""
+        tensors = [self.tensors[name] for name in names]
+        run = TensorRun(tensors, np.empty(sum(t.end - t.start for t in tensors), np.uint8))
+        if not tensors or self._journal is not None or not self.write_run(run):
+            data = [self.bytes_of(name) for name in names]
+            return data, addresses(*data)
+        at = run.starts.tolist()
+        return [run.data[a:b] for a, b in pairwise(at)], [address(run.data) + first for first in at[:-1]]
+
+    def release_many(self, names: Sequence[str]) -> None:
+        """`release` of each."""
+        for name in names:
+            self.release(name)
+
+    def write_run(self, run: TensorRun) -> bool:
+        """Put the state of a run's tensors, not proven yet, into its ``data``.
+
+        False where that cannot be done at once, or where anything is wrong: `bytes_of` then gives them, or says what.
+        """
+        if not self.read_base(run):
+            return False
+        for k, patch in enumerate(self._patches):
+            if self._journal is None:
+                if not advance_run(patch, run):
+                    return False
+                continue
+            if (changes := decode_run(patch, run)) is None:
+                return False
+            numbers = np.array([self._number[tensor.name] for tensor in run.tensors])
+            self._journal.append_run(numbers, k, changes)
+            changes.write_to(run)
+        return True
+
+    def read_base(self, run: TensorRun) -> bool:
+        """Put a run's tensors before the first patch into its ``data``. False where one is not of its dtype and shape.
+
+        What they were read from is released.
+        """
+        tensors, names = self._base.tensors, [tensor.name for tensor in run.tensors]
+        metas = [tensors.get(name) for name in names]
+        for tensor, meta in zip(run.tensors, metas, strict=True):
+            if meta is None or meta.dtype != tensor.dtype or meta.shape != tensor.shape:
+                return False
+        whole = self._base.side_by_side(names) if isinstance(self._base, Anchor | Checkpoint) else None
+        if whole is not None:
+            run.data[:] = whole
+            self._base.release(names[0], 0, len(whole))
+            return True
+        for number, name in enumerate(names):
+            run.bytes_of(number)[:] = self._base.bytes_of(name)
+            self._base.release(name)
+        return True
+
     def history(self, name: str) -> Iterator[tuple[Bytes | None, Known | None]]:
         """The tensor before the first patch and after each: bytes (written to by the next step), dtype and shape."""
         current = self._base.bytes_of(name) if name in self._base.tensors else None
@@ -162,7 +228,7 @@ class Replay:
             assert decoded is not None
             self._journal.append(self._number[name], k, decoded)
         if not current.flags.writeable:
-            current = current.copy()
+            current = writable_copy(current)
             self.release(name)
         if decoded is not None:
             decoded.write_to(current.view(decoded.values.dtype))

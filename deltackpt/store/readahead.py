@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Condition
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,7 @@ HELD = 256 << 20  # bytes requested, or received and not used yet; a larger run 
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class ObjectRange:
+class ObjectRange(NamedTuple):
     """Where a tensor is: the object, its first byte, and its bytes."""
 
     file: str

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from deltackpt.errors import DeltackptError
+from deltackpt.format.safetensors_header import Tensor
 from deltackpt.util.parallel import ordered_map
 
 T = TypeVar("T")
@@ -98,6 +99,35 @@ class Findings:
             self.checked[kind] += 1
             if error is not None:
                 self.add(error)
+
+    def each_run(
+        self,
+        kind: str,
+        runs: Iterable[list[Tensor]],
+        at_once: Callable[[list[Tensor]], bool],
+        rest: Iterable[str],
+        one: Callable[[str], None],
+        threads: int,
+    ) -> None:
+        """The same for many tensors, which are found well a run ``at_once``, or else one by one, by name; and for the
+        ``rest`` of them, one by one. Errors are collected in the order of the names."""
+        found: list[tuple[str, DeltackptError]] = []
+
+        def check(names: list[str]) -> int:
+            for name in names:
+                try:
+                    one(name)
+                except DeltackptError as error:
+                    found.append((name, error))
+            return len(names)
+
+        def check_run(run: list[Tensor]) -> int:
+            return len(run) if len(run) > 1 and at_once(run) else check([tensor.name for tensor in run])
+
+        self.checked[kind] += sum(ordered_map(check_run, runs, threads))
+        self.checked[kind] += sum(ordered_map(lambda name: check([name]), rest, threads))
+        for _, error in sorted(found, key=lambda item: item[0]):
+            self.add(error)
 
     def report(self) -> VerifyReport:
         """What was collected so far."""

@@ -12,11 +12,15 @@ from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.edge import Edge
+from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import TensorDigest
 from deltackpt.patch.base import describe
+from deltackpt.patch.many import RunRoom, TensorRun, advance_run
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
+from deltackpt.restore.materialize import runs_of, unproven
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Anchor, Replay
 from deltackpt.verification.findings import Findings
@@ -54,9 +58,7 @@ def check_states(checks: Checks, edges: Sequence[Edge]) -> None:
         if state is None:
             continue
         checks.findings.attempt("anchors", _check_heads, checks.repo, step, files)
-        digests, where = checks.repo.digests(step), f"anchor of step {step.step}"
-        check = lambda name, s=state, d=digests, w=where: check_stored(s, s.tensors[name], name, d, w)  # noqa: E731
-        checks.findings.each("tensors", check, state.tensors, checks.threads)
+        _check_anchor(checks, step, state)
         if id_ not in checks.reached:  # else a chain that passes through it has been here already
             _check_runs(checks, [(step, None)], state, {id_})
     for edge in sorted(edges, key=lambda edge: edge.end.step):
@@ -67,6 +69,24 @@ def check_states(checks: Checks, edges: Sequence[Edge]) -> None:
             have = "no intact way from an anchor"
             error = ChainError("chain-broken", where=f"step {m.step}", have=have, need="an unbroken chain")
             checks.findings.add(error)
+
+
+def _check_anchor(checks: Checks, step: Manifest, state: Anchor) -> None:
+    """Every tensor of an anchor against the digests of its step."""
+    digests, where = checks.repo.digests(step), f"anchor of step {step.step}"
+
+    def at_once(tensors: list[Tensor]) -> bool:
+        data = state.side_by_side([tensor.name for tensor in tensors])
+        if data is None or unproven(TensorRun(tensors, data), digests) is not None:
+            return False
+        state.release(tensors[0].name, 0, len(data))
+        return True
+
+    def one(name: str) -> None:
+        check_stored(state, state.tensors[name], name, digests, where)
+
+    held = (run for _, run in runs_of(checks.repo.layout(step)))
+    checks.findings.each_run("tensors", held, at_once, (), one, checks.threads)
 
 
 def _check_heads(repo: Repository, step: Manifest, files: Sequence[File]) -> None:
@@ -124,27 +144,69 @@ def _check_run(checks: Checks, run: Run, state: State, anew: set[str]) -> None:
         layouts, digests = [repo.layout(m) for m in steps], [repo.digests(m) for m in steps]
         ids = [m.link.id for m in steps]
         fresh = [id_ in anew or id_ not in checks.reached for id_ in ids]
-
-        def history(name: str) -> None:
-            for i, (data, known) in enumerate(Replay(state, patches, layouts[0]).history(name)):
-                want = layouts[i].tensors.get(name)
-                if known != ((want.dtype, want.shape) if want else None):
-                    need = describe((want.dtype, want.shape) if want else None)
-                    where = f"step {steps[i].step}, {name[:200]}"
-                    raise ChainError("tensor-shape", where=where, have=describe(known), need=need)
-                if i and fresh[i] and want and data is not None and _may_differ(name, i, patches, digests):
-                    have = state_digest.of_tensor(data, DTYPES[want.dtype])
-                    stated = digests[i][name]
-                    if have.sums != stated.sums or stated.xxh3 not in (have.xxh3, UNSTATED):
-                        tensor_differs(
-                            f"step {steps[i].step}, {name[:200]}", "other bytes", "those of the step's digests"
-                        )
-
-        names = sorted({name for layout in layouts for name in layout.tensors}, key=str.encode)
-        findings.each("tensors", history, names, checks.threads)
+        states = _States(steps, layouts, digests, patches, fresh, Replay(state, patches, layouts[0]))
+        held = (run for _, run in runs_of(layouts[0]))
+        rest = {name for layout in layouts[1:] for name in layout.tensors.keys() - layouts[0].tensors.keys()}
+        findings.each_run("tensors", held, states.check_run, rest, states.check, checks.threads)
         checks.reached.update(ids)
 
 
-def _may_differ(name: str, i: int, patches: list[PatchReader], digests: list[dict[str, TensorDigest]]) -> bool:
-    """Proven by the step before, where neither the bytes nor the digests changed."""
-    return patches[i - 1].tensor(name) is not None or digests[i - 1].get(name) != digests[i][name]
+class _States:
+    """The states of a run of steps: ``fresh`` says which are to be proven, the others were."""
+
+    def __init__(
+        self,
+        steps: Sequence[Manifest],
+        layouts: Sequence[Layout],
+        digests: Sequence[Mapping[str, TensorDigest]],
+        patches: Sequence[PatchReader],
+        fresh: Sequence[bool],
+        replay: Replay,
+    ) -> None:
+        self._steps, self._layouts, self._digests = steps, layouts, digests
+        self._patches, self._fresh, self._replay = patches, fresh, replay
+        self._room = RunRoom()
+
+    def check_run(self, tensors: list[Tensor]) -> bool:
+        """Are neighbors of the first step the tensors of all steps, and as they say? False also where any changes its
+        dtype or shape on the way: `check` says what is so."""
+        run = self._room.run(tensors)
+        for layout in self._layouts[1:]:
+            for tensor in tensors if layout is not self._layouts[0] else ():
+                want = layout.tensors.get(tensor.name)
+                if want is None or (want.dtype, want.shape) != (tensor.dtype, tensor.shape):
+                    return False
+        if not self._replay.read_base(run):
+            return False
+        for i, patch in enumerate(self._patches, 1):
+            if not advance_run(patch, run):
+                return False
+            if self._fresh[i] and not all(self._proven(i, run, number) for number in range(len(tensors))):
+                return False
+        return True
+
+    def _proven(self, i: int, run: TensorRun, number: int) -> bool:
+        tensor = run.tensors[number]
+        if not self._may_differ(tensor.name, i):
+            return True
+        have = state_digest.of_tensor(run.bytes_of(number), DTYPES[tensor.dtype])
+        stated = self._digests[i][tensor.name]
+        return have.sums == stated.sums and stated.xxh3 in (have.xxh3, UNSTATED)
+
+    def check(self, name: str) -> None:
+        """One tensor in all steps. Raises ChainError ``tensor-shape``, ``tensor-differs``, and for broken patches."""
+        for i, (data, known) in enumerate(self._replay.history(name)):
+            want = self._layouts[i].tensors.get(name)
+            where = f"step {self._steps[i].step}, {name[:200]}"
+            if known != ((want.dtype, want.shape) if want else None):
+                need = describe((want.dtype, want.shape) if want else None)
+                raise ChainError("tensor-shape", where=where, have=describe(known), need=need)
+            if i and self._fresh[i] and want and data is not None and self._may_differ(name, i):
+                have = state_digest.of_tensor(data, DTYPES[want.dtype])
+                stated = self._digests[i][name]
+                if have.sums != stated.sums or stated.xxh3 not in (have.xxh3, UNSTATED):
+                    tensor_differs(where, "other bytes", "those of the step's digests")
+
+    def _may_differ(self, name: str, i: int) -> bool:
+        """Proven by the step before, where neither the bytes nor the digests changed."""
+        return name in self._patches[i - 1].names or self._digests[i - 1].get(name) != self._digests[i][name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import json
 import os
 import pty
 import subprocess
@@ -102,6 +103,21 @@ def test_log_lists_the_steps(world: World) -> None:
     assert all(step.keys() == names(LogStep) for step in found["steps"])
     assert found["steps"][0]["id"] == world.written[2].json["id"]
     assert [row.split()[-1] for row in rows] == [step["id"][:12] for step in found["steps"]]
+
+
+def test_log_of_some_steps(world: World) -> None:
+    newest = deltackpt("log", world.repo, "-n", "1", "--json").json["steps"]
+    assert [step["step"] for step in newest] == [2]
+    done = deltackpt("log", world.repo, "--json-lines", "--since", "1d")
+    assert (done.err, done.status) == ("", 0)
+    steps = [json.loads(line) for line in done.out.splitlines()]
+    assert [step["step"] for step in steps] == [2, 1, 0]
+    assert steps[0] == newest[0]
+    assert deltackpt("log", world.repo, "--since", "2001-01-01T12:00", "-n", "2").out.count("\n") == 3
+    done = deltackpt("log", world.repo, "--since", "2100-01-01")
+    assert (done.out, done.err) == ("", "no step on main since then\n")
+    for wrong in (["--since", "soon"], ["--graph", "-n", "3"]):
+        assert deltackpt("log", world.repo, *wrong).status == 2
 
 
 def test_inspect_tells_of_every_tensor(world: World) -> None:

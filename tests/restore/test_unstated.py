@@ -1,7 +1,6 @@
 """Steps whose writer saw no tensor whole: no xxh3 is stated, and every reader proves by the sums."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 from support.chains import NEVER, World, small_state
@@ -28,7 +27,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setattr(
         digests_format,
         "encode",
-        lambda layout, digests: encode(layout, {n: replace(d, xxh3=unstated) for n, d in digests.items()}),
+        lambda layout, digests: encode(layout, {n: d._replace(xxh3=unstated) for n, d in digests.items()}),
     )
     world = World(tmp_path)
     world.links = world.run(5)

@@ -1,0 +1,220 @@
+"""The entries of a part table as columns. Those of whole `packed` tensors, nearly all where there are many, are read by
+the compiled kernels, a run of them in one call, and become an `Entry` when one is asked for.
+
+`deltackpt.codecs.table` reads all others, and whatever has a defect: the kernels end their run before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt import kernels
+from deltackpt.codecs.base import Shape
+from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.entry import Entry
+from deltackpt.codecs.packed.classes import ClassScale
+from deltackpt.codecs.packed.encoding import PackedCodec
+from deltackpt.codecs.packed.grid import TileGrid
+from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.format.dtypes import BY_CODE, DTYPES
+from deltackpt.kernels import address
+
+MAX_DIMS = 8  # of a tensor that the kernels take
+
+Rows = npt.NDArray[Any]
+
+_ROW = np.dtype(
+    [
+        *((name, np.int64) for name in ("begins", "ends", "name", "name_bytes", "height", "width", "rows", "columns")),
+        *((name, np.int64) for name in ("tile", "list", "tiles", "checksums", "changes", "payload", "elements")),
+        ("dims", np.int64, (MAX_DIMS,)),
+        *((name, np.int32) for name in ("dtype", "rank", "classes", "sized", "top", "anchor")),
+    ]
+)
+_CALL = np.dtype(
+    [
+        *((name, np.int64) for name in ("table", "bytes", "at", "entries", "dtypes")),
+        *((name, np.int32) for name in ("known", "packed")),
+        *((name, np.int64) for name in ("last", "last_bytes")),
+        *((name, np.int32) for name in ("before_dtype", "before_rank")),
+        ("before_dims", np.int64, (MAX_DIMS,)),
+        *((name, np.int64) for name in ("found", "name_bytes", "lists", "tiles")),
+        *((name, np.int64) for name in ("to_rows", "to_names", "to_counts", "to_lengths")),
+    ]
+)
+# By code: bytes of a word, 0 where the kernels take none; first bit and bits of the exponent; nothing.
+DTYPE_WORDS = np.zeros((max(BY_CODE) + 1, 4), np.int32)
+for _dtype in BY_CODE.values():
+    if _dtype.width <= 4 and _dtype.bits == 8 * _dtype.width:
+        DTYPE_WORDS[_dtype.code, :3] = _dtype.width, *_dtype.exponent
+
+
+@dataclass(frozen=True)
+class TableRun:
+    """Entries that the kernels read in one call: their names, and the columns of `EntryTable`. ``end`` is the byte of
+    the table after them."""
+
+    names: list[str]
+    rows: Rows
+    counts: Ints
+    lengths: Ints
+    end: int
+
+    def last(self) -> Entry:
+        """The last entry, without its detail."""
+        return _entry(self.names[-1], self.rows[-1])
+
+
+def read_run(data: npt.NDArray[np.uint8], at: int, entries: int, before: Entry | None) -> TableRun | None:
+    """What the kernels take of the next ``entries`` of the table ``data``, uint8 [n], from byte ``at`` on.
+
+    ``before``: the entry before them. None where they do not take the first one.
+    """
+    assert kernels.LIB is not None
+    last = np.frombuffer((before.name if before else "").encode() + b"\0", np.uint8)
+    call = np.zeros(1, _CALL)
+    call["table"], call["bytes"], call["dtypes"] = address(data), len(data), address(DTYPE_WORDS)
+    call["known"], call["packed"] = len(DTYPE_WORDS), PackedCodec.code
+    call["last"], call["last_bytes"], call["at"], call["entries"] = address(last), len(last) - 1, at, entries
+    if before and not before.removes and len(before.shape) <= MAX_DIMS and max(before.shape, default=0) < 1 << 62:
+        call["before_dtype"], call["before_rank"] = before.dtype.code, len(before.shape)
+        call["before_dims"][0, : len(before.shape)] = before.shape
+    again = call.copy()
+    kernels.LIB.dk_table_read(address(call))
+    if not (found := int(call["found"][0])):
+        return None
+    rows, names = np.empty(found, _ROW), np.empty(int(call["name_bytes"][0]), np.uint8)
+    counts, lengths = np.empty(int(call["lists"][0]), np.int64), np.empty(int(call["tiles"][0]), np.int64)
+    again["entries"] = found  # what made the first call stop is not met again
+    for name, array in (("to_rows", rows), ("to_names", names), ("to_counts", counts), ("to_lengths", lengths)):
+        again[name] = address(array)
+    kernels.LIB.dk_table_read(address(again))
+    text, ends = names.tobytes().decode("ascii"), np.cumsum(rows["name_bytes"]).tolist()
+    listed = [text[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    return TableRun(listed, rows, counts, lengths, int(again["at"][0]))
+
+
+class EntryTable(Sequence[Entry]):
+    """All entries, in the order of the table.
+
+    ``odd`` are those that the kernels left to Python, by number. ``row_of`` is the row in ``rows`` of each entry, -1 of
+    an odd one; ``payloads`` and ``table_bytes`` are what each takes in the payload and in the table (all int64
+    [entries]). Of the rows, ``counts`` and ``lengths`` (int64) hold what `ListIndex` has, one tensor after the other;
+    ``data`` (uint8) is the whole table, where the checksums are.
+    """
+
+    def __init__(self, data: npt.NDArray[np.uint8], pieces: Sequence[TableRun | tuple[Entry, int]]) -> None:
+        """``pieces``: runs, and entries that Python read, with the bytes of each in the table."""
+        self.data = data
+        self.names: list[str] = []
+        odd: dict[int, Entry] = {}
+        odd_bytes = []
+        runs: list[TableRun] = []
+        for piece in pieces:
+            if isinstance(piece, TableRun):
+                runs.append(piece)
+                self.names += piece.names
+            else:
+                odd[len(self.names)], size = piece
+                odd_bytes.append(size)
+                self.names.append(piece[0].name)
+        self.odd: Mapping[int, Entry] = odd
+        self.rows, self.counts, self.lengths = _joined(runs)
+        regular = np.ones(len(self.names), bool)
+        regular[list(odd)] = False
+        self.row_of: Ints = np.full(len(self.names), -1)
+        self.row_of[regular] = np.arange(len(self.rows))
+        self.payloads: Ints = np.zeros(len(self.names), np.int64)
+        self.payloads[regular] = self.rows["payload"]
+        self.payloads[list(odd)] = [entry.payload for entry in odd.values()]
+        self.table_bytes: Ints = np.zeros(len(self.names), np.int64)
+        self.table_bytes[regular] = self.rows["ends"] - self.rows["begins"]
+        self.table_bytes[list(odd)] = odd_bytes
+
+    @overload
+    def __getitem__(self, number: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Entry]: ...
+
+    def __getitem__(self, number: int | slice) -> Entry | list[Entry]:
+        if isinstance(number, slice):
+            return [self[i] for i in range(len(self))[number]]
+        number = range(len(self))[number]
+        if number in self.odd:
+            return self.odd[number]
+        row = self.rows[self.row_of[number]]
+        return _entry(self.names[number], row, self._detail(row))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (self[i] for i in range(len(self)))
+
+    @cached_property
+    def row_numbers(self) -> list[int]:
+        """``row_of`` as a list."""
+        numbers: list[int] = self.row_of.tolist()
+        return numbers
+
+    @cached_property
+    def changes(self) -> list[int]:
+        """Changed elements of every entry."""
+        found = np.zeros(len(self.names), np.int64)
+        found[self.row_of >= 0] = self.rows["changes"]
+        found[list(self.odd)] = [entry.changes for entry in self.odd.values()]
+        changes: list[int] = found.tolist()
+        return changes
+
+    @cached_property
+    def forms(self) -> list[tuple[str, Shape]]:
+        """Name of the dtype, and shape, of every row; neighbors of one form share it."""
+        found: list[tuple[str, Shape]] = []
+        if len(self.rows):
+            keys = np.concatenate([self.rows["dtype"][:, None], self.rows["rank"][:, None], self.rows["dims"]], axis=1)
+            cuts = [0, *(np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1).tolist(), len(keys)]
+            for a, b in pairwise(cuts):
+                found += [_form(self.rows[a])] * (b - a)
+        return found
+
+    def _detail(self, row: Any) -> ListIndex:
+        height, width, rows, columns = (int(row[name]) for name in ("height", "width", "rows", "columns"))
+        scale = ClassScale(*(int(row[name]) for name in ("classes", "sized", "top", "anchor")))
+        tiles, first, at = int(row["tiles"]), int(row["list"]), int(row["tile"])
+        counts = self.counts[first : first + tiles * scale.lists].reshape(tiles, scale.lists)
+        checksums = np.frombuffer(self.data, "<u4", tiles, int(row["checksums"]))
+        return ListIndex(
+            TileGrid(height, width, rows, columns), scale, counts, self.lengths[at : at + tiles], checksums
+        )
+
+
+def _joined(runs: Sequence[TableRun]) -> tuple[Rows, Ints, Ints]:
+    """The columns of several runs as one."""
+    lists = tiles = 0
+    for run in runs:
+        run.rows["list"] += lists
+        run.rows["tile"] += tiles
+        lists, tiles = lists + len(run.counts), tiles + len(run.lengths)
+    none = np.zeros(0, np.int64)
+    return (
+        np.concatenate([np.empty(0, _ROW), *(run.rows for run in runs)]),
+        np.concatenate([none, *(run.counts for run in runs)]),
+        np.concatenate([none, *(run.lengths for run in runs)]),
+    )
+
+
+def _entry(name: str, row: Any, detail: Any = None) -> Entry:
+    dtype, shape = _form(row)
+    return Entry(name, PackedCodec.name, DTYPES[dtype], shape, shape, (0,) * len(shape), detail)
+
+
+def _form(row: Any) -> tuple[str, Shape]:
+    return BY_CODE[int(row["dtype"])].name, tuple(row["dims"][: row["rank"]].tolist())

@@ -1,0 +1,83 @@
+"""`packed` read by the compiled kernels, straight from the columns of a table: many tensors in one call, and no object
+for any of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt import kernels
+from deltackpt.codecs.bits import Ints, starts
+from deltackpt.codecs.packed.native import _READ
+from deltackpt.kernels import address
+
+Positions32 = npt.NDArray[np.uint32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Entries of a table: its ``rows``, and the arrays that these point into, as `EntryTable` has them.
+
+    ``payload`` holds the payload of all of the table's part; that of each row begins at ``begins`` (int64 [rows]).
+    ``words`` are bytes of an element and the field of its exponent, by dtype code (int32 [codes, 3]).
+    """
+
+    rows: npt.NDArray[Any]
+    counts: Ints
+    lengths: Ints
+    table: Bytes
+    payload: Bytes
+    begins: Ints
+    words: npt.NDArray[np.int32]
+
+    @property
+    def changes(self) -> Ints:
+        """Changed elements of each row."""
+        changes: Ints = self.rows["changes"]
+        return changes
+
+    @property
+    def widths(self) -> Ints:
+        """Bytes of an element of each row."""
+        widths: Ints = self.words[self.rows["dtype"], 0].astype(np.int64)
+        return widths
+
+    def decode_into(self, elements: Ints, threads: int = 1) -> bool:
+        """Write the new elements to where the old ones are, at the addresses ``elements`` (int64 [rows]).
+
+        The caller knows that all of each tensor's elements are there. False for a defect of any; what was written is
+        then worth nothing.
+        """
+        return self._read(elements, threads, in_place=1)
+
+    def decode(self, elements: Ints, threads: int = 1) -> tuple[Positions32, Bytes] | None:
+        """Positions (uint32) and new words (as bytes) of all changes, row by row; None for a defect of any.
+
+        For tensors of at most 2^32 elements. ``elements``: as in `decode_into`; they are not written to.
+        """
+        counts = starts(self.changes)
+        sizes = starts(self.changes * self.widths)
+        positions, values = np.empty(int(counts[-1]), np.uint32), np.empty(int(sizes[-1]), np.uint8)
+        made = {"positions": address(positions) + 4 * counts[:-1], "new": address(values) + sizes[:-1]}
+        return (positions, values) if self._read(elements, threads, **made) else None
+
+    def _read(self, elements: Ints, threads: int, **fields: Any) -> bool:
+        assert kernels.LIB is not None
+        rows, given, defect = self.rows, np.zeros(len(self.rows), _READ), np.empty(3, np.int64)
+        for name in ("height", "width", "rows", "columns", "classes", "sized", "top", "anchor", "tiles"):
+            given[name] = rows[name]
+        word = self.words[rows["dtype"]]
+        given["word"], given["exponent_start"], given["exponent_bits"] = word[:, 0], word[:, 1], word[:, 2]
+        given["payload"], given["bytes"] = address(self.payload) + self.begins, rows["payload"]
+        given["counts"] = address(self.counts) + 8 * rows["list"]
+        given["lengths"] = address(self.lengths) + 8 * rows["tile"]
+        given["checksums"] = address(self.table) + rows["checksums"]
+        given["elements"], given["wide"] = elements, 4
+        for name, value in fields.items():
+            given[name] = value
+        return not kernels.LIB.dk_lists_read(address(given), len(given), threads, address(defect))

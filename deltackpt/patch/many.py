@@ -1,0 +1,200 @@
+"""Many tensors at once: neighbors in a buffer, which a patch changes by one call of the kernels.
+
+This is where a batch is made, by `runs`, and where it is decoded, by `decode_run` and `advance_run`. What a batch
+cannot carry, and whatever turns out wrong in one, its caller does tensor by tensor, so that an error is that of the
+first tensor that has one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from deltackpt import kernels
+from deltackpt.codecs.bits import Ints, starts
+from deltackpt.codecs.packed.native_rows import PackedRows, Positions32
+from deltackpt.codecs.types import Decoded, Elements
+from deltackpt.errors import DeltackptError
+from deltackpt.format.dtypes import DTYPES, uint
+from deltackpt.format.safetensors_header import Tensor
+from deltackpt.kernels import address
+from deltackpt.patch.apply import changes_elements
+from deltackpt.patch.base import Bytes, Patch, TensorPatch
+from deltackpt.patch.part import PartReader
+from deltackpt.patch.tensor import PartsPatch
+
+RUN = 4 << 20  # bytes of a batch: it stays in the cache of a processor from one pass over it to the next
+MOST = 1024  # tensors of a batch
+
+
+@dataclass(frozen=True)
+class TensorRun:
+    """``tensors`` side by side: their bytes are in ``data``, uint8, in this order and without gaps."""
+
+    tensors: Sequence[Tensor]
+    data: Bytes
+
+    @cached_property
+    def starts(self) -> Ints:
+        """The first byte of each in ``data``, and the end: int64 [tensors + 1]."""
+        return starts(np.array([t.end - t.start for t in self.tensors], np.int64))
+
+    def bytes_of(self, number: int) -> Bytes:
+        """The bytes of a tensor of the run."""
+        return self.data[self.starts[number] : self.starts[number + 1]]
+
+
+@dataclass(frozen=True)
+class RunChanges:
+    """The new elements of tensors of a run.
+
+    ``which`` are their numbers in the run, ``counts`` how many elements of each, ``widths`` bytes of an element (int64
+    [changed] all three). ``positions`` (uint32) and ``values`` (uint8) hold those of one after the other. ``others``
+    are tensors that were decoded by themselves.
+    """
+
+    which: Ints
+    counts: Ints
+    widths: Ints
+    positions: Positions32
+    values: Bytes
+    others: list[tuple[int, Decoded]] = field(default_factory=list)
+
+    @property
+    def written(self) -> int:
+        """Bytes of all new elements."""
+        return len(self.values) + sum(decoded.values.nbytes for _, decoded in self.others)
+
+    def write_to(self, run: TensorRun) -> None:
+        """Put them in their places."""
+        if len(self.which):
+            self._scatter(run)
+        for number, decoded in self.others:
+            decoded.write_to(run.bytes_of(number).view(decoded.values.dtype))
+
+    def _scatter(self, run: TensorRun) -> None:
+        jobs = kernels.scatter_jobs(len(self.which))
+        jobs["words"] = address(run.data) + run.starts[self.which]
+        jobs["n"] = np.diff(run.starts)[self.which] // self.widths
+        jobs["positions"] = address(self.positions) + 4 * starts(self.counts)[:-1]
+        jobs["values"] = address(self.values) + starts(self.counts * self.widths)[:-1]
+        jobs["count"], jobs["wide"], jobs["width"] = self.counts, 4, self.widths
+        if kernels.scatter_many(jobs) is not None:
+            raise IndexError("a position outside of the tensor")
+
+
+class RunRoom:
+    """Memory of runs whose tensors are not side by side anywhere else: each thread has its own, and uses it again."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def run(self, tensors: Sequence[Tensor]) -> TensorRun:
+        """A run whose ``data`` is anything, until the next call of this thread."""
+        size = tensors[-1].end - tensors[0].start
+        held: Bytes | None = getattr(self._local, "room", None)
+        if held is None or len(held) < size:
+            held = self._local.room = np.empty(max(size, RUN), np.uint8)
+        return TensorRun(tensors, held[:size])
+
+
+def runs(tensors: Iterable[Tensor], limit: int = RUN) -> Iterator[list[Tensor]]:
+    """Neighbors of a file, in the order of their bytes, that have ``limit`` bytes together; a larger one is alone."""
+    run: list[Tensor] = []
+    for tensor in tensors:
+        if run and (tensor.end - run[0].start > limit or len(run) == MOST):
+            yield run
+            run = []
+        run.append(tensor)
+    if run:
+        yield run
+
+
+def changes_of(patch: Patch, tensors: Sequence[Tensor]) -> int:
+    """How many elements of some tensors a patch changes, at most."""
+    if not (isinstance(patch, PartsPatch) and patch.whole is not None):
+        return sum(found.changes for tensor in tensors if (found := patch.tensor(tensor.name)) is not None)
+    places = patch.whole.places([tensor.name for tensor in tensors])
+    return sum(table.changes[place[1]] for place in places if place is not None and (table := place[0].table))
+
+
+def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
+    """What a patch changes in a run; ``run.data`` holds the old elements, and is not written to.
+
+    None where it cannot be done at once, or where anything is wrong.
+    """
+    try:
+        if (found := _find(patch, run)) is None:
+            return None
+        others = [(number, one.decode(_words(run, number))) for number, one in found.others]
+    except DeltackptError:
+        return None
+    made = [(which, rows, rows.decode(address(run.data) + run.starts[which])) for which, rows in found.batches]
+    arrays = [outcome for *_, outcome in made if outcome is not None]
+    if len(arrays) != len(made):
+        return None
+    none = np.zeros(0, np.int64)
+    return RunChanges(
+        np.concatenate([none, *(which for which, *_ in made)]),
+        np.concatenate([none, *(rows.changes for _, rows, _ in made)]),
+        np.concatenate([none, *(rows.widths for _, rows, _ in made)]),
+        np.concatenate([np.zeros(0, np.uint32), *(positions for positions, _ in arrays)]),
+        np.concatenate([np.zeros(0, np.uint8), *(values for _, values in arrays)]),
+        others,
+    )
+
+
+def advance_run(patch: Patch, run: TensorRun) -> bool:
+    """What `decode_run` gives, written to ``run.data``; False where that gives None. Then the bytes are worthless."""
+    try:
+        if (found := _find(patch, run)) is None:
+            return False
+        for number, one in found.others:
+            one.decode_into(_words(run, number))
+    except DeltackptError:
+        return False
+    return all(rows.decode_into(address(run.data) + run.starts[which]) for which, rows in found.batches)
+
+
+def _words(run: TensorRun, number: int) -> Elements:
+    return run.bytes_of(number).view(uint(DTYPES[run.tensors[number].dtype].width))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a patch holds of a run: numbers in the run (int64) with their rows, and tensors to decode by themselves."""
+
+    batches: list[tuple[Ints, PackedRows]]
+    others: list[tuple[int, TensorPatch]]
+
+
+def _find(patch: Patch, run: TensorRun) -> _Found | None:
+    """None where a tensor gets another dtype or shape, or goes. Raises DeltackptError where anything is wrong."""
+    whole = patch.whole if isinstance(patch, PartsPatch) and kernels.LIB is not None else None
+    numbers: dict[PartReader, tuple[list[int], list[int]]] = {}
+    others = []
+    places = whole.places([tensor.name for tensor in run.tensors]) if whole is not None else [None] * len(run.tensors)
+    for i, (tensor, place) in enumerate(zip(run.tensors, places, strict=True)):
+        if place is not None and isinstance(part := place[0], PartReader) and part.table is not None:
+            row = part.table.row_numbers[place[1]]
+            if row >= 0:
+                if part.table.forms[row] != (tensor.dtype, tensor.shape):
+                    return None
+                which, held = numbers.setdefault(part, ([], []))
+                which.append(i)
+                held.append(place[1])
+                continue
+        elif whole is not None and place is None:
+            continue
+        if (found := patch.tensor(tensor.name)) is not None:
+            if not changes_elements((tensor.dtype, tensor.shape), found):
+                return None
+            others.append((i, found))
+    batches = [(np.array(which), part.rows_of(np.array(held))) for part, (which, held) in numbers.items()]
+    if any(int(rows.rows["elements"].max()) > 1 << 32 for _, rows in batches):  # positions that 32 bits do not hold
+        return None
+    return _Found(batches, others)
