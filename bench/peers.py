@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from contestants import CONTESTANTS, Contestant, Pair
 from floor import floor
-from run import machine
+from rows import machine
 from synth import generate
 
 from deltackpt.checkpoint import Checkpoint

@@ -17,6 +17,11 @@ An error is data: a stable ``code`` (the same word in the vectors, ``--json`` an
 from __future__ import annotations
 
 
+def sentence(where: object, have: object, need: object) -> str:
+    """An error, or a finding, on one line, as every command, log and exception shows it."""
+    return f"{where}: found {have}, expected {need}"
+
+
 class DeltackptError(Exception):
     """Base of all; ``exit_code`` is what the command leaves with."""
 
@@ -31,8 +36,12 @@ class DeltackptError(Exception):
         super().__init__(code, self.where, self.have, self.need, self.hint)
 
     def __str__(self) -> str:
-        text = f"{self.where}: have {self.have}, need {self.need} [{self.code}]"
+        text = f"{self.sentence()} [{self.code}]"
         return f"{text}\n\nhint: {self.hint}" if self.hint else text
+
+    def sentence(self) -> str:
+        """Where it was found, what was there, and what should be, on one line."""
+        return sentence(self.where, self.have, self.need)
 
     def to_dict(self) -> dict[str, str | int]:
         """The object that ``--json`` prints: the code, the exit code and the four sentences."""

@@ -3,7 +3,7 @@
 It is meant to be read beside the spec, imports nothing of deltackpt, and prefers being plain to being fast.
 Needs numpy and zstandard; proves tensors by XXH3 too where the module xxhash happens to be there.
 
-    python spec/decode.py restore REPO STEP OUT [REF]   make the checkpoint of a step from a local repository
+    python spec/decode.py restore REPO STEP OUT [REF]   make the checkpoint of a step, or tag, from a local repository
     python spec/decode.py part PART                     list the entries of a part
 """
 
@@ -59,7 +59,7 @@ BOXED, REPEAT, CUT, CHUNK, MAX_WINDOW = 128, 64, 128, 131072, 1 << 18
 MAX_CLASSES, MAX_COUNT_BITS, MAX_TILE, MAX_LENGTH, MAX_K = 15, 32, 1 << 31, 1 << 40, 31
 MAX_HEADER, JSON_DEPTH, JSON_MARKS = 100_000_000, 16, 1 << 21
 MAX_MANIFEST, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 268435456, 268435456, 65536
-MAX_STEP, MAX_PARTS, MAX_FILES, MAX_TENSORS = 10**15, 100_000, 100_000, 1 << 20
+MAX_STEP, MAX_FILES, MAX_TENSORS = 10**15, 100_000, 1 << 20
 MAX_PATH, MAX_OBJECT_NAME, BLOCK = 960, 1024, 4096
 
 Span = namedtuple("Span", "dtype shape start end")  # a tensor in a safetensors file, offsets from the end of the header
@@ -632,8 +632,8 @@ def parse_manifest(data, manifest_id=None):
     def field(name, good):
         need(name in m and good(m[name]), "manifest-field", name)  # [F-MAN-3]
 
-    def files(value):  # [F-MAN-10]
-        return value is None or (isinstance(value, list) and len(value) <= MAX_PARTS and all(map(is_file, value)))
+    def files(value):
+        return value is None or (isinstance(value, list) and all(map(is_file, value)))
 
     def counts(value):
         names = {"added", "removed", "changed", "elements", "changed_elements"}
@@ -674,7 +674,7 @@ def parse_edge(data):
     need(start is None or is_link(start), "manifest-field", "from")
     need(isinstance(edge["producer"], str) and is_int(edge["time"], 1 << 53), "manifest-field")
     need(start is None or start["step"] < edge["to"]["step"], "manifest-field", "from.step")  # [F-EDGE-2]
-    need(isinstance(files, list) and len(files) <= MAX_PARTS and all(map(is_file, files)), "manifest-field", "files")
+    need(isinstance(files, list) and all(map(is_file, files)), "manifest-field", "files")
     for file in files:  # [F-EDGE-3]
         check_object_name(file)
         folder = "anchors/" if start is None else "folds/"
@@ -852,9 +852,10 @@ def read_marker(root):  # [S-MARK-1], [S-MARK-5]
     return marker["repository"]
 
 
-def read_ref(root, name):  # [S-REF-1]
+def read_ref(root, name, kind="ref"):  # [S-REF-1], and of a tag
     need(re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name), "ref-name", name)  # [S-NAME-7]
-    data = bytes(fetch(root, f"refs/{name}.json", MAX_SMALL, "ref-missing"))
+    missing = "ref-missing" if kind == "ref" else "step-missing"
+    data = bytes(fetch(root, f"{kind}s/{name}.json", MAX_SMALL, missing))
     ref = load_json(data)
     need(isinstance(ref, dict) and ref.keys() == {"id", "step"}, "manifest-field", "ref")
     need(is_hex(ref["id"], 64) and is_int(ref["step"], MAX_STEP), "manifest-field", "ref")
@@ -862,8 +863,8 @@ def read_ref(root, name):  # [S-REF-1]
     return ref
 
 
-def read_manifest(root, repository, link):
-    data = bytes(fetch(root, f"steps/{link['step']:08d}-{link['id']}.json", MAX_MANIFEST))
+def read_manifest(root, repository, link, missing="object-missing"):
+    data = bytes(fetch(root, f"steps/{link['step']:08d}-{link['id']}.json", MAX_MANIFEST, missing))
     m = parse_manifest(data, link["id"])
     need(m["step"] == link["step"] and m["repository"] == repository, "manifest-elsewhere")  # [F-MAN-2]
     return m
@@ -871,19 +872,19 @@ def read_manifest(root, repository, link):
 
 def find_step(root, repository, step, link):
     """The step of this number on the chain of a ref; beyond a hole in it, the only one there is ([S-READ-6])."""
-    first = link
+    missing = "step-missing"  # that the ref names
     while link is not None and link["step"] >= step:
         try:
-            m = read_manifest(root, repository, link)
+            m = read_manifest(root, repository, link, missing)
         except Refused as refusal:
-            need(refusal.code == "object-missing" and link is not first, refusal.code, str(refusal))
+            need(refusal.code == "object-missing", refusal.code, str(refusal))
             found = sorted((Path(root) / "steps").glob(f"{step:08d}-*.json"))
             need(found, "step-missing", str(step))
             need(len(found) == 1, "step-ambiguous", str(step))
             return {"step": step, "id": found[0].stem.partition("-")[2]}
         if m["step"] == step:
             return link
-        link = m["parent"]
+        link, missing = m["parent"], "object-missing"
     raise Refused("step-missing", str(step))
 
 
@@ -935,9 +936,13 @@ def find_way(root, repository, target, edges):
 
 
 def read_plan(root, step, ref):
-    """The nearest way to a step: of manifests, or else of manifests and edges ([S-READ-1], [F-EDGE-7])."""
+    """The nearest way to a step, or tag: of manifests, or else of manifests and edges ([S-READ-1], [F-EDGE-7])."""
     repository = read_marker(root)
-    target = find_step(root, repository, step, read_ref(root, ref))
+    if isinstance(step, str):
+        target = read_ref(root, step, "tag")
+        read_manifest(root, repository, target, "step-missing")
+    else:
+        target = find_step(root, repository, step, read_ref(root, ref))
     way = find_way(root, repository, target, {}) or find_way(root, repository, target, read_edges(root, repository))
     need(way, "chain-broken", str(step))
     return way
@@ -1013,8 +1018,9 @@ def list_part(path):
 
 def main(arguments):
     try:
-        if len(arguments) in (4, 5) and arguments[0] == "restore" and arguments[2].isdecimal():
-            restore(arguments[1], int(arguments[2]), *arguments[3:])
+        if len(arguments) in (4, 5) and arguments[0] == "restore":
+            step = int(arguments[2]) if arguments[2].isdecimal() else arguments[2]
+            restore(arguments[1], step, *arguments[3:])
         elif len(arguments) == 2 and arguments[0] == "part":
             list_part(arguments[1])
         else:

@@ -1,5 +1,5 @@
 """``python -m deltackpt_cli``."""
 
-from deltackpt_cli.app import main
+from deltackpt_cli.start import main
 
 main()

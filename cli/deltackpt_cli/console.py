@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +16,6 @@ from typing import Any, Protocol, TextIO
 from deltackpt.errors import DeltackptError
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt_cli.secrets import hidden
-
-CLOSED = 141  # as a process that SIGPIPE ended
 
 
 class Result(Protocol):
@@ -64,7 +61,7 @@ class Output:
             self.data([json.dumps(shown)])
         if self.verbose:
             self._traceback(error)
-        self.message(f"error: {error.where}: have {error.have}, need {error.need}")
+        self.message(f"error: {error.sentence()}")
         if error.hint:
             _print(sys.stderr, ["", *hidden(f"hint: {error.hint}").split("\n")])
         return error.exit_code
@@ -113,12 +110,8 @@ class _Notes(logging.Handler):
 
 
 def _print(stream: TextIO, lines: Iterable[str]) -> None:
-    try:
-        stream.write("".join(f"{_plain(line)}\n" for line in lines))
-        stream.flush()
-    except BrokenPipeError:  # the reader is gone; the interpreter must not report it either when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        raise SystemExit(CLOSED) from None
+    stream.write("".join(f"{_plain(line)}\n" for line in lines))
+    stream.flush()
 
 
 def _plain(line: str) -> str:

@@ -12,7 +12,10 @@ from deltackpt_cli.import_ import Base, Format, Source, Trust
 from deltackpt_cli.options import Threads
 
 Target = Annotated[
-    str, typer.Argument(metavar="TO", show_default=False, help="slime (miles, sglang, stitch), trl, prime-rl or vllm.")
+    str,
+    typer.Argument(
+        metavar="TO", show_default=False, help="slime (miles, sglang, stitch), slime-v1, trl, prime-rl or vllm."
+    ),
 ]
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from deltackpt.store.doctor import Diagnosis
 
 BROKEN = 8  # as a store that does not answer
+NOTHING = {"guaranteed": "nothing", "not guaranteed": "nothing: this store does all that deltackpt asks of one"}
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", show_default=False, help="The store: a local directory or a URL, as for REPO.")
@@ -41,7 +42,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     for title, words in (("guaranteed", found.guaranteed), ("not guaranteed", found.not_guaranteed)):
         yield ""
         yield f"{title}:"
-        yield from (f"  {word}" for word in words or ["nothing" if title == "guaranteed" else "nothing else is needed"])
+        yield from (f"  {word}" for word in words or [NOTHING[title]])
     yield from ("", f"kernels: {found.kernels}")
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 Format = Annotated[
     str,
-    typer.Argument(metavar="FORMAT", show_default=False, help="slime (miles, sglang, stitch), trl, prime-rl or vllm."),
+    typer.Argument(
+        metavar="FORMAT", show_default=False, help="slime (miles, sglang, stitch), slime-v1, trl, prime-rl or vllm."
+    ),
 ]
 Out = Annotated[Path, typer.Argument(metavar="OUT", show_default=False, help="The directory to put the steps into.")]
 From = Annotated[
@@ -35,7 +37,11 @@ Renumber = Annotated[
 ]
 Encoding = Annotated[
     str | None,
-    typer.Option(metavar="NAME", show_default=False, help="slime: xor, overwrite, xor_sparse; trl: gap_delta, raw."),
+    typer.Option(
+        metavar="NAME",
+        show_default=False,
+        help="slime: xor, overwrite, xor_sparse; slime-v1: deltas, indices, deltas_zstd; trl: gap_delta, raw.",
+    ),
 ]
 Checksum = Annotated[
     str | None, typer.Option(metavar="NAME", show_default=False, help="slime: xxh3-128, blake3 or adler32.")

@@ -16,6 +16,7 @@ from deltackpt_cli.mirror import report_failure
 from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
 from deltackpt_cli.process import run
 from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
 
 if TYPE_CHECKING:
     from threading import Event
@@ -54,6 +55,8 @@ def follow(
     cache: Cache,
     ref: Ref = "main",
     once: Once = False,
+    wait: Wait = False,
+    grace: Grace = "60s",
     poll: Poll = "1s",
     prefetch: Prefetch = False,
     ready: Ready = False,
@@ -67,20 +70,29 @@ def follow(
     Until SIGINT or SIGTERM. CACHE/current moves when every byte of a new step is proven. Steps that were missed are
     read once, and written in one move. A CMD that fails, or was cut short, is reported; it runs again for the next
     step, and at the next start for its own. With --once it is an error, exit code 4. With --json every event is a line:
-    switch, exec, outage (when a request had no answer for a minute), back, current.
+    switch, exec, outage (when a request had no answer for a minute, or the repository or branch is gone), back,
+    current.
+
+    A repository or branch that is gone is reported at the next look, and once a minute. Another repository in its
+    place is never read: exit code 4.
 
     Without --ready the old slot is patched at the next step, and readers have until then to close its files. With
     it that is done as soon as CMD has ended, and the next step is there in about half the time.
     """
-    from deltackpt.sync.follow import Follower, FollowOptions
-
-    if once and prefetch:
-        raise UsageError("usage", where="--prefetch", have="--once too", need="one of the two")
-    options = FollowOptions(ref, units.duration(poll, "--poll"), prefetch, ready, threads)
-    folder = object_cache or (cache.with_name(f"{cache.name}.objects") if prefetch else None)
-    reporter = _Reporter(output, exec_)
     with output.progress() as progress, stopped_by_signals() as stop:
-        source = read_through(repo, folder, object_cache_size)
+        from deltackpt.sync.follow import Follower, FollowOptions
+        from deltackpt.util.places import check_local
+
+        check_local(cache, "CACHE")
+        if once and prefetch:
+            raise UsageError("usage", where="--prefetch", have="--once too", need="one of the two")
+        every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
+        options = FollowOptions(ref, every, prefetch, ready, threads, patience)
+        folder = object_cache or (cache.with_name(f"{cache.name}.objects") if prefetch else None)
+        reporter = _Reporter(output, exec_)
+        source = open_repository(lambda: read_through(repo, folder, object_cache_size), wait, stop, reporter.failed)
+        if source is None:
+            return
         follower = Follower(
             source,
             cache.absolute(),
@@ -92,7 +104,7 @@ def follow(
             standby_failed=reporter.standby_failed,
         )
         if once:
-            _once(reporter, follower)
+            _once(reporter, follower, wait)
             return
         for switch in follower.switches():
             status = reporter.switched(switch, stop)
@@ -100,9 +112,16 @@ def follow(
                 follower.acknowledge(switch)
 
 
-def _once(reporter: _Reporter, follower: Follower) -> None:
+def _once(reporter: _Reporter, follower: Follower, wait: bool) -> None:
     """Raises ChainError ``exec-failed``; the next call then runs the command again."""
-    switch = follower.catch_up()
+    from deltackpt.sync.backoff import Backoff, patiently
+
+    if wait:
+        switch = patiently(follower.catch_up, follower.stop, Backoff(grace=follower.grace), reporter.failed)
+    else:
+        switch = follower.catch_up()
+    if switch is None and follower.stop.is_set():
+        return
     if switch is None:
         reporter.event("current", "nothing new")
     elif (status := reporter.switched(switch, follower.stop)) == 0:
@@ -129,7 +148,7 @@ class _Reporter:
             self.event("outage", "", **error.to_dict(), retry_in=round(wait, 3))
 
     def recovered(self) -> None:
-        self._output.message("the store answers again")
+        self._output.message("it is there again, and followed")
         if self._output.json:
             self.event("back", "")
 

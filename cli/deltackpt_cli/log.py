@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from deltackpt.report.graph import Graph, GraphStep
     from deltackpt.report.log import Log
 
+MOST = 8  # kept steps that are named
+
 Graphic = Annotated[
     bool, typer.Option("--graph", help="Draw all steps: every branch, what rewinds left behind, folds, refs and tags.")
 ]
@@ -69,9 +71,17 @@ def log(
         output.note(f"no step on {ref} yet" if since is None else f"no step on {ref} since then")
     output.result(found, lambda: _lines(found, verbose=output.verbose))
     if found.steps and found.collected is not None:
-        output.note(
-            f"older steps were collected, from step {found.collected}; `log --graph` lists those that were kept"
-        )
+        output.note(_gap(found))
+
+
+def _gap(found: Log) -> str:
+    said = f"older steps were collected, from step {found.collected}"
+    if not found.kept:
+        return f"{said}; `log --graph` lists those that were kept"
+    newest, more = found.kept[-MOST:], len(found.kept) - MOST
+    which = text.steps(newest) + (f" and {more} before" if more > 0 else "")
+    kept = "was kept" if len(found.kept) == 1 else "were kept"
+    return f"{said}, but {which} {kept}; `log --graph` draws all that is there"
 
 
 def _graph(found: Graph, *, verbose: bool) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,8 +17,11 @@ from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.repair import repair_target
 from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
 
 if TYPE_CHECKING:
+    from deltackpt.repository import Repository
+    from deltackpt.sync.mirror import Mirror
     from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, RefMove
 
 Source = Annotated[str, typer.Argument(metavar="SRC", show_default=False, help="The repository to copy.")]
@@ -57,6 +62,8 @@ def mirror(
     latest_only: Latest = False,
     watch: Watch = False,
     poll: Poll = "1s",
+    wait: Wait = False,
+    grace: Grace = "60s",
     limit: Limit = None,
     jobs: Jobs = 8,
     spool: Spool = None,
@@ -69,28 +76,30 @@ def mirror(
 
     DST is whole at every instant, and never loses a step. What is there and proven is skipped; a mirror that was
     stopped continues where it was. With --repair no step is copied and no ref moves; the exit code is 0 if nothing
-    stays damaged, else that of `verify`.
+    stays damaged, else that of `verify`. With --watch a SRC or DST that is gone is reported at the next look, and once
+    a minute; another repository in its place is never read or written.
     """
     from deltackpt.repository import Repository
     from deltackpt.store import open_store
     from deltackpt.sync.mirror import Mirror, Start
-    from deltackpt.sync.poller import keep_mirrored
     from deltackpt.sync.transfer import Transfer, default_spool
 
     others = [from_step is not None and "--from-step", latest_only and "--latest-only", watch and "--watch"]
     others += [check and "--check", force and "--force"]
-    if repair and any(others):
-        given = ", ".join(other for other in others if other)
-        raise UsageError("usage", where="--repair", have=f"{given} too", need="one of the two")
-    if from_step is not None and latest_only:
-        raise UsageError("usage", where="--from-step", have="--latest-only too", need="one of the two")
-    if dry_run and watch:
-        raise UsageError("usage", where="--dry-run", have="--watch too", need="one of the two")
+    _one_of("--repair", repair, others)
+    _one_of("--from-step", from_step is not None, [latest_only and "--latest-only"])
+    _one_of("--dry-run", dry_run, [watch and "--watch"])
+    if wait and not watch:
+        raise UsageError("usage", where="--wait", have="no --watch", need="--watch too")
     start: Start = "latest" if latest_only else from_step
     cap = None if limit is None else units.rate(limit, "--limit")
-    every = units.duration(poll, "--poll")
-    origin = Repository.open(source)
-    with output.progress() as progress:
+    every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
+    with ExitStack() as stack:
+        progress = stack.enter_context(output.progress())
+        stop = stack.enter_context(stopped_by_signals()) if watch else Event()
+        origin = open_repository(lambda: Repository.open(source), wait, stop, partial(report_failure, output))
+        if origin is None:
+            return
         transfer = Transfer(origin.store, open_store(target), cap, jobs, spool or default_spool(), progress)
         if repair:
             repair_target(output, origin, transfer, dry_run=dry_run)
@@ -99,12 +108,27 @@ def mirror(
         if dry_run:
             plan = work.plan()
             output.result(plan, lambda: _plan(plan))
-        elif not watch:
-            report(output, work.run())
+        elif watch:
+            _keep(output, work, origin, stop, every, patience)
         else:
-            with stopped_by_signals() as stop:
-                for done in keep_mirrored(work, origin, poll=every, stop=stop, failed=partial(report_failure, output)):
-                    report(output, done)
+            report(output, work.run())
+
+
+def _one_of(option: str, given: bool, others: Sequence[str | bool]) -> None:
+    """Raises UsageError ``usage`` where an option was given with ones that do not go with it."""
+    if given and any(others):
+        have = f"{', '.join(other for other in others if isinstance(other, str))} too"
+        raise UsageError("usage", where=option, have=have, need="one of the two")
+
+
+def _keep(output: Output, work: Mirror, origin: Repository, stop: Event, poll: float, grace: float) -> None:
+    """Report every copy until ``stop``; times in seconds."""
+    from deltackpt.sync.poller import keep_mirrored
+
+    failed = partial(report_failure, output)
+    back = partial(output.message, "it is there again, and copied")
+    for done in keep_mirrored(work, origin, poll=poll, stop=stop, grace=grace, failed=failed, recovered=back):
+        report(output, done)
 
 
 def report_failure(output: Output, error: DeltackptError, wait: float) -> None:

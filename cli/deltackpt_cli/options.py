@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -42,6 +43,13 @@ ObjectCacheSize = Annotated[
         "--object-cache-size", metavar="SIZE", envvar="DELTACKPT_OBJECT_CACHE_SIZE", help="What it may grow to."
     ),
 ]
+
+
+def number(value: float | None) -> float | None:
+    """The callback of an option that takes a number: NaN is above no bound, and below none."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is not a number")
+    return value
 
 
 def read_through(url: str, folder: Path | None, size: str) -> Repository:

@@ -33,5 +33,12 @@ class Bar:
         if self._task is not None:
             self._rich.advance(self._task, count)
 
+    def finish(self) -> None:
+        """Nothing stands on the terminal until the next phase begins."""
+        if self._task is not None:
+            self._rich.remove_task(self._task)
+            self._rich.stop()
+            self._task = None
+
     def close(self) -> None:
         self._rich.stop()

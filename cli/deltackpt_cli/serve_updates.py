@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from deltackpt.errors import ChainError
+from deltackpt.errors import ChainError, DeltackptError, sentence
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Cache, Poll
 from deltackpt_cli.options import Ref, Repo, Threads
 from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
 
 Engines = Annotated[
     list[str],
@@ -39,6 +40,8 @@ def serve_updates(
     once: Once = False,
     together: Together = False,
     check: Check = False,
+    wait: Wait = False,
+    grace: Grace = "60s",
     poll: Poll = "1s",
     pause: Pause = "keep",
     mode: Mode = "auto",
@@ -51,14 +54,20 @@ def serve_updates(
     Until SIGINT or SIGTERM. A step is fetched and proven, and the engines prepare it, before any is paused. An engine
     that does not take it keeps its old step, and is reported. With --json every event is a line. With --once the
     command ends with 4 if an engine is not at the newest step.
+
+    A repository or branch that is gone is reported at the next look, and once a minute; the engines keep their step.
+    Another repository in its place is never read: exit code 4.
     """
     from deltackpt.engines.metrics import Metrics
     from deltackpt.engines.serve_updates import ServeOptions, open_serving
+    from deltackpt.repository import Repository
 
-    every = units.duration(poll, "--poll")
-    options = ServeOptions(ref, pause, mode, units.duration(timeout, "--timeout"), together, check, threads)
+    every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
+    options = ServeOptions(ref, pause, mode, units.duration(timeout, "--timeout"), together, check, threads, patience)
     metrics, report = Metrics(), _Reporter(output)
     with output.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
+        if open_repository(lambda: Repository.open(repo), wait, stop, report.failed) is None:
+            return
         serving = open_serving(repo, cache, engine, report, options, metrics=metrics, stop=stop, progress=progress)
         if port is not None:
             output.note(f"metrics: http://127.0.0.1:{port}/metrics")
@@ -81,6 +90,9 @@ class _Reporter:
         line = json.dumps({"event": event, **fields}) if self._output.json else _line(event, fields)
         self._output.data([line])
 
+    def failed(self, error: DeltackptError, wait: float) -> None:
+        self("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
+
 
 def _line(event: str, f: dict[str, Any]) -> str:
     if event == "switch":
@@ -88,4 +100,6 @@ def _line(event: str, f: dict[str, Any]) -> str:
     if event == "taken":
         why = f" ({f['reason']})" if f["reason"] else ""
         return f"step {f['step']}  {f['engine']}  {f['mode']}{why}, paused {f['pause']:.3f} s of {f['total']:.3f} s"
-    return f"{event}  {f.get('engine', '')}  {f['where']}: have {f['have']}, need {f['need']} [{f['error']}]"
+    if event == "back":
+        return "the repository is there again, and followed"
+    return f"{event}  {f.get('engine', '')}  {sentence(f['where'], f['have'], f['need'])} [{f['error']}]"

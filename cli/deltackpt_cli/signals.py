@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from threading import Event
 from types import FrameType
 
+from deltackpt.errors import StoreError
+
 
 @contextmanager
 def stopped_by_signals() -> Iterator[Event]:
     """An event that SIGINT or SIGTERM sets: the command ends after what it is doing, with status 0.
 
-    A second signal interrupts at once, which is safe too.
+    A second signal interrupts at once, which is safe too, and is still status 0: the command did what it was told.
+    So it is where a store that does not answer is given up after the signal.
     """
     stop = Event()
 
@@ -25,6 +28,9 @@ def stopped_by_signals() -> Iterator[Event]:
     before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
+    except (KeyboardInterrupt, StoreError):
+        if not stop.is_set():
+            raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltackpt.errors import UsageError
+from deltackpt.errors import UsageError, sentence
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
-from deltackpt_cli.options import Ref, Threads
+from deltackpt_cli.options import Threads
 
 if TYPE_CHECKING:
     from deltackpt.verification import Finding, VerifyReport
@@ -40,6 +40,10 @@ Step = Annotated[
         help="The step for --against: a number, a tag, or `latest` if not given.",
     ),
 ]
+Branch = Annotated[
+    str | None,
+    typer.Option("--ref", metavar="NAME", show_default=False, help="The branch of the step for --against; main."),
+]
 
 
 def verify(
@@ -47,7 +51,7 @@ def verify(
     target: Target,
     against: Against = None,
     step: Step = None,
-    ref: Ref = "main",
+    ref: Branch = None,
     threads: Threads = None,
 ) -> None:
     """Check a repository, a part or a checkpoint.
@@ -66,7 +70,7 @@ def verify(
         if against is not None:
             repo = Repository.open(against)
             report = library.verify_checkpoint(
-                target, repo, step or "latest", ref=ref, threads=threads, progress=progress
+                target, repo, step or "latest", ref=ref or "main", threads=threads, progress=progress
             )
         elif Path(target).is_file():
             report = library.verify_part(target)
@@ -75,7 +79,10 @@ def verify(
                 "usage", where=target, have="a checkpoint directory", need="--against REPO to compare with"
             )
         else:
-            report = library.verify_repository(Repository.open(target), threads=threads, progress=progress)
+            repo = Repository.open(target)
+            if ref is not None:
+                repo.branch(ref)  # all of them are checked: a name that none has is a mistake
+            report = library.verify_repository(repo, threads=threads, progress=progress)
     output.result(report, lambda: _lines(report))
     if not report.ok:
         raise typer.Exit(report.exit_code)
@@ -85,7 +92,7 @@ def findings(found: Iterable[Finding]) -> Iterator[str]:
     """A line each, and one for all steps that are lost for the same reason; a hint that many share comes once."""
     hint = ""
     for finding in _together(found):
-        yield f"{finding.where}: have {finding.have}, need {finding.need} [{finding.code}]"
+        yield f"{sentence(finding.where, finding.have, finding.need)} [{finding.code}]"
         if finding.hint and finding.hint != hint:
             yield f"  hint: {finding.hint}"
         hint = finding.hint

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +14,8 @@ from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Encoding, Ref, Repo, Threads
+from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.waiting import Grace, Wait, grace_of
 
 if TYPE_CHECKING:
     from deltackpt.watch import Published
@@ -19,7 +23,12 @@ if TYPE_CHECKING:
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", show_default=False, help="Where the trainer saves its checkpoint directories.")
 ]
-Pattern = Annotated[str, typer.Option(metavar="NAME", help="What they are called; {step} stands for the number.")]
+Pattern = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="What they are called; {step} stands for the number. Folders may be in it: iter_{step}/hf."
+    ),
+]
 Marker = Annotated[
     str | None,
     typer.Option(
@@ -36,7 +45,13 @@ Prune = Annotated[
         metavar="K",
         min=1,
         show_default=False,
-        help="Keep the newest K published directories; remove older ones once the repository proved to hold them.",
+        help="Keep the newest K published directories; of older ones remove what the repository was proven to hold.",
+    ),
+]
+PruneAll = Annotated[
+    bool,
+    typer.Option(
+        "--prune-all", help="With --prune-dense: remove them whole, optimizer states and all else that is in them too."
     ),
 ]
 Rewind = Annotated[
@@ -67,9 +82,12 @@ def watch(
     settle: Settle = "5s",
     poll: Poll = "1s",
     prune_dense: Prune = None,
+    prune_all: PruneAll = False,
     rewind: Rewind = False,
     abandon: Abandon = None,
     once: Once = False,
+    wait: Wait = False,
+    grace: Grace = "60s",
     anchor_every: Every = None,
     encoding: Choice = Encoding.auto,
     ref: Ref = "main",
@@ -79,6 +97,9 @@ def watch(
 
     In order, each once, whatever restarts; none that is still being written: its marker is there, or it did not change
     for a while, is complete by its index, and hashes to the same twice. One line a step; --json makes it an object.
+
+    Until SIGINT or SIGTERM. A DIR, repository or branch that was there and is gone is reported at once, and once a
+    minute; nothing is made anew in its place. With --wait a DIR that is not there yet is waited for too.
     """
     from deltackpt.publish.manifest import AnchorPolicy
     from deltackpt.watch import Watch, WatchOptions
@@ -89,16 +110,19 @@ def watch(
         settle=units.duration(settle, "--settle"),
         rewind=rewind,
         prune_dense=prune_dense,
+        prune_all=prune_all,
         abandon=None if abandon is None else units.duration(abandon, "--abandon"),
         anchor=AnchorPolicy(every=anchor_every),
         encoding=encoding.value,
         ref=ref,
         threads=threads,
+        grace=grace_of(wait, grace),
     )
     every = units.duration(poll, "--poll")
-    following = Watch(directory, repo, options, notify=lambda line: output.note(f"note: {line}"))
-    for done in following.run(poll=every, once=once):
-        output.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
+    with nullcontext(Event()) if once else stopped_by_signals() as stop:  # what was to end by itself is interrupted
+        following = Watch(directory, repo, options, notify=lambda line: output.note(f"note: {line}"))
+        for done in following.run(poll=every, once=once, stop=stop):
+            output.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
 
 
 def _lines(done: Published) -> Iterator[str]:

@@ -10,7 +10,7 @@ import typer
 
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
-from deltackpt_cli.options import Encoding, Ref, Repo, Threads
+from deltackpt_cli.options import Encoding, Ref, Repo, Threads, number
 
 if TYPE_CHECKING:
     from deltackpt.publish.write import WriteResult
@@ -50,6 +50,7 @@ Ratio = Annotated[
     typer.Option(
         metavar="R",
         min=0,
+        callback=number,
         show_default=False,
         help="Also store it whole if the patches since the last anchor exceed R checkpoints. Default: 1.",
     ),
@@ -59,6 +60,7 @@ Density = Annotated[
     typer.Option(
         metavar="D",
         min=0,
+        callback=number,
         show_default=False,
         help="Also store it whole if more than a share D of the elements changed.",
     ),
@@ -114,6 +116,8 @@ def _lines(done: WriteResult) -> Iterator[str]:
     stored = [name for name, there in (("anchor", done.anchor), ("patch", done.parent is not None)) if there]
     changed = f"{text.count(done.changed)} of {text.count(done.elements)} elements ({text.share(done.density)})"
     patch = f"{text.count(done.patch_bytes)} bytes, {text.bits(done.bits_per_change)} bits a change"
+    if done.anchor and not done.patch_bytes and done.changed:
+        patch = "none: it would be as large as the anchor"
     yield from text.fields(
         [
             ("step", f"{done.step} on {done.ref}" + (f", after {done.parent}" if done.parent is not None else "")),

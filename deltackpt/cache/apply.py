@@ -18,6 +18,7 @@ from deltackpt.restore.materialize import ApplyResult, again_if_gone, result
 from deltackpt.restore.proof import prove
 from deltackpt.util.disk import space_errors
 from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 
 
@@ -43,6 +44,7 @@ def apply_to_cache(
     it, StoreError ``not-writable``, and what `materialize.apply` raises; the current step then stays.
     """
     began = time.monotonic()
+    check_local(cache, "CACHE")
     root = Path(cache)
     count = threads_or_default(threads)
     with space_errors(root), locked(repo, root) as held:

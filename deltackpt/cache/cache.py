@@ -23,7 +23,7 @@ from deltackpt.errors import CheckpointError, ConflictError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal
-from deltackpt.util.disk import boot_id, draft_of, replace_file
+from deltackpt.util.disk import boot_id, draft_of, link_or, replace_file
 from deltackpt.util.lock import lock, lock_file
 
 FORMAT = "deltackpt-cache"
@@ -151,7 +151,7 @@ def locked(repo: Repository, root: Path) -> Iterator[Cache]:
     if not held.marker.exists():
         there = root.is_symlink() or (root.exists() and not root.is_dir())
         if there or (root.exists() and any(path.name not in MAKING for path in root.iterdir())):
-            raise _not_a_cache(root, "something else there")
+            raise _not_a_cache(root, link_or(root, "something else there"))
         root.mkdir(parents=True, exist_ok=True)
     hint = "Wait for it, or give every process a cache of its own."
     with lock_cache(held, shared=False, need="one at a time", hint=hint):

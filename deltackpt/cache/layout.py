@@ -10,7 +10,7 @@
     boot                    the boot of the machine in which all of it was written or proven
     lock                    held by the process that moves it
     told.json               the step from which the callback of a follower returned
-    receivers/              reports of engines to a caller on this host
+    receivers/              reports of engines to a caller on this host, and the locks of such callers
 
 A file that is replaced has its name behind a dot until it is whole; a slot that is built is `.NAME.tmp-…`.
 """
@@ -57,6 +57,14 @@ class CacheLayout:
     def report(self, token: str, rank: int) -> Path:
         """The report of an engine's rank to the caller that gave ``token``."""
         return self.receivers / f"{token}.{rank}.json"
+
+    def updater(self, token: str) -> Path:
+        """The lock of a process that updates engines."""
+        return self.receivers / f"updater-{token}.lock"
+
+    def updaters(self) -> list[Path]:
+        """The locks of all such processes, alive or not."""
+        return sorted(self.receivers.glob("updater-*.lock"))
 
     def reports(self, token: str) -> list[Path]:
         """The reports of all ranks under a token that are there."""

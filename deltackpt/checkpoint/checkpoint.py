@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.checkpoint.files import find_files, slices
+from deltackpt.checkpoint.files import ESCAPES, MAX_SIDE, find_files, slices
 from deltackpt.checkpoint.sniff import SNIFF_BYTES, sniff
 from deltackpt.errors import CheckpointError, FormatError, UsageError
 from deltackpt.format.layout import Shard
 from deltackpt.format.safetensors_header import head_size, parse_header
 from deltackpt.util.disk import open_regular
+from deltackpt.util.guard import Guard, map_guarded
 from deltackpt.util.mapped_file import FileMapping
 
 
@@ -56,8 +57,8 @@ class Checkpoint:
     ``side``      the other files that belong to it (config, tokenizer, index ...), sorted relative POSIX paths
     ``left_out``  (path, reason) of what is in the directory and is not carried
 
-    The files are mapped, so a process that shortens one while arrays are in use kills this one (SIGBUS): writers must
-    replace files, and `verify_unchanged` finds those that did not.
+    The files are mapped, and must not be written to: writers replace files. `verify_unchanged` finds those that did
+    not, and where one is shortened under way, zeros are read, and leaving the block raises.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Checkpoint:
         self.left_out = left_out
         self.tensors = _locate(root, shards)
         self._maps: dict[str, FileMapping] = {}
+        self._guards: dict[str, Guard] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -93,7 +95,17 @@ class Checkpoint:
         return checkpoint
 
     def check_whole(self) -> None:
-        """Raise CheckpointError ``checkpoint-slices`` if the tensors of a shard are slices, by its own word."""
+        """Raise CheckpointError ``checkpoint-slices`` if the tensors of a shard are slices, by its own word;
+        ``link-escapes`` if a side file is a link to something that was never put into the checkpoint."""
+        for name, reason in self.left_out:
+            if reason == ESCAPES:
+                raise CheckpointError(
+                    "link-escapes",
+                    where=self.root / name,
+                    have=f"a link to {(self.root / name).resolve()}",
+                    need="a file, or a link that stays in the checkpoint or in its Hub cache",
+                    hint="Copy what it should have: cp -RL CHECKPOINT COPY. Or remove the link.",
+                )
         for shard in self.shards:
             if "DCP_SHARDING_INFO" in shard.header.metadata:
                 raise slices(self.root / shard.path, "one rank's file of a distributed checkpoint")
@@ -117,6 +129,13 @@ class Checkpoint:
             at.append(mapped.address + tensor.start)
         return data, at
 
+    def open_shard(self, path: str) -> BinaryIO:
+        """The file of a shard, to be read. Raises CheckpointError ``checkpoint-changed``, ``not-readable``."""
+        try:
+            return os.fdopen(open_regular(self.root / path), "rb")
+        except FileNotFoundError as error:
+            raise _changed(self.root / path, "no file") from error
+
     def side_by_side(self, names: Sequence[str]) -> npt.NDArray[np.uint8] | None:
         """The bytes of tensors that lie in this order, without gaps, in one shard; None if they do not.
 
@@ -128,8 +147,15 @@ class Checkpoint:
         return self._map(places[0].shard).data[places[0].start : places[-1].end]
 
     def side_bytes(self, path: str) -> bytes:
-        """All bytes of a side file."""
-        return (self.root / path).read_bytes()
+        """All bytes of a side file. Raises CheckpointError ``checkpoint-changed``, ``not-readable``, ``not-a-file``."""
+        try:
+            with os.fdopen(open_regular(self.root / path), "rb") as file:
+                data = file.read(MAX_SIDE + 1)
+        except FileNotFoundError as error:
+            raise _changed(self.root / path, "no file") from error
+        if len(data) > MAX_SIDE:
+            raise _changed(self.root / path, "a file that grew")
+        return data
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
         """Release the pages of a tensor, or of its bytes from ``start`` to ``end``, so that resident memory does not
@@ -152,6 +178,7 @@ class Checkpoint:
 
     def verify_unchanged(self) -> None:
         """Raise CheckpointError ``checkpoint-changed`` if a shard was written to or replaced since `open`."""
+        self._check_torn()
         for shard in self.shards:
             path = self.root / shard.path
             try:
@@ -172,6 +199,13 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if error is None or isinstance(error, Exception):
+            self._check_torn()
+
+    def _check_torn(self) -> None:
+        for path, guard in self._guards.items():
+            if guard.torn:
+                raise _changed(self.root / path, "a file that was cut short while it was read")
 
     def _map(self, name: str) -> FileMapping:
         if (known := self._maps.get(name)) is not None:
@@ -181,18 +215,18 @@ class Checkpoint:
                 raise UsageError("checkpoint-closed", where=self.root, have="a closed checkpoint", need="an open one")
             if name not in self._maps:
                 stamp = next(shard.stamp for shard in self.shards if shard.path == name)
-                self._maps[name] = _map_file(self.root / name, stamp)
+                self._maps[name], self._guards[name] = _map_file(self.root / name, stamp)
             return self._maps[name]
 
 
-def _map_file(path: Path, stamp: Stamp) -> FileMapping:
+def _map_file(path: Path, stamp: Stamp) -> tuple[FileMapping, Guard]:
     try:
         fd = open_regular(path)
     except FileNotFoundError as error:
         raise _changed(path, "no file") from error
     try:
         _same(path, stamp, os.fstat(fd))
-        return FileMapping(fd, stamp.size)
+        return map_guarded(fd, stamp.size, path)
     finally:
         os.close(fd)  # the mapping keeps the file
 

@@ -13,15 +13,18 @@ from typing import Any, Final
 from deltackpt.checkpoint.sniff import CONVERT
 from deltackpt.errors import CheckpointError
 from deltackpt.format.canonical import loads_strict
-from deltackpt.format.manifest import is_path
+from deltackpt.format.names import is_path
 from deltackpt.util.disk import open_regular
 
 MAX_SIDE: Final = 64 << 20  # bytes of one side file
 MAX_INDEX: Final = 100_000_000  # bytes of an index
+PRUNED: Final = "deltackpt-pruned.json"  # where `watch` says that it removed the weights, and which step has them
 
 INDEX_SUFFIX: Final = ".safetensors.index.json"
 _SINGLE: Final = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_model.safetensors")
 _SLICES: Final = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")  # as torch's distributed checkpoint names them
+_HUB: Final = re.compile(r"(models|datasets|spaces)--.+")  # a repository's folder in the cache of huggingface_hub
+ESCAPES: Final = "a link out of the checkpoint"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -61,11 +64,6 @@ def find_files(root: Path) -> CheckpointFiles:
         else:
             side.append(name)
     return CheckpointFiles(shards, weight_map, tuple(sorted(side)), tuple(sorted(left_out)))
-
-
-def is_plain(name: str) -> bool:
-    """Whether ``name`` is a relative POSIX path that stays in its folder, in one spelling, on every system."""
-    return is_path(name) and name.isprintable()
 
 
 def _single(root: Path, names: list[str]) -> str:
@@ -119,7 +117,7 @@ def _read_index(path: Path) -> dict[str, str]:
             "index-field", where=path, have="no such weight_map", need="weight_map: an object of tensor name to shard"
         )
     for shard in set(weight_map.values()):
-        if not is_plain(shard):  # [F-DIR-4]
+        if not is_path(shard):  # [F-DIR-4]
             have = f"the shard name {shard[:80]!r}"
             raise CheckpointError(
                 "shard-escapes", where=path, have=have, need="a plain relative path inside the folder"
@@ -132,20 +130,57 @@ def _walk(root: Path) -> Iterator[tuple[str, str]]:
     folders = [""]
     while folders:
         folder = folders.pop()
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                name = folder + entry.name
-                if not entry.is_dir(follow_symlinks=False):
-                    yield _printable(name), _reason(name, Path(entry.path))
-                elif entry.name.startswith("."):
-                    yield _printable(name) + "/", "dot-directory"
-                else:
-                    folders.append(name + "/")
+        for entry in _entries(root / folder):
+            name = folder + entry.name
+            if not entry.is_dir(follow_symlinks=False):
+                reason = _reason(name, Path(entry.path))
+                if not reason and entry.is_symlink() and _escapes(root, Path(entry.path)):
+                    reason = ESCAPES
+                yield _printable(name), reason
+            elif reason := _folder_reason(entry):
+                yield _printable(name) + "/", reason
+            else:
+                folders.append(name + "/")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing if it is gone. Raises CheckpointError ``not-readable``."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        have, need = error.strerror or "an error", "a folder that can be read"
+        raise CheckpointError("not-readable", where=folder, have=have, need=need) from error
+
+
+def _folder_reason(folder: os.DirEntry[str]) -> str:
+    """Why a folder is not entered; "" if it is."""
+    if folder.name.startswith("."):
+        return "dot-directory"
+    names = {entry.name for entry in _entries(Path(folder.path))}
+    if "deltackpt.json" in names:  # its own steps would go into each next one
+        return "a deltackpt repository"
+    if {"cache.json", "lock"} <= names:
+        return "a managed cache"
+    return "" if names else "an empty folder"
+
+
+def _escapes(root: Path, link: Path) -> bool:
+    """Does a link lead out of the checkpoint? Not into the blobs of a Hub cache, which are its files' own place."""
+    target, root = link.resolve(), root.resolve()
+    own = [folder.parent / "blobs" for folder in root.parents if folder.name == "snapshots"]
+    if any(target.is_relative_to(folder) for folder in (root, *own)):
+        return False
+    return not (target.parent.name == "blobs" and _HUB.fullmatch(target.parent.parent.name))
 
 
 def _reason(name: str, path: Path) -> str:
-    if not is_plain(name) or _printable(name) != name:
+    if not is_path(name):
         return "its name is no plain path on every system"
+    if name == PRUNED:
+        return "a note of deltackpt watch"
     if name.endswith(".safetensors"):
         return "not part of this checkpoint"
     if name.endswith(_PICKLES):

@@ -48,7 +48,8 @@ def decode(
 
 
 def decode_into(entry: Entry, elements: Elements, source: Source, where: str) -> None:
-    """Write the new elements of an entry to the flat ``elements`` of its tensor or box, which hold the old ones.
+    """Write the new elements of an entry to the flat ``elements`` of its tensor or box, words [n] that hold the old
+    ones.
 
     Several times faster than `decode` and `Decoded.write_to`. Raises FormatError; ``elements`` are then worthless, so
     this is for a caller that has a copy to throw away.

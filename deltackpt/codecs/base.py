@@ -206,7 +206,7 @@ class Codec(Protocol[D]):
         """
 
     def decode_into(self, entry: CodecEntry[D], elements: Elements, source: Source, where: str) -> None:
-        """Write the new elements to ``elements``, flat, which hold the old ones. After an error they are worthless.
+        """Write the new elements to ``elements``, words [n] that hold the old ones. After an error they are worthless.
 
         Raises FormatError.
         """

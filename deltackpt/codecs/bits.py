@@ -24,7 +24,7 @@ def starts(counts: npt.NDArray[Any]) -> Ints:
 
 
 def octets(bits: Ints) -> Ints:
-    """Bytes that hold so many bits."""
+    """Bytes that hold so many bits, int64 [n] each."""
     return (bits + 7) >> 3
 
 
@@ -72,7 +72,8 @@ def read_planes(planes: Sequence[Bytes], counts: Ints) -> npt.NDArray[Any]:
 
 
 def read_unary(data: Bytes, offsets: Ints) -> tuple[Ints, Ints, Ints]:
-    """Inverse of :func:`write_unary`: all values of all segments, how many each holds, and the bits each uses."""
+    """Inverse of :func:`write_unary`: all values of all segments [values], how many each holds and the bits each uses
+    [segments], int64. ``offsets``: where segments begin and end in ``data``, bytes."""
     ones = np.flatnonzero(unpack(data).view(np.bool_))
     first = np.searchsorted(ones, offsets * 8)
     counts = np.diff(first)
@@ -89,7 +90,8 @@ def read_unary(data: Bytes, offsets: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def read_fields(data: Bytes, at: Ints, widths: Ints) -> npt.NDArray[np.uint64]:
-    """Fields of ``widths`` (at most 56) bits that start at the bit addresses ``at``."""
+    """Fields of ``widths`` (at most 56) bits that start at the bit addresses ``at`` of ``data``, uint8: uint64 [n] for
+    int64 [n] each."""
     padded = np.zeros(len(data) + 8, np.uint8)
     padded[: len(data)] = data
     words = np.ndarray(len(data) + 1, "<u8", padded, strides=(1,))

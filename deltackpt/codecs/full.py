@@ -41,5 +41,5 @@ class FullCodec(PlainCodec):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
-        """All elements; ``base`` is not used."""
+        """All elements, words [n]; ``base`` is not used."""
         return Decoded(None, words(self.checked(entry, source, where)[0], entry.dtype.width))

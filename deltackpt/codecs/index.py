@@ -57,7 +57,9 @@ class IndexCodec(PlainCodec):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
-        """Raises FormatError ``tensor-checksum``, ``count-differs``, ``indices-order``."""
+        """Positions and words [changes]. Raises FormatError ``tensor-checksum``, ``count-differs``,
+        ``indices-order``.
+        """
         indices, values = self.checked(entry, source, where)
         new, size, changes = words(values, entry.dtype.width), entry.elements, entry.detail.changes
         wide = words(indices, 4 if size <= 1 << 32 else 8)

@@ -60,7 +60,7 @@ class NanCodec(PlainCodec):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
-        """Raises FormatError ``tensor-checksum``, ``count-differs``."""
+        """Positions and words [changes]. Raises FormatError ``tensor-checksum``, ``count-differs``."""
         elements = words(self.checked(entry, source, where)[0], entry.dtype.width)
         positions = np.flatnonzero(elements != elements.dtype.type(entry.dtype.nan))
         if len(positions) != entry.detail.changes:  # [F-PLAIN-7]

@@ -39,7 +39,7 @@ class ChunkIndex:
 
     @property
     def lengths(self) -> Ints:
-        """Bytes of every chunk."""
+        """Bytes of every chunk, int64 [chunks]."""
         lengths: Ints = (self.sizes >> 1).sum(axis=1)
         return lengths
 
@@ -88,7 +88,7 @@ class PlanesCodec(Codec[ChunkIndex]):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
-        """All elements. Raises FormatError."""
+        """All elements, words [n]. Raises FormatError."""
         assert base is not None
         return Decoded(None, decode(entry.detail, source.payload(), base, entry.dtype, where))
 
@@ -103,11 +103,11 @@ class Chunks(Pieces[ChunkIndex]):
     in_order = True
 
     def lengths(self, detail: ChunkIndex) -> Ints:
-        """Of every chunk."""
+        """Bytes of every chunk, int64 [chunks]."""
         return detail.lengths
 
     def touched(self, entry: CodecEntry[ChunkIndex], offset: Shape, shape: Shape) -> Ints:
-        """All chunks from the one of the first element of the box to that of its last."""
+        """All chunks from the one of the first element of the box to that of its last, int64 [n]."""
         stored = entry.storage
         first = flat_index(stored, offset) // CHUNK
         last = flat_index(stored, [o + n - 1 for o, n in zip(offset, shape, strict=True)]) // CHUNK
@@ -116,7 +116,7 @@ class Chunks(Pieces[ChunkIndex]):
     def decode(
         self, entry: CodecEntry[ChunkIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
     ) -> Iterator[tuple[Positions, Elements]]:
-        """All elements of the chunks."""
+        """All elements of the chunks: positions, int64, and words, [n] each."""
         whole, at = entry.detail, 0
         for chunk in pieces.tolist():
             one = slice(chunk, chunk + 1)

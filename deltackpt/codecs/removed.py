@@ -38,7 +38,7 @@ class RemovedCodec(Codec[NoDetail]):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
-        """No elements."""
+        """No elements: words [0]."""
         return Decoded(None, np.zeros(0, np.uint8))
 
     def check(self, entry: CodecEntry[NoDetail], source: Source, where: str) -> None:

@@ -19,13 +19,14 @@ from deltackpt.collector.inventory import FOLDERS, PAYLOADS, Inventory, current_
 from deltackpt.collector.mark import Reachable
 from deltackpt.collector.retention import Policy
 from deltackpt.compaction.fold import write_anchor
-from deltackpt.errors import ChainError, ConflictError, FormatError, NotFoundError
+from deltackpt.errors import ChainError, CheckpointError, ConflictError, FormatError, NotFoundError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.heartbeat import Heartbeat, holder
-from deltackpt.repository.leases import COLLECTING, Lease, collecting, read_leases
+from deltackpt.repository.leases import COLLECTING, Lease, clear_dead, collecting, read_leases
 from deltackpt.store.base import is_temporary
+from deltackpt.util.disk import open_regular, space_errors
 from deltackpt.util.progress import SILENT, Progress
 
 FORMAT = "deltackpt-gc-plan"
@@ -89,18 +90,19 @@ class GcPlan:
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file, as canonical JSON."""
-        Path(path).write_bytes(dumps(self.to_dict()) + b"\n")
+        """Write the plan to a file, as canonical JSON. Raises StoreError ``not-writable``, NoSpaceError."""
+        with space_errors(Path(path)):
+            Path(path).write_bytes(dumps(self.to_dict()) + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> GcPlan:
         """Raises NotFoundError ``plan-missing``, FormatError ``plan-field``."""
         try:
-            raw = Path(path).read_bytes().rstrip(b"\n")
-        except OSError as error:
-            raise NotFoundError(
-                "plan-missing", where=path, have=error.strerror or error, need="a saved plan"
-            ) from error
+            with os.fdopen(open_regular(Path(path)), "rb") as file:  # no device, which may have no end
+                raw = file.read(MAX_PLAN + 2).rstrip(b"\n")
+        except (OSError, CheckpointError) as error:
+            have = error.have if isinstance(error, CheckpointError) else error.strerror or error
+            raise NotFoundError("plan-missing", where=path, have=have, need="a saved plan") from error
         value = loads_strict(raw, limit=MAX_PLAN, marks=MAX_PLAN, where=os.fspath(path))
         try:
             if (value.pop("format"), value.pop("version")) != (FORMAT, VERSION):
@@ -175,6 +177,7 @@ def _affects(repo: Repository, lease: Lease, doomed: set[str]) -> bool:
 @contextmanager
 def _exclusive(repo: Repository, ttl: float) -> Iterator[Heartbeat]:
     """Hold `gc.json`: no other gc removes steps, and readers that begin wait ([S-GC-6])."""
+    clear_dead(repo)
     found = collecting(repo)
     if found is not None and repo.store.now() < found[2]:  # [S-GC-6]
         raise _running(repo, found[1])
@@ -207,6 +210,7 @@ def plan_gc(repo: Repository, policy: Policy = Policy()) -> GcPlan:
     that the policy names, FormatError for a damaged manifest or layout: what those need is not known,
     ChainError ``chain-broken`` for a ref or tag whose step has no way from an anchor any more.
     """
+    clear_dead(repo)
     return plan_of(repo, Inventory.read(repo), policy)
 
 

@@ -100,7 +100,8 @@ def plan_compact(
     levels: Sequence[int] = (),
 ) -> CompactPlan:
     """One fold from ``start`` (the last anchor if not given) to ``end``; with ``levels``, one for every aligned run of
-    so many steps between them (from the first step that is there).
+    so many steps between them (from the first step that is there). A step to which no patch leads, as an anchor is less
+    to read, parts what is before it from what follows.
 
     Those that exist are not planned again. Raises what `Repository.find` raises, ChainError ``chain-broken`` where
     ``start`` does not lead to ``end``.
@@ -108,7 +109,8 @@ def plan_compact(
     last = repo.find(end, ref)
     if levels:
         first = repo.find(start, ref) if start is not None else None
-        found = _runs(repo, _links(repo, last, first), sorted(set(levels)))
+        runs = _unbroken(repo, _links(repo, last, first))
+        found = [run for links in runs for run in _runs(repo, links, sorted(set(levels)))]
     else:
         if start is None:
             plan = repo.resolve(last)
@@ -118,7 +120,9 @@ def plan_compact(
         if first.step >= last.step:
             have = f"from {first.step} to {last.step}"
             raise UsageError("fold-range", where="compact", have=have, need="an earlier step and a later one")
-        found = [(first, last)]
+        links = _links(repo, last, first)
+        # Where `start` is on no way to `end`, what is planned says so.
+        found = [(run[0], run[-1]) for run in _unbroken(repo, links)] if links[0] == first else [(first, last)]
     edges = repo.edges()
     exists = {(edge.start, edge.end) for _, end in found for edge in edges.get(end, ())}
     return CompactPlan(repo.store.url, ref, tuple(_planned(repo, [run for run in found if run not in exists])))
@@ -129,6 +133,17 @@ def _links(repo: Repository, last: Link, first: Link | None) -> list[Link]:
     manifests = list(chain.walk(last, repo.load, repo.edges()))
     links = [last, *(m.parent for m in manifests[:-1] if m.parent)][::-1]
     return [link for link in links if first is None or link.step >= first.step]
+
+
+def _unbroken(repo: Repository, links: Sequence[Link]) -> list[list[Link]]:
+    """The chain, cut before every step to which no patch leads."""
+    runs = [[links[0]]]
+    for link in links[1:]:
+        if repo.load(link).patch is None:
+            runs.append([link])
+        else:
+            runs[-1].append(link)
+    return runs
 
 
 def _runs(repo: Repository, links: Sequence[Link], levels: Sequence[int]) -> list[tuple[Link, Link]]:

@@ -14,7 +14,8 @@ from deltackpt.format.manifest import Link
 @dataclass(frozen=True)
 class RankContext:
     """``link`` is the step that the weights are, None where it is not known; ``proof`` the map of the engine's memory,
-    and ``why`` says what prevents a scatter. ``wedged``: the weights may be those of no step.
+    and ``why`` says what prevents a scatter. ``wedged``: the weights may be those of no step. ``final``: the last
+    update, if there was one, was made final.
     """
 
     rank: int
@@ -24,6 +25,7 @@ class RankContext:
     proof: Proof | None
     why: str
     wedged: bool
+    final: bool = True
 
     def at(self, link: Link) -> bool:
         """Are the weights those of a step?"""

@@ -19,6 +19,7 @@ _KINDS = {
     "deltackpt_updates_total": ("counter", "Updates that an engine took."),
     "deltackpt_failures_total": ("counter", "Updates that an engine did not take."),
     "deltackpt_bytes_total": ("counter", "Bytes read from the repository."),
+    "deltackpt_unseen_seconds": ("gauge", "Since the repository was last seen, and the cache at its newest step."),
     "deltackpt_wedged": ("gauge", "1 for an engine whose weights are those of no step."),
 }
 

@@ -73,6 +73,11 @@ class Receiver:
             report.save(self.cache, want.token)
         return report
 
+    @property
+    def final(self) -> bool:
+        """Whether the last update, if there was one, was confirmed or undone."""
+        return self._undoable is None
+
     def confirm(self) -> None:
         """The update is final: what was held for an undo is released."""
         self._undoable = None
@@ -139,7 +144,14 @@ class Receiver:
     def _context(self) -> RankContext:
         """The state of the rank now."""
         return RankContext(
-            self.engine.rank, self.steps, self.memory, self.link, self.proof, why=self.why, wedged=self.wedged
+            self.engine.rank,
+            self.steps,
+            self.memory,
+            self.link,
+            self.proof,
+            why=self.why,
+            wedged=self.wedged,
+            final=self.final,
         )
 
     def _target(self, want: Update) -> Link:

@@ -30,8 +30,8 @@ class Serving:
         self, repo: Repository, follower: Follower, clients: Sequence[Client], emit: Emit, metrics: Metrics,
         cache: Path, *, together: bool = False, check: bool = False,
     ) -> None:  # fmt: skip
-        """``emit`` is called with events: `switch`, `taken`, `failed`, `wedged`, `outage`. ``together``: all engines
-        come to a step, or none; ``check``: their weights are read back before they are resumed."""
+        """``emit`` is called with events: `switch`, `taken`, `failed`, `wedged`, `outage`, `back`. ``together``: all
+        engines come to a step, or none; ``check``: their weights are read back before they are resumed."""
         self.repo, self.follower, self.cache = repo, follower, cache
         self.engines = [EngineState(client) for client in clients]
         self._emit, self._metrics, self._events = emit, metrics, EventLog(emit, metrics)
@@ -39,22 +39,30 @@ class Serving:
 
     def run(self, stop: Event, poll: float) -> None:
         """Until ``stop``, a round every ``poll`` seconds. Raises an error of the repository that does not pass by
-        itself."""
-        backoff = Backoff()
+        itself, and that it is gone, once that lasted for the grace time of the follower."""
+        backoff, seen = Backoff(grace=self.follower.grace), time.monotonic()
         while not stop.is_set():
             wait = poll
             try:
                 self.update_cache()
-                backoff.reset()
+                seen = time.monotonic()
+                if backoff.reset():
+                    self._emit("back", {})
             except DeltackptError as error:
                 wait = backoff.delay(error)
-                self._emit("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
+                if backoff.due:
+                    self._emit("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
+            self._metrics.set("deltackpt_unseen_seconds", time.monotonic() - seen)
             with suppress(DeltackptError):  # nothing in the cache yet
                 self.update_engines()
             stop.wait(wait)
 
     def update_cache(self) -> None:
         """The cache to the newest step."""
+        for engine in self.engines:
+            if engine.link is None:  # else its path is a slot
+                with suppress(DeltackptError):  # it is reported when it is updated
+                    engine.client.locate()
         if (switch := self.follower.catch_up()) is not None:
             self._metrics.set("deltackpt_step", switch.step)
             self._metrics.add("deltackpt_bytes_total", switch.read)

@@ -14,7 +14,9 @@ from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
 from deltackpt.errors import UsageError
 from deltackpt.repository import Repository
+from deltackpt.sync.backoff import GRACE
 from deltackpt.sync.follow import Follower, FollowOptions
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 
 PAUSES = ("keep", "wait", "abort")
@@ -32,6 +34,7 @@ class ServeOptions:
     ``together``  all engines come to a step, or none
     ``check``     all weights are read back before an engine is resumed
     ``threads``   None for all processors
+    ``grace``     that of `FollowOptions`
 
     Raises UsageError ``usage`` for another pause or mode.
     """
@@ -43,6 +46,7 @@ class ServeOptions:
     together: bool = False
     check: bool = False
     threads: int | None = None
+    grace: float = GRACE
 
     def __post_init__(self) -> None:
         if self.pause not in PAUSES:
@@ -67,12 +71,13 @@ def open_serving(
     ``emit`` and ``metrics`` are those of `Serving`. Raises UsageError ``engine-form``, and what opening the repository
     raises.
     """
+    check_local(cache, "CACHE")
     folder, source = Path(cache).absolute(), Repository.open(repo)
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())
     client_options = ClientOptions(place, folder, options.ref, options.pause, options.timeout, options.mode)
     clients = [client_of(engine, client_options) for engine in engines]
-    following = FollowOptions(options.ref, threads=options.threads)
+    following = FollowOptions(options.ref, threads=options.threads, grace=options.grace)
     follower = Follower(source, folder, following, progress=progress, stop=stop)
     how = {"together": options.together, "check": options.check}
     return Serving(source, follower, clients, emit, metrics or Metrics(), folder, **how)

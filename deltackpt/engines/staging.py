@@ -59,6 +59,7 @@ class StagedStep:
             reason=self.reason,
             elements=self.scatter.elements if self.scatter else 0,
             open=self.open,
+            final=self.context.final,
             error=self.error.to_dict() if self.error else None,
             seconds=dict(self.seconds),
         )

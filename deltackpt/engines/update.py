@@ -45,6 +45,7 @@ class RankReport:
     checked: str = ""
     wedged: bool = False
     open: bool = False  # whether an update session of the engine is open
+    final: bool = False  # whether its last update, if it had one, was made final
     error: dict[str, Any] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     proof: dict[str, Any] = field(default_factory=dict)

@@ -16,6 +16,7 @@ class UpdateRound:
 
     def __init__(self, engines: Sequence[EngineState], events: EventLog, *, check: bool) -> None:
         self._engines, self._events, self._check = engines, events, check
+        self._found: list[EngineState] = []  # at the step already, as another process left them
 
     def run(self, link: Link, state: str, path: Path, published: float) -> None:
         """Stage while they work; then pause, write, drop what was computed with old weights, resume.
@@ -29,6 +30,7 @@ class UpdateRound:
         updated = self._finish() if self._apply() else []
         paused = [engine for engine in self._engines if engine.paused]
         for engine in self._engines:
+            engine.paused |= engine in self._found  # that process may have ended before it resumed them
             engine.resume()
         now = time.monotonic()
         for engine in updated:
@@ -42,8 +44,12 @@ class UpdateRound:
             except DeltackptError as error:
                 self._events.failed(engine, error)
                 return False
-            # One that this process did not update itself: a process that was killed may have left its caches stale.
-            report.unchanged &= engine.link is not None and not engine.paused
+            # One that this process did not update itself: a process that was killed may have left its caches stale,
+            # unless it came so far as to give it its version.
+            known = engine.link is not None or report.served
+            if known and engine.link is None:
+                self._found.append(engine)
+            report.unchanged &= known and not engine.paused
             engine.report = report
         return True
 

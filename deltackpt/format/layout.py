@@ -15,7 +15,8 @@ from weakref import WeakValueDictionary
 
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import dumps, loads_strict
-from deltackpt.format.manifest import Fields, File, check_path
+from deltackpt.format.manifest import Fields, File
+from deltackpt.format.names import check_path
 from deltackpt.format.record import RecordKind
 from deltackpt.format.safetensors_header import RESERVED, Header, Tensor, parse_header
 from deltackpt.format.state_digest import StateText

@@ -14,14 +14,13 @@ from typing import Any, NoReturn
 
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import dumps, loads_canonical
+from deltackpt.format.names import ORDINARY, why_unsafe
 from deltackpt.format.record import RecordKind, check_canonical
 
 FORMAT = "deltackpt"
 VERSION = 1
 MAX_MANIFEST = 4 << 20
 MAX_STEP = 10**15
-MAX_PARTS = 100_000
-MAX_PATH = 960  # bytes: leaves space for the folder before it in an object's name
 FEATURES: frozenset[str] = frozenset()
 
 _KIND = RecordKind(FORMAT, VERSION, "manifest")
@@ -227,12 +226,12 @@ class Fields:
         return value
 
     def files(self, name: str) -> tuple[File, ...] | None:
-        """A list of at most MAX_PARTS files, or null."""
+        """A list of files, or null; the size of the record bounds their number."""
         value = self.get(name)
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) > MAX_PARTS:  # [F-MAN-10] [F-EDGE-3]
-            self.refuse(name, repr(value)[:80], f"a list of at most {MAX_PARTS:,} files")
+        if not isinstance(value, list):  # [F-MAN-3] [F-EDGE-3]
+            self.refuse(name, repr(value)[:80], "a list of files")
         return tuple(self.file(item, name) for item in value)
 
     def mapping(self, name: str) -> dict[str, Any]:
@@ -278,34 +277,9 @@ _FILE_KEYS = {"name", "size", "sha256"}
 _LINK_KEYS = {"step", "id"}
 _COUNTS = Counts().to_dict()
 _FOLDERS = ("anchors/", "patches/", "states/", "folds/")
-_UNSAFE = re.compile(r"[\\:\x00-\x1f\x7f]|(^|/)(\.{0,2}|\.tmp-.*|\.lock)(/|$)", re.IGNORECASE)
 
 
 def check_object_name(name: str, where: str) -> None:
     """Refuse an object name in a manifest or layout that leaves the folders where payloads live: ``name-escapes``."""
-    if not name.startswith(_FOLDERS) or not _plain(name, 1024):  # [F-MAN-8] [S-NAME-5]
+    if not name.startswith(_FOLDERS) or why_unsafe(name):  # [F-MAN-8] [S-NAME-5]
         raise FormatError("name-escapes", where=where, have=repr(name)[:120], need=f"a name in {', '.join(_FOLDERS)}")
-
-
-def is_path(path: str) -> bool:
-    """Is this a relative path that stays in its folder, on every system, and that every store can name?"""
-    return _plain(path, MAX_PATH)
-
-
-# What nearly all names are like: with at most 8 segments of 100 characters they break no rule, and one match says so.
-ORDINARY = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,99}/){0,7}[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-def _plain(path: str, limit: int) -> bool:
-    if ORDINARY.fullmatch(path):
-        return True
-    if _UNSAFE.search(path):  # an empty path too, and one that starts with a slash
-        return False
-    sizes = [len(segment.encode(errors="replace")) for segment in path.split("/")]
-    return sum(sizes) + len(sizes) - 1 <= limit and max(sizes) <= 255
-
-
-def check_path(path: str, where: str) -> None:
-    """Refuse a path of a checkpoint's file that leaves the checkpoint's folder: ``name-escapes``."""
-    if not is_path(path):  # [F-LAY-2] [F-NAME-1]
-        raise FormatError("name-escapes", where=where, have=repr(path)[:120], need="a plain path inside the checkpoint")

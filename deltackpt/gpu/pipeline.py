@@ -21,6 +21,7 @@ from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import on_host
+from deltackpt.util.extras import install_line
 
 Job = Generator[None, None, Any]
 
@@ -58,7 +59,7 @@ def warn_without_kernels(device: torch.device) -> None:
 
 @cache
 def _warn_once() -> None:
-    message = "deltackpt: without Triton, changes on a GPU are encoded on the host: pip install triton"
+    message = f"deltackpt: without Triton, changes on a GPU are encoded on the host: {install_line('triton')}"
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 

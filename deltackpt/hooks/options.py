@@ -19,6 +19,7 @@ from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate
 from deltackpt.torch_views.names import Rename
 from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.places import is_url, url_meant
 
 QUEUE = 2  # steps that may wait to be published
 TIMEOUT = 1800.0  # seconds that ranks wait for each other
@@ -90,6 +91,8 @@ class HookOptions:
             known = self.snapshot in ("device", "host") or "/" in self.snapshot or os.sep in self.snapshot
         else:
             known = isinstance(self.snapshot, os.PathLike)
+        if known and self.cache is not None and (is_url(self.cache) or url_meant(os.fspath(self.cache)) is not None):
+            known = False
         need = "'device', 'host', or the path of a managed cache"
         require("snapshot", self.snapshot, known, need, "A directory beside the script is Path('name') or './name'.")
 

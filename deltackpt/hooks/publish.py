@@ -21,8 +21,8 @@ from deltackpt.hooks.pending import CapturedStep
 from deltackpt.hooks.plan import FilePlan, Global
 from deltackpt.hooks.process_group import ProcessGroup, share
 from deltackpt.patch.part import Origin
-from deltackpt.publish.manifest import AnchorPolicy, since_anchor
-from deltackpt.publish.objects import StepObjects
+from deltackpt.publish.manifest import AnchorPolicy, saves_nothing, since_anchor
+from deltackpt.publish.objects import StepObjects, remove
 from deltackpt.publish.repository_sink import RepositorySink, StepTarget
 from deltackpt.publish.sink import StepCommit, elements_of, publish_step
 from deltackpt.publish.step import EncodeOptions, StepBuilder
@@ -164,7 +164,11 @@ class Publisher:
         began = time.monotonic()
         anchors = {path: file for s in shares for path, file in s.anchor.items()}
         anchor = tuple(anchors[shard.path] for shard in self._state.files.shards) if plan.whole else None
-        sink.add([file for s in shares for file in s.parts], anchor)
+        parts = [file for s in shares for file in s.parts]
+        dense = (
+            anchor is not None and self._patched and saves_nothing(sum(f.size for f in parts), self._state.files.size)
+        )
+        sink.add([] if dense else parts, anchor)
         builder, odd = self._combine(shares), sum(s.nonfinite for s in shares)
         commit = StepCommit(
             self._state.files,
@@ -173,6 +177,8 @@ class Publisher:
             {**({"nonfinite": odd} if odd else {}), **self._options.metadata, **captured.metadata},
             patched=self._patched,
         )
+        if dense:
+            commit = commit.unpatched()
         try:
             link = sink.commit(commit).link
         finally:
@@ -180,6 +186,8 @@ class Publisher:
                 done = Base(sink.manifest.link, sink.manifest, builder.digests)
                 self._attempts[done.link.id] = done
         self.base, self.seek = done, Ref.to(self.ref, link)
+        if dense:
+            remove(self.repo, parts)
         self._seconds["commit"] = time.monotonic() - began
         return self._anchor_is_due(link)
 

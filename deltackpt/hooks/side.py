@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from deltackpt.checkpoint.files import MAX_SIDE
 from deltackpt.errors import UsageError
-from deltackpt.format.manifest import check_path
+from deltackpt.format.names import check_path
 from deltackpt.torch_views.adapters import Peft, adapter_config, base_of, untied_by_adapters
 from deltackpt.torch_views.wrappers import unwrapped
+from deltackpt.util.scratch import temporary_folder
 
 Side = Mapping[str, bytes] | Iterable[Any] | None
 
@@ -27,8 +26,7 @@ def side_files(model: Any, side: Side, dtype: Any = None, peft: Peft | None = No
     """
     model = unwrapped(model)
     found: dict[str, bytes] = {}
-    with tempfile.TemporaryDirectory(prefix="deltackpt-") as folder:
-        root = Path(folder)
+    with temporary_folder("side") as root:
         parts = [adapter_config(model)] if peft == "adapter" else _configs_of(model, dtype, peft)
         parts = [part for part in parts if part is not None]
         if not isinstance(side, Mapping):

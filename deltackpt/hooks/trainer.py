@@ -30,7 +30,7 @@ from deltackpt.hooks.side import Side, side_files
 from deltackpt.hooks.state import added, all_sums, owned
 from deltackpt.hooks.unchanged import Unchanged
 from deltackpt.hooks.worker import Worker
-from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.publish.manifest import AnchorPolicy, check_step
 from deltackpt.publish.step import EncodeOptions
 from deltackpt.repository import Ref, Repository
 from deltackpt.torch_views.adapters import Peft
@@ -211,12 +211,12 @@ class TrainerHook:
 
         ``step`` is one more than the last if it is not given. Raises an error of an earlier step's publishing (this
         step is then not captured: call again to continue), ConflictError ``step-order``, ChainError ``state-changed``,
-        StoreError ``publish-stalled``, CheckpointError ``not-finite``, UsageError ``hook-closed``.
+        StoreError ``publish-stalled``, CheckpointError ``not-finite``, UsageError ``hook-closed``, ``step-negative``.
         """
         if self._closed:
             raise UsageError("hook-closed", where="the trainer hook", have="a closed hook", need="an open one")
-        number = (0 if self._last is None else self._last + 1) if step is None else step
-        if number < 0 or (self._last is not None and number <= self._last):
+        number = check_step((0 if self._last is None else self._last + 1) if step is None else step)
+        if self._last is not None and number <= self._last:
             have, need = f"step {self._last} already", f"a step after it, not {number}"
             raise ConflictError("step-order", where="the trainer hook", have=have, need=need)
         self._unchanged.warn()

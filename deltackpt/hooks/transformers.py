@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from deltackpt.errors import ExtraMissingError
@@ -11,13 +12,16 @@ from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.options import HookOptions, check_every
 from deltackpt.hooks.trainer import TrainerHook
 from deltackpt.repository import Repository
+from deltackpt.util.extras import install_line
+from deltackpt.util.places import check_url
 
 try:
     from transformers import TrainerCallback
 except ModuleNotFoundError as error:
     if error.name != "transformers":  # it is there, and lacks something itself
         raise
-    raise ExtraMissingError("transformers", "deltackpt.hooks.transformers", "pip install transformers") from error
+    where = "deltackpt.hooks.transformers"
+    raise ExtraMissingError("transformers", where, install_line("transformers")) from error
 
 
 class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
@@ -35,14 +39,27 @@ class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, repository: str | os.PathLike[str] | Repository, *, every: int = 1, **options: Any) -> None:
         check_every(every)
         HookOptions(**options)
+        if not isinstance(repository, Repository):
+            check_url(os.fspath(repository))
         self.hook: TrainerHook | None = None
         self._repository, self._every, self._options = repository, every, options
         self._log: Callable[[dict[str, float]], None] | None = None
         self._logged: StepMetrics | None = None
 
     def log_to(self, trainer: Any) -> None:
-        """Report metrics through ``trainer.log``: to W&B, TensorBoard and all else that it reports to."""
-        self._log = trainer.log
+        """Report metrics through ``trainer.log``: to W&B, TensorBoard and all else that it reports to.
+
+        They join the trainer's own lines: a line of our own, in between, would end the turn of its next one, and take
+        what trainers like TRL's collect for it.
+        """
+        self._log = log = trainer.log
+
+        @wraps(log)
+        def with_metrics(logs: dict[str, float], *rest: Any, **more: Any) -> None:
+            evaluation = any(name.startswith("eval_") for name in logs)
+            log({**logs, **({} if evaluation else self._new_metrics())}, *rest, **more)
+
+        trainer.log = with_metrics
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the hook, and publish the weights unless they are a published step."""
@@ -58,8 +75,6 @@ class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
         hook = self.hook
         if hook is not None and state.global_step % self._every == 0 and state.global_step != hook.last_step:
             hook.step(state.global_step)
-        if hook is not None and control.should_log:
-            self._log_new(hook.metrics)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Publish the last step, and close the hook."""
@@ -67,8 +82,8 @@ class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
             self.hook.step(state.global_step)
         hook = self.hook
         self.close()
-        if hook is not None:
-            self._log_new(hook.metrics)
+        if self._log is not None and (metrics := self._new_metrics(hook)):
+            self._log(metrics)
 
     def close(self) -> None:
         """Publish what is pending. Raises if a step is left out."""
@@ -82,10 +97,13 @@ class DeltaCheckpointCallback(TrainerCallback):  # type: ignore[misc]
             hook, self.hook = self.hook, None
             hook.abandon()
 
-    def _log_new(self, metrics: StepMetrics | None) -> None:
-        if self._log is not None and metrics is not None and metrics is not self._logged:
-            self._logged = metrics
-            self._log(metrics.to_log())
+    def _new_metrics(self, hook: TrainerHook | None = None) -> dict[str, float]:
+        """Of the newest step, if they were not logged yet."""
+        hook = hook or self.hook
+        if hook is None or hook.metrics is None or hook.metrics is self._logged:
+            return {}
+        self._logged = hook.metrics
+        return self._logged.to_log()
 
 
 def _tokenizers(kwargs: dict[str, Any]) -> list[Any]:

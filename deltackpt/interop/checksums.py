@@ -10,6 +10,7 @@ import xxhash
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.interop.files import field_error
 from deltackpt.interop.protocol import Bytes, Check
+from deltackpt.util.extras import install_line
 
 
 def _blake3(data: Bytes) -> str:
@@ -21,7 +22,7 @@ def _blake3(data: Bytes) -> str:
             where="blake3",
             have="no module blake3",
             need="the library of these checksums",
-            hint="pip install 'deltackpt[interop]'",
+            hint=install_line("interop"),
         ) from error
     return str(blake3(data.data).hexdigest())
 

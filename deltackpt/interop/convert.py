@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
 
 from deltackpt.interop.exporter import ExportResult, export_steps
 from deltackpt.interop.importer import ImportResult, import_steps
 from deltackpt.interop.protocol import LayoutReader, LayoutWriter
 from deltackpt.repository import Repository
 from deltackpt.util.progress import SILENT, Progress
+from deltackpt.util.scratch import temporary_folder
 
 
 def convert_steps(
@@ -29,8 +28,8 @@ def convert_steps(
     ``base`` is the checkpoint that the first step applies to, if that is not whole. Raises what `import_steps` and
     `export_steps` raise; of a format that cannot be read to its end, nothing is written.
     """
-    with tempfile.TemporaryDirectory(prefix="deltackpt-convert-") as work:
-        place = Path(work) / "repo"
+    with temporary_folder("convert") as work:
+        place = work / "repo"
         read = import_steps(name, reader, place, base=base, threads=threads, progress=progress)
         written = export_steps(Repository.open(place), target, writer, out, threads=threads, progress=progress)
     return read, written

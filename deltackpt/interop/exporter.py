@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,9 @@ from deltackpt.repository.leases import lease
 from deltackpt.restore.materialize import apply, beside, build
 from deltackpt.restore.replay import Replay
 from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
+from deltackpt.util.scratch import temporary_folder
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,15 @@ def export_steps(
     ``fold-range``, what `apply` raises.
     """
     began = time.monotonic()
+    check_local(out, "OUT")
     count, deltas_only = threads_or_default(threads), options.deltas_only or not writer.anchored
     last = repo.find(options.end, options.ref)
     with lease(repo, last):
         links = _between(repo, last, None if options.start is None else repo.find(options.start, options.ref))
         numbers = _numbers(repo, name, writer, links, renumber=options.renumber)
         whole: list[tuple[int, str]] = []
-        with tempfile.TemporaryDirectory(prefix="deltackpt-export-") as temporary:
-            for number, old, new in _walk(repo, links, numbers, Path(temporary), count, progress):
+        with temporary_folder("export") as temporary:
+            for number, old, new in _walk(repo, links, numbers, temporary, count, progress):
                 if old is None:
                     if not deltas_only:
                         writer.whole(number, new)

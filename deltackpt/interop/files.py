@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from deltackpt.format.canonical import loads_strict
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
 from deltackpt.interop.protocol import Bytes
 from deltackpt.util.disk import fsync_dir, open_regular, space_errors
+from deltackpt.util.scratch import scratch
 
 MAX_JSON: Final = 100_000_000
 MAX_WINDOW: Final = 1 << 27  # what zstd's own readers accept
@@ -189,14 +189,9 @@ def placed(path: Path) -> Iterator[Path]:
             need="a name never used before",
             hint="Choose another folder, or take that one away: a number that is used twice misleads its readers.",
         )
-    draft = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with scratch(path.parent, f".{path.name}.tmp-") as folder:
+        draft = folder / path.name
         yield draft
         os.rename(draft, path)
         fsync_dir(path.parent)
-    finally:
-        if draft.is_dir():
-            shutil.rmtree(draft, ignore_errors=True)
-        else:
-            draft.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from deltackpt.errors import FormatError, UsageError
-from deltackpt.interop import prime, prime_sparse, slime, slime_v1, slime_write, trl, trl_write, vllm
+from deltackpt.interop import prime, prime_sparse, slime, slime_v1, slime_v1_write, slime_write, trl, trl_write, vllm
 from deltackpt.interop.protocol import LayoutReader, LayoutWriter
 
 T = TypeVar("T")
@@ -23,6 +23,7 @@ READERS: Final[dict[str, tuple[Callable[[Path], bool], Callable[..., LayoutReade
 }
 WRITERS: Final[dict[str, Callable[..., LayoutWriter]]] = {
     "slime": slime_write.SlimeWriter,
+    "slime-v1": slime_v1_write.SlimeV1Writer,
     "trl": trl_write.TrlWriter,
     "prime-rl": prime.PrimeWriter,
     "vllm": vllm.VllmWriter,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
+from deltackpt.util.scratch import temporary_folder
 from deltackpt.verification import verify_checkpoint
 
 FIELD = "imported"  # of a manifest's metadata
@@ -76,8 +76,8 @@ def import_steps(
     steps = list(reader.steps())
     if not steps:
         raise UsageError("foreign-unknown", where=name, have="no step", need="one at least")
-    with tempfile.TemporaryDirectory(prefix="deltackpt-import-") as temporary:
-        job = _Import(name, reader, repository, Path(temporary), anchor, ref, threads, progress)
+    with temporary_folder("import") as temporary:
+        job = _Import(name, reader, repository, temporary, anchor, ref, threads, progress)
         todo = job.begin(steps, base)
         for step in todo:
             job.step(step)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.checkpoint.diff import State
-from deltackpt.checkpoint.files import is_plain
 from deltackpt.errors import ChainError, FormatError
+from deltackpt.format.names import is_path
 from deltackpt.interop.changes import INDICES, check_positions, elements_of, same_length, tensor_of, width_of
 from deltackpt.interop.files import ZSTD, Tensors, field_error, gap_error, inflate, read_bytes, read_json
 from deltackpt.interop.prime import SPARSE, directories
@@ -84,7 +84,7 @@ def _files(path: Path, manifest: Mapping[str, Any], base: Checkpoint) -> Iterato
     """Draft 1: every file's tensors are listed, with the keys of their positions and values."""
     for entry in _list(manifest, "patch_files", path):
         name = entry.get("file")
-        if not isinstance(name, str) or not is_plain(name) or "/" in name:
+        if not isinstance(name, str) or not is_path(name) or "/" in name:
             raise field_error(path, f"the file {name!r}", "a plain name")
         tensors, items = Tensors.open(path / name), _list(entry, "tensors", path)
         keys = ((str(item.get("indices_key")), str(item.get("values_key"))) for item in items)

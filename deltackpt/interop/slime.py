@@ -18,8 +18,8 @@ import numpy as np
 
 from deltackpt.checkpoint import Checkpoint, Located
 from deltackpt.checkpoint.diff import State
-from deltackpt.checkpoint.files import is_plain
 from deltackpt.errors import ChainError, FormatError
+from deltackpt.format.names import is_path
 from deltackpt.interop.changes import check_positions, same_length, size_of, tensor_of
 from deltackpt.interop.checksums import checksum, proves
 from deltackpt.interop.files import Tensors, field_error, gap_error, inflate, numbered, read_json
@@ -108,7 +108,7 @@ def _index(path: Path) -> _Delta | None:
                 file, f"{odd[0]}, and no delta_encoding", "an index of changes, or one of a whole version"
             )
         return None
-    if any(not isinstance(shard, str) or not is_plain(shard) or "/" in shard for shard in weight_map.values()):
+    if any(not isinstance(shard, str) or not is_path(shard) or "/" in shard for shard in weight_map.values()):
         raise field_error(file, "a shard that is no plain name", "names of files beside the index")
     texts = [metadata.get(key) for key in ("delta_encoding", "checksum_format", "version", "base_version")]
     if metadata.get("compression_format") != "zstd" or texts[0] not in ENCODINGS:

@@ -24,6 +24,7 @@ from deltackpt.interop.changes import check_positions, elements_of, from_gaps, s
 from deltackpt.interop.files import ZSTD, Tensors, field_error, gap_error, inflate, numbered, read_bytes
 from deltackpt.interop.protocol import Bytes, LayoutUpdate, Step, Touched
 from deltackpt.interop.slime import DIRECTORY
+from deltackpt.interop.slime_v1_checksum import check_sum
 
 FILE: Final = re.compile(r"rank([0-9]{4})_flush([0-9]{6})\.safetensors")
 ENCODINGS: Final = ("indices", "deltas", "deltas_zstd")
@@ -86,9 +87,10 @@ class SlimeV1Reader:
             tensors = Tensors(inflate(data, str(path), at_most=limit) if packed else data, str(path))
             if tensors.metadata.get("encoding") not in ENCODINGS:
                 raise field_error(path, f"encoding {tensors.metadata.get('encoding')!r}", ", ".join(ENCODINGS))
-            version = tensors.metadata.get("current_version", "")
-            if version.isdigit() and int(version) != step.number:
-                raise gap_error(path, f"version {version[:20]} in its metadata", f"{step.number}")
+            for key, need in (("current_version", step.number), ("prev_version", step.number - 1)):
+                version = tensors.metadata.get(key, "")  # the second is in early files alone
+                if version.isdigit() and int(version) != need:
+                    raise gap_error(path, f"{key} {version[:20]} in its metadata", f"{need}")
             yield from _updates(tensors, base)
 
 
@@ -110,9 +112,10 @@ def _updates(tensors: Tensors, base: Checkpoint) -> Iterator[Touched]:
     positions, values = tensors.words("__positions__", {"U8": "u1"}), tensors.tensors.get("__values__")
     if values is None or len(values.shape) != 1 or len(tensors.tensors) != 2:
         raise field_error(where, "other tensors", "__positions__ and __values__")
-    words = tensors.bytes_of("__values__").view(f"<u{DTYPES[values.dtype].width}")
-    if (check := tensors.metadata.get("checksum")) is not None and str(_checksum(positions, words.view("u1"))) != check:
-        raise FormatError("foreign-checksum", where=where, have="other bytes", need=f"checksum {check[:40]}")
+    data = tensors.bytes_of("__values__")
+    words = data.view(f"<u{DTYPES[values.dtype].width}")
+    if (check := tensors.metadata.get("checksum")) is not None:
+        check_sum(positions, data, values.dtype, check, where)
     params = loads_strict(
         tensors.metadata.get("params", "").encode(), limit=100_000_000, where=f"{where}, params", allow_floats=True
     )
@@ -172,13 +175,3 @@ def _cast(words: npt.NDArray[Any], have: str, need: str, where: str) -> npt.NDAr
     if lost:
         raise ChainError("foreign-dtype", where=where, have=f"{have} values that are no {need}", need="exact ones")
     return new
-
-
-def _checksum(positions: Bytes, values: Bytes) -> int:
-    """The xor of 64-bit words of positions, and of those of values moved up by one bit; both padded by zeros."""
-
-    def fold(data: Bytes) -> int:
-        padded = np.concatenate([data, np.zeros(-len(data) % 8, np.uint8)])
-        return int(np.bitwise_xor.reduce(padded.view("<u8"))) if len(padded) else 0
-
-    return fold(positions) ^ ((fold(values) << 1) & (1 << 64) - 1)

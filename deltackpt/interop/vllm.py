@@ -63,7 +63,7 @@ def calls(old: State, new: State, threads: int = 1) -> Iterator[Call]:
                 "foreign-carry", where="vllm", have=have, need="the same tensors, reloaded from a directory"
             )
         name, shape, dtype = found.name, tuple(new.tensors[found.name].shape), change.dtype.name
-        if dtype not in SPARSE or _has_nan(change.new, dtype):
+        if dtype not in SPARSE or has_nan(change.new, dtype):
             dense.append(VllmTensor(name, shape, dtype, change.target, None))
         else:
             wide = "<i4" if change.elements <= 1 << 31 else "<i8"
@@ -73,7 +73,8 @@ def calls(old: State, new: State, threads: int = 1) -> Iterator[Call]:
             yield Call(is_sparse, tuple(patches))
 
 
-def _has_nan(words: npt.NDArray[Any], dtype: str) -> bool:
+def has_nan(words: npt.NDArray[Any], dtype: str) -> bool:
+    """Is any of the words, [n] of a dtype of SPARSE, a NaN?"""
     if dtype == "F64":
         return bool(np.isnan(words.view("<f8")).any())
     infinity, mask = NAN[dtype]

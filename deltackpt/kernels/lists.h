@@ -63,9 +63,15 @@ INLINE int64_t flat(const tile_at_t *t, uint32_t local) {
     return t->origin + local + (t->contiguous ? 0 : (int64_t)(local * t->inverse >> t->shift) * t->skip);
 }
 
-/* The ``n`` elements of the tile from ``at`` on, side by side: where they lie, or copied to ``room``. */
-const uint8_t *elements_of(const form_t *f, const tile_at_t *t, const uint8_t *elements, int64_t at, int64_t n,
-                           uint8_t *room);
+/* Where a block of a tile lies: ``left`` elements from ``x`` on, then, ``skip`` bytes further, runs of ``wide``, all of
+ * whole chunks; the last block alone may end within one. What lies ``ahead`` bytes is wanted next. */
+typedef struct {
+    const uint8_t *x;
+    int64_t elements, left, wide, skip, ahead;
+} block_t;
+
+/* The ``n`` elements of the tile from ``at`` on: where they lie, or, if rows are no whole chunks, copied to ``room``. */
+block_t block_of(const form_t *f, const tile_at_t *t, const uint8_t *elements, int64_t at, int64_t n, uint8_t *room);
 
 INLINE int64_t listed_of(int64_t chosen, int64_t candidates) {
     return 2 * chosen > candidates ? candidates - chosen : chosen;
@@ -100,8 +106,7 @@ typedef struct {
 typedef struct {
     /* The elements of one block to the class of each, with 255 after the last up to a whole chunk, and how many of each
      * class each chunk has; those of all are added to ``counts``. */
-    void (*classify)(const uint8_t *elements, int64_t n, const form_t *f, uint8_t *class, uint8_t *rows,
-                     uint32_t *counts);
+    void (*classify)(block_t block, const form_t *f, uint8_t *class, uint8_t *rows, uint32_t *counts);
     /* Over the chunks of one block of a tile, which begins at ``first``. */
     void (*select)(const uint8_t *class, const uint8_t *rows, int64_t chunks, uint32_t first, select_t *s);
     void (*rank)(const uint8_t *class, const uint8_t *rows, int64_t chunks, uint32_t first, rank_t *r);

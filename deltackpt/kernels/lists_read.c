@@ -64,7 +64,7 @@ INLINE int64_t chunks_of(int64_t elements) { return (elements + CHUNK - 1) / CHU
 
 /* Block ``at`` (in elements) of the tile, looked at. */
 static void look(tile_t *t, int64_t at, int64_t n, uint8_t *class, uint8_t *rows, uint32_t *counts) {
-    t->scan->classify(elements_of(t->form, &t->at, t->job->elements, at, n, t->room), n, t->form, class, rows, counts);
+    t->scan->classify(block_of(t->form, &t->at, t->job->elements, at, n, t->room), t->form, class, rows, counts);
 }
 
 /* How many elements each class has. */
@@ -197,24 +197,19 @@ INLINE int measure(const tile_t *t, int64_t *bits, const int word) {
     const type_t type = type_of(f);
     const int first = f->classes - f->sized;
     const uint32_t *excess = t->codes;
-    int64_t sum = t->changes;
+    int64_t sum = t->changes, widest = 0;
     uint8_t raw[EXPONENTS];
     for (int e = 0; e < EXPONENTS; e++) raw[e] = (uint8_t)(class_of(e, f) >= first ? raw_bits(e, f) : 0);
     for (int64_t i = 0; i < t->changes; i++) {
         t->old[i] = (uint32_t)load(t->job->elements, flat(&t->at, t->ranks[i]), word);
-        const int known = raw[exponent_of(t->old[i], type)];
-        t->widths[i] = (uint8_t)known;
-        sum += known;
+        const int64_t width = raw[exponent_of(t->old[i], type)] + (int64_t)(*excess & -(uint32_t)t->is_long[i]);
+        excess += t->is_long[i]; /* no branch: which are long, no processor guesses */
+        widest = width > widest ? width : widest;
+        t->widths[i] = (uint8_t)width;
+        sum += width;
     }
-    for (int64_t i = 0; i < t->changes; i++)
-        if (t->is_long[i]) {
-            const int64_t width = (int64_t)t->widths[i] + *excess;
-            if (width >= 8 * word) return STEP_OUTSIDE;
-            t->widths[i] = (uint8_t)width;
-            sum += *excess++;
-        }
     *bits = sum;
-    return OK;
+    return widest < 8 * word ? OK : STEP_OUTSIDE;
 }
 
 /* Part 3, from ``bit`` on, and what it makes of the tile's elements; the first is change ``to`` of the job. */

@@ -10,23 +10,27 @@
 #include <immintrin.h>
 #endif
 
-const uint8_t *elements_of(const form_t *f, const tile_at_t *t, const uint8_t *elements, int64_t at, int64_t n,
-                           uint8_t *room) {
+block_t block_of(const form_t *f, const tile_at_t *t, const uint8_t *elements, int64_t at, int64_t n, uint8_t *room) {
     const int word = f->word;
-    if (t->contiguous) return elements + (t->origin + at) * word;
+    if (t->contiguous) return (block_t){elements + (t->origin + at) * word, n, INT64_MAX, 0, 0, 0};
     uint8_t *to = room;
     const int64_t rows = t->elements / t->wide, ahead = parts(n, t->wide);
     int64_t row = at / t->wide, column = at % t->wide;
+    if (t->wide % CHUNK == 0) { /* rows are apart, and no processor guesses where */
+        const uint8_t *x = elements + (t->origin + row * f->width + column) * word;
+        const int64_t next = row + 2 * ahead <= rows ? ahead * f->width * word : 0;
+        return (block_t){x, n, t->wide - column, t->wide, t->skip * word, next};
+    }
     for (int64_t left = n; left; row++, column = 0) {
         const int64_t here = least(left, t->wide - column);
         const uint8_t *from = elements + (t->origin + row * f->width + column) * word;
         memcpy(to, from, (size_t)(here * word));
-        if (row + ahead < rows) /* of the next block: rows are apart, and no processor guesses where */
+        if (row + ahead < rows)
             for (int64_t i = 0; i < here * word; i += 64) __builtin_prefetch(from + ahead * f->width * word + i);
         to += here * word;
         left -= here;
     }
-    return room;
+    return (block_t){room, n, INT64_MAX, 0, 0, 0};
 }
 
 #undef LOAD /* of common.h, done with */

@@ -6,7 +6,7 @@
 #define COUNT NAME(count)
 TARGET INLINE void NAME(count)(vector_t v, int classes, uint8_t *row) {
 #pragma GCC unroll 16
-    for (int c = 0; c < classes; c++) row[c] = (uint8_t)POPCOUNT(MASK(v, c));
+    for (int c = 0; c < classes; c++) ((volatile uint8_t *)row)[c] = (uint8_t)POPCOUNT(MASK(v, c));
 }
 #endif
 
@@ -16,11 +16,20 @@ TARGET INLINE void NAME(chunk)(vector_t v, int classes, uint8_t *class, uint8_t 
     for (int c = classes; c < ROW; c += 4) memset(row + c, 0, 4);
 }
 
-TARGET INLINE void NAME(all)(const uint8_t *x, int64_t n, const form_t *f, uint8_t *class, uint8_t *rows, int word,
-                             int classes) {
+TARGET INLINE void NAME(all)(block_t b, const form_t *f, uint8_t *class, uint8_t *rows, int word, int classes) {
     const setup_t s = SETUP(f, word);
-    for (; n >= CHUNK; n -= CHUNK, x += CHUNK * word, class += CHUNK, rows += ROW)
+    const uint8_t *x = b.x;
+    int64_t n = b.elements, left = b.left;
+    for (; n >= CHUNK; n -= CHUNK, class += CHUNK, rows += ROW) {
+        for (int i = 0; i < word; i++) __builtin_prefetch(x + b.ahead + CHUNK * i); /* lines, as long as a chunk */
         NAME(chunk)(LOAD(x, &s, word), classes, class, rows);
+        x += CHUNK * word;
+        left -= CHUNK;
+        if (!left) {
+            x += b.skip;
+            left = b.wide;
+        }
+    }
     if (n) {
         uint8_t rest[4 * CHUNK] = {0};
         memcpy(rest, x, (size_t)(n * word));
@@ -44,13 +53,13 @@ TARGET INLINE void NAME(sum)(const uint8_t *rows, int64_t chunks, uint16_t befor
 
 /* The number of classes, rounded up, is known to the compiler: it matters. */
 #define BY_CLASSES(word)                                                                                               \
-    TARGET static __attribute__((noinline)) void NAME(classify_##word)(const uint8_t *x, int64_t n, const form_t *f,   \
-                                                                       uint8_t *class, uint8_t *rows) {                \
+    TARGET static __attribute__((noinline)) void NAME(classify_##word)(block_t b, const form_t *f, uint8_t *class,     \
+                                                                       uint8_t *rows) {                                \
         switch ((f->classes + 3) / 4) {                                                                                \
-        case 1: NAME(all)(x, n, f, class, rows, word, 4); return;                                                      \
-        case 2: NAME(all)(x, n, f, class, rows, word, 8); return;                                                      \
-        case 3: NAME(all)(x, n, f, class, rows, word, 12); return;                                                     \
-        default: NAME(all)(x, n, f, class, rows, word, 16);                                                            \
+        case 1: NAME(all)(b, f, class, rows, word, 4); return;                                                         \
+        case 2: NAME(all)(b, f, class, rows, word, 8); return;                                                         \
+        case 3: NAME(all)(b, f, class, rows, word, 12); return;                                                        \
+        default: NAME(all)(b, f, class, rows, word, 16);                                                               \
         }                                                                                                              \
     }
 BY_CLASSES(1)
@@ -58,13 +67,12 @@ BY_CLASSES(2)
 BY_CLASSES(4)
 #undef BY_CLASSES
 
-TARGET static void NAME(classify)(const uint8_t *x, int64_t n, const form_t *f, uint8_t *class, uint8_t *rows,
-                                  uint32_t *counts) {
+TARGET static void NAME(classify)(block_t b, const form_t *f, uint8_t *class, uint8_t *rows, uint32_t *counts) {
     row_sum_t sum = {0};
-    if (f->word == 1) NAME(classify_1)(x, n, f, class, rows);
-    if (f->word == 2) NAME(classify_2)(x, n, f, class, rows);
-    if (f->word == 4) NAME(classify_4)(x, n, f, class, rows);
-    for (; n > 0; n -= CHUNK, rows += ROW) sum += row_of(rows);
+    if (f->word == 1) NAME(classify_1)(b, f, class, rows);
+    if (f->word == 2) NAME(classify_2)(b, f, class, rows);
+    if (f->word == 4) NAME(classify_4)(b, f, class, rows);
+    for (int64_t n = b.elements; n > 0; n -= CHUNK, rows += ROW) sum += row_of(rows);
     for (int c = 0; c < ROW; c++) counts[c] += sum[c];
 }
 
@@ -78,11 +86,12 @@ TARGET static void NAME(select)(const uint8_t *class, const uint8_t *rows, int64
         uint32_t *next = s->next[c];
         for (; next < s->end[c] && *next < end; next++) {
             const uint32_t rank = *next - seen; /* in the block */
-            uint32_t chunk = 0;
+            const uint16_t *at = &before[0][c];
 #pragma GCC unroll 6
-            for (uint32_t step = BLOCK_CHUNKS / 2; step; step /= 2) chunk += before[chunk + step][c] <= rank ? step : 0;
+            for (int step = BLOCK_CHUNKS / 2; step; step /= 2) at = at[step * ROW] <= rank ? at + step * ROW : at;
+            const uint32_t chunk = (uint32_t)(at - before[0]) / ROW;
             const uint64_t mask = MASK(AGAIN(class + chunk * CHUNK), c);
-            *next = first + chunk * CHUNK + (uint32_t)SELECT(mask, (int)(rank - before[chunk][c]));
+            *next = first + chunk * CHUNK + (uint32_t)SELECT(mask, (int)(rank - *at));
         }
         s->next[c] = next;
         s->seen[c] = end;

@@ -117,7 +117,7 @@ static int rank_tile(const write_job_t *job, const scan_t *scan, int64_t number,
     for (int64_t first = 0; first < at.elements; first += BLOCK_ELEMENTS) {
         const int64_t n = least(BLOCK_ELEMENTS, at.elements - first);
         uint32_t counts[ROW] = {0};
-        scan->classify(elements_of(f, &at, job->base, first, n, room), n, f, class, rows, counts);
+        scan->classify(block_of(f, &at, job->base, first, n, room), f, class, rows, counts);
         scan->rank(class, rows, (n + CHUNK - 1) / CHUNK, (uint32_t)first, r);
         for (int c = 0; c < f->classes; c++) r->seen[c] += counts[c];
     }

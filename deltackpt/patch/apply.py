@@ -28,7 +28,7 @@ def changes_elements(known: Known, patch: TensorPatch) -> bool:
 
 
 def write_step(current: Bytes, known: Known, patch: TensorPatch) -> bool:
-    """What `decode_step` gives, written to ``current``, which is contiguous; False where that gives None.
+    """What `decode_step` gives, written to ``current``, contiguous bytes [n]; False where that gives None.
 
     Faster than both, as no position is kept. After an error ``current`` is worthless.
     """

@@ -58,7 +58,7 @@ class TensorPatch(Protocol):
         """
 
     def decode_into(self, elements: Elements) -> None:
-        """Write the new elements to ``elements``, flat and contiguous, which hold the old ones.
+        """Write the new elements to ``elements``, contiguous words [n] that hold the old ones.
 
         After an error they are worthless.
         """

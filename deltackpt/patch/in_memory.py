@@ -111,14 +111,14 @@ class TensorInMemory:
         return len(self.decoded.values)
 
     def decode(self, old: Elements, buffer: DecodeBuffer | None = None) -> Decoded:
-        """What was found; neither ``old`` nor ``buffer`` is used."""
+        """What was found, positions and words [changes]; neither ``old`` nor ``buffer`` is used."""
         return self.decoded
 
     def decode_into(self, elements: Elements) -> None:
-        """The same, written."""
+        """The same, written to words [n]."""
         self.decoded.write_to(elements)
 
     def whole(self) -> Elements:
-        """Never: it holds changed elements alone."""
+        """Never all words [n]: it holds changed elements alone."""
         have = f"no {self.name[:80]!r} to patch"
         raise ChainError("base-shape", where=self.where, have=have, need="the tensor that was compared")

@@ -141,13 +141,15 @@ class PartReader(Part):
     def decode(self, entry: Entry, base: Elements | None, buffer: DecodeBuffer | None = None) -> Decoded:
         """New elements of an entry, at flat positions in its tensor or box. The result may lie in ``buffer``.
 
-        ``base``: flat old elements of its tensor or box; None is allowed where `Entry.base_use` is NOTHING. Raises
-        FormatError.
+        ``base``: old elements of its tensor or box, words [n]; None is allowed where `Entry.base_use` is NOTHING.
+        Raises FormatError.
         """
         return decode(entry, base, _Source(self, entry), f"{self.where}, {entry.name!r}", buffer)
 
     def decode_into(self, entry: Entry, elements: Elements) -> None:
-        """The same, written to ``elements``, which hold the old ones. After a FormatError they are worthless."""
+        """The same, written to ``elements``, words [n] that hold the old ones. After a FormatError they are
+        worthless.
+        """
         decode_into(entry, elements, _Source(self, entry), f"{self.where}, {entry.name!r}")
 
 

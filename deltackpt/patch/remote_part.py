@@ -58,8 +58,8 @@ class RemotePart(Part):
     def decode(self, entry: Entry, base: Elements | None, buffer: DecodeBuffer | None = None) -> Decoded:
         """New elements of an entry, at flat positions in its tensor or box; ``buffer`` is not used.
 
-        ``base``: flat old elements of its tensor or box; None is allowed where `Entry.base_use` is NOTHING. Raises
-        FormatError, and what `Store.get_range` raises.
+        ``base``: old elements of its tensor or box, words [n]; None is allowed where `Entry.base_use` is NOTHING.
+        Raises FormatError, and what `Store.get_range` raises.
         """
         if entry.has_pieces:
             assert base is not None
@@ -70,7 +70,7 @@ class RemotePart(Part):
         return decode(entry, base, _Read(payload, dict(zip(suffixes, plain, strict=True))), self._at(entry))
 
     def decode_into(self, entry: Entry, elements: Elements) -> None:
-        """The same, written to ``elements``, which hold the old ones."""
+        """The same, written to ``elements``, words [n] that hold the old ones."""
         self.decode(entry, elements).write_to(elements)
 
     def decode_tiles(self, entry: Entry, tiles: Sequence[int], base: Elements) -> Decoded:

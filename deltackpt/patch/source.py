@@ -69,10 +69,12 @@ class PartSource(Protocol):
     """
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """Where the parts are, for errors and results."""
 
     @property
-    def parallel(self) -> int: ...
+    def parallel(self) -> int:
+        """How many parts or ranges are worth asking for at once."""
 
     def part(self, file: File) -> PartBytes:
         """A whole part: ``file.size`` bytes, uint8, whose sha256 was found to be ``file.sha256``.

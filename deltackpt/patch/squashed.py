@@ -90,7 +90,8 @@ class SquashedTensor:
         return sum(step.changes for step in self.steps)
 
     def decode(self, old: Elements, buffer: DecodeBuffer | None = None) -> Decoded:
-        """The elements that differ after the last patch; all of them where there are many.
+        """The elements that differ after the last patch, positions and words [changes]; all words [n] where there are
+        many.
 
         Raises ChainError ``slot-unusable`` where the tensor is another one in between.
         """
@@ -102,11 +103,11 @@ class SquashedTensor:
         return Decoded(found.positions, found.new)
 
     def decode_into(self, elements: Elements) -> None:
-        """What `decode` gives, written."""
+        """What `decode` gives, written to words [n]."""
         self.decode(elements).write_to(elements)
 
     def whole(self) -> Elements:
-        """Never: a reader that lacks the tensor takes the patches one by one."""
+        """Never all words [n]: a reader that lacks the tensor takes the patches one by one."""
         have, need = f"no {self.name[:80]!r} to patch", "the tensor before the first of several patches"
         raise ChainError("base-shape", where=self.where, have=have, need=need)
 

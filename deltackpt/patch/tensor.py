@@ -27,13 +27,13 @@ class Part(PartIndex, ABC):
     def decode(self, entry: Entry, base: Elements | None, buffer: DecodeBuffer | None = None) -> Decoded:
         """New elements of an entry, at flat positions in its tensor or box. The result may lie in ``buffer``.
 
-        ``base``: flat old elements of its tensor or box; None is allowed where `Entry.base_use` is NOTHING. Raises
-        FormatError, and what reading raises.
+        ``base``: old elements of its tensor or box, words [n]; None is allowed where `Entry.base_use` is NOTHING.
+        Raises FormatError, and what reading raises.
         """
 
     @abstractmethod
     def decode_into(self, entry: Entry, elements: Elements) -> None:
-        """The same, written to the flat ``elements``, which hold the old ones. After an error they are worthless."""
+        """The same, written to ``elements``, words [n] that hold the old ones. After an error they are worthless."""
 
     @cached_property
     def _grouped(self) -> Mapping[str, EncodedTensor]:
@@ -104,7 +104,7 @@ class EncodedTensor:
         return Decoded.joined([_decode_box(part, entry, old) for part, entry in self.held], old.dtype)
 
     def decode_into(self, elements: Elements) -> None:
-        """One entry, or box by box, each in a copy unless it is contiguous."""
+        """One entry, or box by box, into words [n], each in a copy unless it is contiguous."""
         for part, entry in self.held:
             if not entry.boxed:
                 part.decode_into(entry, elements)
@@ -115,7 +115,7 @@ class EncodedTensor:
             box[...] = inside.reshape(box.shape)
 
     def whole(self) -> Elements:
-        """From entries that replace, and cover the tensor."""
+        """All words [n], from entries that replace, and cover the tensor."""
         known: Known = (self.dtype.name, self.shape)
         for part, entry in self.held:
             if not entry.replaces or (entry.dtype.name, entry.whole) != known:  # [F-APPLY-2]

@@ -9,16 +9,23 @@ from dataclasses import dataclass
 from math import inf
 
 from deltackpt import __version__
-from deltackpt.errors import NotFoundError
+from deltackpt.errors import NotFoundError, UsageError
 from deltackpt.format import digests as digests_format
 from deltackpt.format.layout import Layout, Shard, Side
-from deltackpt.format.manifest import File, Link, Manifest, decode
+from deltackpt.format.manifest import MAX_STEP, File, Link, Manifest, decode
 from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.sink import StepCommit
 from deltackpt.publish.uploads import done
 from deltackpt.repository import Repository
 
 ANCHOR_RATIO = 1.0  # patches since the last anchor, in anchors' bytes: restoring reads at most twice an anchor
+
+WORTH = 0.95  # of the checkpoint's bytes: a patch that has more saves nothing beside an anchor of the same step
+
+
+def saves_nothing(patch_bytes: int, whole: int) -> bool:
+    """Is a patch about as large as the ``whole`` checkpoint? Where that is stored anyway, the patch is left out."""
+    return patch_bytes > WORTH * whole
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,15 @@ class AnchorPolicy:
     ratio: float = ANCHOR_RATIO
     density: float | None = None
 
+    def __post_init__(self) -> None:
+        """Raises UsageError ``usage`` for a value that no step could meet, or every one does unmeant, such as NaN."""
+        if self.every is not None and self.every < 1:
+            raise _no_policy("every", self.every, "a number of steps, 1 or more")
+        if not self.ratio >= 0:
+            raise _no_policy("ratio", self.ratio, "a number of checkpoints, 0 or more")
+        if self.density is not None and not self.density >= 0:
+            raise _no_policy("density", self.density, "a share of the elements, 0 or more")
+
     def wants(self, steps: int, patches: int, whole: int, density: float = 0.0) -> bool:
         """Is a step to be stored whole? ``steps`` since the last anchor, this one included; bytes of the ``patches``
         that a cold start reads, and of the ``whole`` checkpoint; ``density``: the share of elements that the step
@@ -41,6 +57,21 @@ class AnchorPolicy:
         """
         dense = self.density is not None and density > self.density
         return self.now or dense or (self.every is not None and steps >= self.every) or patches > self.ratio * whole
+
+
+def _no_policy(name: str, value: object, need: str) -> UsageError:
+    return UsageError("usage", where=f"the anchor policy, {name}", have=value, need=need)
+
+
+def check_step(step: int) -> int:
+    """The number of a step that is to be published. Raises UsageError ``step-negative``, and ``usage`` for one that no
+    manifest can hold.
+    """
+    if step < 0:
+        raise UsageError("step-negative", where="--step", have=step, need="0 or more")
+    if step > MAX_STEP:
+        raise UsageError("usage", where="--step", have=step, need=f"a number up to {MAX_STEP:,}")
+    return step
 
 
 def build_manifest(

@@ -71,14 +71,26 @@ class StepObjects:
         self._uploads.wait()
         return [part.result() for part in self._parts]
 
+    def drop_parts(self) -> None:
+        """Delete the parts that were put: no manifest is to name them. Raises what `store` raised."""
+        dropped = set(self.wait())
+        self.stored = [file for file in self.stored if file not in dropped]
+        self._parts, self.patch_bytes = [], 0
+        remove(self.repo, dropped)
+
     def withdraw(self) -> None:
         """Delete what no manifest names yet; gc finds what this misses."""
         self._uploads.stop()
-        for file in self.stored:
-            with suppress(DeltackptError, OSError):
-                self.repo.store.delete(file.name)
+        remove(self.repo, self.stored)
 
     def _checked(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
         for chunk in chunks:
             self.check()
             yield chunk
+
+
+def remove(repo: Repository, files: Iterable[File]) -> None:
+    """Delete objects that no manifest names; gc finds what this misses."""
+    for file in files:
+        with suppress(DeltackptError, OSError):
+            repo.store.delete(file.name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from deltackpt.format.manifest import File, Link, Manifest
-from deltackpt.publish.manifest import AnchorPolicy, build_manifest, since_anchor
+from deltackpt.publish.manifest import AnchorPolicy, build_manifest, saves_nothing, since_anchor
 from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.sink import EncodedPart, StepCommit
 from deltackpt.repository import Ref
@@ -43,9 +43,10 @@ class CommittedStep:
 class RepositorySink:
     """Publishes one step into a repository, under a writer's ``lease`` that covers it (a `Sink`).
 
-    ``policy`` decides whether the step is stored whole as well, for which the commit has to have ``read``; where it is
-    None, `add` says so. ``since`` is `since_anchor`, if it is known. ``verify`` is called when all is durable and
-    nothing is committed, and raises where the step is not to be published after all.
+    ``policy`` decides whether the step is stored whole as well, or only so where its patch saves nothing; for this the
+    commit has to have ``read``. Where it is None, `add` says so. ``since`` is `since_anchor`, if it is known.
+    ``verify`` is called when all is durable and nothing is committed, and raises where the step is not to be published
+    after all.
     """
 
     def __init__(
@@ -84,6 +85,10 @@ class RepositorySink:
         """
         target, repo = self.target, self.objects.repo
         if self._policy is not None and self._wants_anchor(record, self._policy):
+            whole = sum(shard.size for shard in record.files.shards)
+            if target.parent is not None and saves_nothing(self.objects.patch_bytes, whole):
+                self.objects.drop_parts()
+                record = record.unpatched()
             self._anchor = self._store_whole(record)
         manifest = build_manifest(self.objects, record, target.before, target.parent, self._parts, self._anchor)
         self._verify()
@@ -95,7 +100,7 @@ class RepositorySink:
 
     def abort(self) -> None:
         """Delete what was put, unless the commit may have taken effect."""
-        if not self.committing:
+        if not self.committing:  # [S-PUB-4]
             self.objects.withdraw()
 
     def _wants_anchor(self, record: StepCommit, policy: AnchorPolicy) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -119,6 +119,10 @@ class StepCommit:
     metadata: Mapping[str, Any]
     patched: bool = True
     read: Callable[[str], Iterator[Buffer]] | None = None
+
+    def unpatched(self) -> StepCommit:
+        """The same step, to which no patch leads; its record then counts no changes."""
+        return replace(self, patched=False, counts=Counts(elements=self.counts.elements))
 
     @cached_property
     def state(self) -> str:

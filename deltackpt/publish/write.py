@@ -21,7 +21,7 @@ from deltackpt.patch.in_memory import InMemoryPatch
 from deltackpt.patch.part import Origin
 from deltackpt.publish.diff_ahead import diff_ahead
 from deltackpt.publish.encode_batch import CompareBatch, Comparing
-from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, since_anchor
+from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, check_step, since_anchor
 from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.repository_sink import CommittedStep, RepositorySink, StepTarget
 from deltackpt.publish.sink import StepCommit, elements_of, publish_step
@@ -39,6 +39,7 @@ from deltackpt.repository.writer_lease import publishing
 from deltackpt.restore.replay import Replay
 from deltackpt.store import Buffer, open_store
 from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -117,6 +118,10 @@ def write(
     began = time.monotonic()
     if base is not None and cache is not None:
         raise UsageError("base-and-cache", where="write", have="a base and a cache", need="one of them")
+    if step is not None:
+        check_step(step)
+    if cache is not None:
+        check_local(cache, "CACHE")
     progress, count = options.get("progress", SILENT), threads_or_default(options.get("threads"))
     encode = EncodeOptions(options.get("encoding", "auto"), count)
     store = repository.store if isinstance(repository, Repository) else open_store(repository)
@@ -243,7 +248,7 @@ class ShardReader:
         if not self.started:
             self.started = True
             self.progress.start("anchor", sum(shard.size for shard in self.new.shards))
-        with (self.new.root / name).open("rb") as file:
+        with self.new.open_shard(name) as file:
             while piece := file.read(PIECE):
                 yield piece
                 self.progress.advance(len(piece))
@@ -268,8 +273,6 @@ def _next_step(repo: Repository, ref: str, before: Link | None, step: int | None
             need=f"a step after it, not {step}",
             hint="Leave --step out to follow the ref, go back with --resume-from N, or use a --ref of its own.",
         )
-    if step < 0:
-        raise UsageError("step-negative", where="--step", have=step, need="0 or more")
     return step
 
 
@@ -277,7 +280,7 @@ def _result(
     sink: RepositorySink, done: CommittedStep, builder: StepBuilder, new: Checkpoint, times: tuple[float, float]
 ) -> WriteResult:
     m, target = done.manifest, sink.target
-    counts, head = m.counts, target.head
+    counts, head = builder.counts(m.counts.elements), target.head
     return WriteResult(
         repository=sink.objects.repo.store.url,
         ref=target.ref,
@@ -292,7 +295,7 @@ def _result(
         density=counts.changed_elements / counts.elements if counts.elements else 0.0,
         patch_bytes=done.patch_bytes,
         bytes=done.bytes,
-        bits_per_change=8 * done.patch_bytes / counts.changed_elements if counts.changed_elements else None,
+        bits_per_change=8 * done.patch_bytes / counts.changed_elements if counts.changed_elements and m.patch else None,
         left_out=list(new.left_out),
         seconds=times[1],
         published=times[0],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -31,6 +30,7 @@ from deltackpt.restore.patch_reader import PatchReader, check_origin
 from deltackpt.restore.replay import Replay
 from deltackpt.store import open_store
 from deltackpt.util.disk import open_regular
+from deltackpt.util.guard import map_guarded
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 
@@ -195,7 +195,7 @@ def inspect_part(target: str | os.PathLike[str]) -> Inspection:
         raise NotFoundError("part-missing", where=path, have="no such file", need="a part of a patch") from error
     with os.fdopen(fd, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        part = PartReader(memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if size else b""), str(path))
+        part = PartReader(map_guarded(fd, size, path)[0].view if size else memoryview(b""), str(path))
     return _part(str(path), part, size)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deltackpt.errors import NotFoundError
 from deltackpt.format.manifest import Manifest
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.manifests import FAR
@@ -15,8 +14,8 @@ from deltackpt.repository.manifests import FAR
 @dataclass(frozen=True)
 class LogStep:
     """One step. ``anchor_bytes`` and ``patch_bytes`` are None where it is not stored that way; ``time`` is in seconds
-    since 1970; ``changed`` and ``density`` (its share of ``elements``) compare it with its parent, and a step without
-    one has none."""
+    since 1970; ``changed`` and ``density`` (its share of ``elements``) compare it with its parent: a step to
+    which no patch leads has none."""
 
     step: int
     id: str
@@ -36,13 +35,15 @@ class LogStep:
 
 @dataclass(frozen=True)
 class Log:
-    """A branch, newest step first. ``collected`` is the step where history goes on that a gc removed, if one did."""
+    """A branch, newest step first. ``collected`` is the step where history goes on that a gc removed, if one did, and
+    ``kept`` are the numbers of the steps up to there that it left, in order."""
 
     repository: str
     id: str
     ref: str
     steps: tuple[LogStep, ...]
     collected: int | None = None
+    kept: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -62,7 +63,10 @@ def log(repo: Repository, ref: str = "main", *, limit: int | None = None, since:
     for step, last in _walk(repo, ref, limit, since):
         steps.append(step)
         collected = last
-    return Log(repo.store.url, repo.id, ref, tuple(steps), collected)
+    if collected is None:
+        return Log(repo.store.url, repo.id, ref, tuple(steps))
+    kept = tuple(sorted({other.step for other in repo.steps() if other.step <= collected}))
+    return Log(repo.store.url, repo.id, ref, tuple(steps), collected, kept)
 
 
 def log_steps(
@@ -74,12 +78,8 @@ def log_steps(
 
 def _walk(repo: Repository, ref: str, limit: int | None, since: float | None) -> Iterator[tuple[LogStep, int | None]]:
     """Steps, newest first; with the last one the step where history goes on that was collected, if it was."""
-    head = repo.head(ref)
+    head = repo.branch(ref)
     if head is None:
-        others = sorted(other.name for other in repo.refs() if other.name != ref)
-        if others:
-            hint = f"The refs are {', '.join(others[:8])}{' and more' if len(others) > 8 else ''}."
-            raise NotFoundError("ref-missing", where=repo.store.url, have="no such ref", need=f"ref {ref!r}", hint=hint)
         return
     load = repo.load if limit is not None and limit <= FAR else repo.manifests.loading_ahead(head.link)
     before: tuple[LogStep, Manifest] | None = None
@@ -97,7 +97,7 @@ def _walk(repo: Repository, ref: str, limit: int | None, since: float | None) ->
 
 def _step(m: Manifest, own: str) -> LogStep:
     patch = None if m.patch is None else sum(f.size for f in m.patch)
-    changed = m.counts.changed_elements if m.parent else None
+    changed = m.counts.changed_elements if m.patch is not None else None
     return LogStep(
         step=m.step,
         id=own,

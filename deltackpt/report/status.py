@@ -12,7 +12,7 @@ from deltackpt.collector.inventory import Inventory
 from deltackpt.collector.retention import Policy
 from deltackpt.collector.sweep import plan_of
 from deltackpt.errors import ChainError, NotFoundError
-from deltackpt.repository import Repository
+from deltackpt.repository import Ref, Repository
 from deltackpt.repository.chain import descends
 from deltackpt.repository.leases import Lease
 
@@ -60,8 +60,9 @@ class Status:
 
 
 def status(repo: Repository, cache: str | os.PathLike[str] | None = None, *, ref: str = "main") -> Status:
-    """Raises NotFoundError ``cache-empty`` for a cache without a step; ChainError, FormatError for damaged records."""
-    head = repo.ref(ref)
+    """Raises NotFoundError ``cache-empty`` for a cache without a step, and what `Repository.branch` raises; ChainError,
+    FormatError for damaged records."""
+    head = _head(repo, ref)
     plan = None
     if head is not None:
         try:
@@ -92,6 +93,16 @@ def status(repo: Repository, cache: str | os.PathLike[str] | None = None, *, ref
         gc_steps=garbage.steps if garbage else None,
         cache=_cache(repo, cache, ref) if cache is not None and head is not None else None,
     )
+
+
+def _head(repo: Repository, name: str) -> Ref | None:
+    """The branch; None also where it was lost, of which the rest of the status tells more."""
+    try:
+        return repo.branch(name)
+    except NotFoundError as error:
+        if error.code != "ref-missing" or next(repo.ref_names(), None) is not None:
+            raise
+        return None
 
 
 def _cache(repo: Repository, cache: str | os.PathLike[str], ref: str) -> CacheStatus:

@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
-from deltackpt.errors import ConflictError, NotFoundError
+from deltackpt.errors import ChainError, ConflictError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.repository.manifests import Manifests
+from deltackpt.repository.marker import read_marker
 from deltackpt.repository.objects import Objects
-from deltackpt.repository.refs import EXACT, Ref, Refs
+from deltackpt.repository.refs import EXACT, Ref, Refs, is_ref_name
 
 
 class StepFinder:
     """Finds steps of a repository; every error names what is there instead."""
 
-    def __init__(self, objects: Objects, refs: Refs, manifests: Manifests) -> None:
-        self._objects, self._refs, self._manifests = objects, refs, manifests
+    def __init__(self, objects: Objects, refs: Refs, manifests: Manifests, identity: str) -> None:
+        self._objects, self._refs, self._manifests, self._identity = objects, refs, manifests, identity
+
+    def confirm_place(self) -> None:
+        """Ask the store whether this repository is still there, see `Repository.confirm_place`."""
+        found = read_marker(self._objects.store)
+        if found != self._identity:  # [S-FOL-4]
+            raise ChainError(
+                "repository-replaced",
+                where=self._objects.store.url,
+                have=f"repository {found}",
+                need=f"repository {self._identity}, which was there before",
+                hint="Another repository took its place, and nothing of it was read. Start again if it is meant; a "
+                "cache belongs to one repository, so give it a CACHE of its own.",
+            )
+
+    def branch(self, name: str) -> Ref | None:
+        """The branch, None where nothing was published at all, see `Repository.branch`."""
+        if (found := self.head(name)) is not None:
+            return found
+        if (absent := self.absent(name)).code != "branch-empty":
+            raise absent
+        return None
+
+    def absent(self, name: str) -> NotFoundError:
+        """Why a branch is not there, see `Repository.absent`."""
+        self.confirm_place()
+        where = f"{self._objects.store.url}, ref {name}"
+        if others := sorted(other for other in self._refs.names("refs/") if other != name):
+            hint = f"The refs are {', '.join(others[:8])}{' and more' if len(others) > 8 else ''}."
+            return NotFoundError("ref-missing", where=where, have="no such ref", need=f"ref {name!r}", hint=hint)
+        try:
+            self.head(name)
+        except NotFoundError as error:
+            return error
+        have, hint = "a repository without steps", "Nothing was published there yet."
+        return NotFoundError("branch-empty", where=where, have=have, need="a first step", hint=hint)
 
     def head(self, name: str) -> Ref | None:
         """The branch, or None where it begins. Raises NotFoundError ``ref-missing``, see `Repository.head`."""
@@ -34,14 +70,20 @@ class StepFinder:
             )
         return None
 
+    def lost(self, name: str) -> NotFoundError:
+        """Why a branch is gone, see `Repository.lost`."""
+        error = self.absent(name)
+        if error.code != "branch-empty":
+            return error
+        have, need = "nothing: the ref and all steps were removed", "the branch, which was there before"
+        return NotFoundError("ref-missing", where=error.where, have=have, need=need)
+
     def find(self, spec: str | int | Link, ref: str) -> Link:
         """The step that ``spec`` names, see `Repository.find`."""
         if isinstance(spec, Link):
             return spec
         if spec == "latest":
-            if (newest := self.head(ref)) is None:
-                raise self._missing("step latest", [])
-            return newest.link
+            return self._head_of(ref, "step latest").link
         if isinstance(spec, str) and not (spec.isascii() and spec.isdigit()):
             return self._named(spec)
         return self._on_branch(int(spec), ref)
@@ -51,15 +93,18 @@ class StepFinder:
         if (exact := EXACT.fullmatch(spec)) is not None:
             links = self._manifests.numbered(int(exact[1]))
             return self._only(spec, [link for link in links if link.id.startswith(exact[2])])
+        if not is_ref_name(spec):
+            need = "a number from 0 on, `latest`, NUMBER-ID, or a tag"
+            raise UsageError("ref-name", where="step", have=repr(spec)[:120], need=need)
         if (tag := self._refs.tag(spec)) is not None:
             return tag.link
         raise self._missing(f"tag {spec!r}", [])
 
     def _on_branch(self, number: int, ref: str) -> Link:
         """A step by number on a branch or, beyond what was collected, the only one of that number."""
-        head = self.head(ref)
+        head = self._head_of(ref, f"step {number}")
         after = None
-        link = head.link if head else None
+        link: Link | None = head.link
         while link is not None and link.step >= number:
             if link.step == number:
                 return link
@@ -67,11 +112,17 @@ class StepFinder:
             try:
                 link = self._manifests.load(link).parent
             except NotFoundError:
-                if after == (head.link if head else None):
+                if after == head.link:
                     raise
                 return self._only(number, self._manifests.numbered(number))  # [S-READ-6]
         nearest = [found.step for found in (after, link) if found is not None]
         raise self._missing(f"step {number}", nearest)
+
+    def _head_of(self, ref: str, what: str) -> Ref:
+        """The branch on which a step is looked for. Raises what `Repository.branch` raises, and ``step-missing``."""
+        if (head := self.branch(ref)) is None:
+            raise self._missing(what, [])
+        return head
 
     def _only(self, spec: str | int, found: list[Link]) -> Link:
         if len(found) == 1:

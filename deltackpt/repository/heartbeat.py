@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from deltackpt.errors import ConflictError, DeltackptError, NotFoundError
 from deltackpt.store import Store
+from deltackpt.util.presence import Presence
 
 MAX_RECORD = 64 << 10
 
@@ -26,7 +27,8 @@ class Heartbeat:
     """``name`` holds ``record(now, expires)``, and is written again at a third of ``ttl`` seconds until `close`.
 
     Takes over an object whose bytes are ``old``, or creates it. ``now`` is the store's time if it was just asked for.
-    The thread is a daemon: a process that ends without `close` leaves the object to lapse. A fork has no such thread,
+    The thread is a daemon: a process that ends without `close` leaves the object to lapse, or to `leases.clear_dead` on
+    the same host. A fork has no such thread,
     and does not own the object. Raises what `Store.put` and `Store.swap` raise.
     """
 
@@ -48,7 +50,12 @@ class Heartbeat:
         self._raw = self._sent = old
         self._renewed, self._expires = time.monotonic(), float("inf")
         self._lapsed = self._lost = False
-        self._renew(now)
+        self._presence = Presence(store.url, name, holder())  # before the object: no kill leaves it without
+        try:
+            self._renew(now)
+        except BaseException:
+            self._presence.close()
+            raise
         self._thread = threading.Thread(target=self._run, name="deltackpt-heartbeat", daemon=True)
         self._thread.start()
 
@@ -69,6 +76,7 @@ class Heartbeat:
             with self._lock, suppress(DeltackptError):
                 if not self._lost:
                     self._store.delete(self.name)
+            self._presence.close()
 
     def _renew(self, now: float | None = None) -> None:
         began = time.monotonic()

@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Fields, Link
 from deltackpt.repository.heartbeat import MAX_RECORD, Heartbeat, holder
 from deltackpt.repository.repository import Repository
+from deltackpt.util.presence import dead
 
 TTL = 600  # seconds
 ATTEMPTS = 5  # at a branch whose steps are collected as fast as they are found
@@ -100,6 +101,7 @@ def lease(repo: Repository, link: Link | None, *, have: Link | None = None, ttl:
         yield None
         return
     name = f"leases/{secrets.token_hex(12)}.json"
+    clear_dead(repo)
     try:
         now = repo.store.now()  # a store without a clock of its own is written to for the time
         held = Lease(name, link, have, holder(), int(now), 0)
@@ -133,6 +135,21 @@ def pinned(
                 if not left:
                     raise
         yield link, held
+
+
+def clear_dead(repo: Repository) -> None:
+    """Remove the leases, and the `gc.json`, of processes of this user on this host that have ended without doing so.
+
+    Asks the store nothing where there are none. A store that does not answer leaves them for the next time.
+    """
+    with suppress(StoreError, NoSpaceError), dead(repo.store.url) as left:
+        for one in left:  # [S-LEASE-8]
+            if _NAME.fullmatch(one.object):
+                repo.store.delete(one.object)
+            elif one.object == COLLECTING:
+                found = collecting(repo)  # one that has lapsed may be of another gc a moment later
+                if found is not None and found[1] == one.holder and repo.store.now() < found[2]:
+                    repo.store.delete(COLLECTING)
 
 
 def must_exist(repo: Repository, link: Link) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 
-from deltackpt.errors import ConflictError, FormatError, NotFoundError
+from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError
 from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import FORMAT, REPOSITORY_ID, VERSION
 from deltackpt.format.record import RecordKind
 from deltackpt.store import Store
+from deltackpt.store.base import NO_OBJECT
 
 MARKER = "deltackpt.json"
 MAX_SMALL = 64 << 10  # bytes of a marker, a ref or a tag
@@ -17,16 +18,19 @@ _KIND = RecordKind(FORMAT, VERSION, "repository", "marker-field")
 
 
 def read_marker(store: Store) -> str:
-    """The id of the repository in ``store``. Raises NotFoundError ``repository-missing``; FormatError
-    ``marker-field``, ``version-unknown``, json-* for a broken marker.
+    """The id of the repository in ``store``. Raises NotFoundError ``repository-missing``, ``bucket-missing``;
+    FormatError ``marker-field``, ``version-unknown``, json-* for a broken marker.
     """
     try:
         raw = store.get(MARKER, MAX_SMALL)
     except NotFoundError as error:  # [S-MARK-5]
+        if error.code == "bucket-missing":  # a writer cannot make a repository there
+            raise
+        _check_bucket(store)
         raise NotFoundError(
             "repository-missing",
             where=store.url,
-            have="no deltackpt.json",
+            have="no deltackpt.json" if error.have == NO_OBJECT else error.have,
             need="a repository",
             hint="`deltackpt write CHECKPOINT_DIR REPO` makes one where there is nothing. If it was lost, "
             "`deltackpt mirror MIRROR REPO --repair` puts it back.",
@@ -40,6 +44,15 @@ def read_marker(store: Store) -> str:
         raise FormatError("marker-field", where=store.url, have=have, need=need)
     identity: str = value["repository"]
     return identity
+
+
+def _check_bucket(store: Store) -> None:
+    """Raises NotFoundError ``bucket-missing`` where only a listing tells a missing bucket from an empty one."""
+    try:
+        next(iter(store.list("refs/")), None)
+    except DeltackptError as error:  # a reader may have no leave to list
+        if error.code == "bucket-missing":
+            raise
 
 
 def create_marker(store: Store) -> str:

@@ -116,7 +116,7 @@ class Refs:
         store = self._objects.store
         try:
             store.swap(f"refs/{_checked(name)}.json", old.raw if old else None, Ref.to(name, new).raw)
-        except ConflictError as error:  # [S-REF-3]
+        except ConflictError as error:  # [S-REF-2] [S-REF-3]
             now = self.branch(name)
             if now is not None and now.link == new:  # the swap was answered by an error, and took effect all the same
                 return
@@ -149,7 +149,14 @@ def _writer(link: Link, load: Callable[[Link], Manifest]) -> str:
     return f", published by {found.producer[:80]} at {when}"
 
 
+def is_ref_name(name: str) -> bool:
+    """Can a ref or tag be called so?"""
+    return _REF.fullmatch(name) is not None  # [S-NAME-7]
+
+
 def _checked(name: str) -> str:
-    if not _REF.fullmatch(name):  # [S-NAME-7]
-        raise UsageError("ref-name", where="name", have=repr(name)[:120], need="letters, digits, '.', '_' and '-'")
+    if not is_ref_name(name):
+        raise UsageError(
+            "ref-name", where="name of a ref or tag", have=repr(name)[:120], need="letters, digits, '.', '_' and '-'"
+        )
     return name

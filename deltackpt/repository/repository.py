@@ -47,7 +47,7 @@ class Repository:
         self._refs = Refs(self._objects)
         self.manifests = Manifests(self._objects, identity)
         self.states = States(self._objects)
-        self._finder = StepFinder(self._objects, self._refs, self.manifests)
+        self._finder = StepFinder(self._objects, self._refs, self.manifests, identity)
         self._commits = Commits(self._objects, self._refs, self.manifests)
 
     @property
@@ -61,7 +61,9 @@ class Repository:
 
     @classmethod
     def open(cls, url: str | os.PathLike[str]) -> Repository:
-        """Open an existing repository. Raises NotFoundError ``repository-missing``, FormatError for a broken marker."""
+        """Open an existing repository. Raises NotFoundError ``repository-missing``, ``bucket-missing``, FormatError for
+        a broken marker.
+        """
         return cls.at(open_store(url))
 
     @classmethod
@@ -97,6 +99,31 @@ class Repository:
         and a writer that began anew would leave them behind.
         """
         return self._finder.head(name)
+
+    def branch(self, name: str = "main") -> Ref | None:
+        """`ref`, where None stands for a repository in which nothing was published yet.
+
+        Raises NotFoundError ``ref-missing``, with the refs that there are, and what `confirm_place` raises.
+        """
+        return self._finder.branch(name)
+
+    def absent(self, name: str = "main") -> NotFoundError:
+        """Why a branch that was asked for is not there: ``ref-missing``, or ``branch-empty`` where nothing was
+        published at all. Raises what `confirm_place` raises.
+        """
+        return self._finder.absent(name)
+
+    def lost(self, name: str = "main") -> NotFoundError:
+        """`absent` for a branch that was there before, so that ``branch-empty`` is ``ref-missing`` too."""
+        return self._finder.lost(name)
+
+    def confirm_place(self) -> None:
+        """Ask the store whether this repository is still there: one small request.
+
+        Raises NotFoundError ``repository-missing``, ``bucket-missing``, ChainError ``repository-replaced`` where
+        another repository is, and what `open` raises for a broken marker.
+        """
+        self._finder.confirm_place()
 
     def tag(self, name: str) -> Ref | None:
         """The tag, or None. Raises FormatError, UsageError ``ref-name``."""
@@ -170,7 +197,8 @@ class Repository:
         """A step by number on the branch ``ref``, by ``number-id`` on any, by tag, or ``latest``.
 
         Beyond what was collected, a number that only one step has is that step. Raises NotFoundError ``step-missing``
-        with the nearest steps that are there, ConflictError ``step-ambiguous``. A link is what it says, there or not.
+        with the nearest steps that are there, ConflictError ``step-ambiguous``, and what `branch` raises. A link is
+        what it says, there or not.
         """
         return self._finder.find(spec, ref)
 

@@ -17,7 +17,7 @@ from deltackpt.errors import ConflictError
 from deltackpt.format.manifest import Link
 from deltackpt.repository.commit import PublishLease
 from deltackpt.repository.heartbeat import Heartbeat, holder
-from deltackpt.repository.leases import TTL, Lease, must_exist, wait_for_gc
+from deltackpt.repository.leases import TTL, Lease, clear_dead, must_exist, wait_for_gc
 from deltackpt.repository.repository import Repository
 
 
@@ -94,6 +94,7 @@ class WriterLease:
         self.close()
         self._state = parent, None
         self._name = f"leases/{secrets.token_hex(12)}.json"
+        clear_dead(self._repo)
         self._heartbeat = Heartbeat(self._repo.store, self._name, self._record, self._ttl)
         try:
             wait_for_gc(self._repo)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,10 +25,12 @@ from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.replay import Replay
-from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, space_errors
+from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, link_or, space_errors
 from deltackpt.util.mapped_file import make_huge, write_at
 from deltackpt.util.parallel import ordered_map, threads_or_default
+from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
+from deltackpt.util.scratch import scratch
 
 T = TypeVar("T")
 
@@ -79,8 +79,10 @@ def apply(
     there is no ``out``.
     """
     began = time.monotonic()
+    check_local(out, "OUT")
     out = Path(out)
-    _check_free(out)
+    with space_errors(out):
+        _check_free(out)
     with pinned(repo, step, ref) as (link, held):
 
         def once() -> tuple[Plan, int]:
@@ -103,7 +105,7 @@ def _check_free(out: Path) -> None:
     """Raise ConflictError ``output-exists`` unless a directory can be renamed to ``out``."""
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         hint = "Choose another path; `--cache` keeps a directory that follows a repository."
-        raise _output_exists(out, "something there", hint)
+        raise _output_exists(out, link_or(out, "something there"), hint)
     if out.exists() and (out.samefile(os.curdir) or out.is_mount()):
         hint = "The step is built beside it and takes its place at once. Name a directory inside it."
         raise _output_exists(out, "the directory that is worked in, or a mount point", hint)
@@ -154,15 +156,13 @@ def result(path: Path, plan: Plan, written: int, began: float) -> ApplyResult:
 
 @contextmanager
 def beside(out: Path) -> Iterator[Path]:
-    """A new folder next to ``out``, on the same file system; gone again unless it was renamed."""
-    folder = out.parent / f".{out.name}.tmp-{secrets.token_hex(4)}"
-    with space_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-    try:
+    """A new folder next to ``out``, on the same file system; gone again unless it was renamed. What killed processes
+    left there of the same ``out`` is removed first."""
+    with ExitStack() as stack:
+        with space_errors(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(scratch(out.parent, f".{out.name}.tmp-"))
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def build_order(layout: Layout) -> Iterator[str]:

@@ -71,7 +71,7 @@ def check_origin(part: PartIndex, hop: Hop) -> None:
     origin = part.origin
     have = (origin.repository, origin.step, origin.parent, origin.base)
     need = (hop.repository, hop.end.step, hop.start.id, hop.base)
-    if have != need:  # [F-META-3]
+    if have != need:  # [F-META-3] [F-EDGE-4]
         raise ChainError(
             "part-elsewhere",
             where=part.where,

@@ -25,6 +25,7 @@ from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.scratch import writable_copy
 from deltackpt.store.readahead import ObjectRange, ReadAhead
+from deltackpt.util.guard import map_guarded
 from deltackpt.util.mapped_file import FileMapping
 
 
@@ -53,7 +54,7 @@ class Anchor:
         for file in files if repo.store.capabilities.local else ():
             if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
                 with path.open("rb") as f:
-                    self._maps[file.name] = FileMapping(f.fileno(), file.size)
+                    self._maps[file.name], _ = map_guarded(f.fileno(), file.size, path)  # proven as it is used
         ahead = [(name, at) for name in order if (at := self._at.get(name)) and at.length and at.file not in self._maps]
         self._runs = ReadAhead(repo.store, ahead) if ahead else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.repository.objects import object_differs
 from deltackpt.util.disk import ensure_space, space_errors
+from deltackpt.util.guard import map_guarded
 from deltackpt.util.parallel import ordered_map
 
 SMALL = 64 << 10  # bytes: a part up to this size is read, a larger one mapped
@@ -75,7 +75,7 @@ class RepositorySource:
                 spool = stack.enter_context(local.open("rb"))
             size = spool.seek(0, 2)
             if size > SMALL:
-                view = memoryview(mmap.mmap(spool.fileno(), size, access=mmap.ACCESS_READ))
+                view = map_guarded(spool.fileno(), size, local or Path(file.name))[0].view
             else:
                 spool.seek(0)
                 view = memoryview(spool.read())

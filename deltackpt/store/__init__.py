@@ -18,6 +18,7 @@ from deltackpt.store.base import (
 )
 from deltackpt.store.local import LocalStore
 from deltackpt.store.memory import MemoryStore, named
+from deltackpt.util.places import check_url, shown
 
 __all__ = [
     "SCHEMES",
@@ -44,6 +45,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     text = os.fspath(url)
     scheme, separator, rest = text.partition("://")
     if text and not separator:
+        check_url(text)
         return LocalStore(text)
     opener = SCHEMES.get(scheme.lower())
     if opener is None:
@@ -85,12 +87,10 @@ def _open_other(scheme: str, rest: str) -> Store:
 
 
 def _no_store(url: str) -> UsageError:
-    scheme, _, rest = url.partition("://")
-    shown = f"{scheme}://…" if "@" in rest or "?" in rest else url  # it may hold a secret
     return UsageError(
         "store-scheme",
         where="store URL",
-        have=repr(shown)[:200],
+        have=repr(shown(url))[:200],
         need="a path, or a URL of " + ", ".join(f"{scheme}://" for scheme in SCHEMES),
         hint="write a local folder as a plain path, or as file:///absolute/path",
     )

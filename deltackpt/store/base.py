@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
-from deltackpt.format.manifest import ORDINARY
+from deltackpt.format import names
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-MAX_NAME = 1024  # bytes of a whole name
-MAX_SEGMENT = 255  # bytes between two slashes: what file systems hold
 MAX_SWAP = 1 << 20  # bytes of an object that swap() compares or writes
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9A-Za-z]{1,64}")
@@ -139,14 +137,14 @@ class Store(Protocol):
 
 def check_name(name: str) -> None:
     """Refuse a name that is no safe path below a root, on any store: FormatError ``name-unsafe``."""
-    if reason := _unsafe(name):  # [S-STORE-4] [S-NAME-1] [F-NAME-1]
+    if reason := names.why_unsafe(name):  # [S-STORE-4] [S-NAME-1] [F-NAME-1]
         _refuse(name, reason)
 
 
 def check_prefix(prefix: str) -> str:
     """The folder part of a list prefix, which must be a safe name or empty: FormatError ``name-unsafe``."""
     folder, slash, _ = prefix.rpartition("/")
-    if slash and (reason := _unsafe(folder)):  # [S-STORE-4]
+    if slash and (reason := names.why_unsafe(folder)):  # [S-STORE-4]
         _refuse(prefix, reason)
     return folder
 
@@ -154,12 +152,12 @@ def check_prefix(prefix: str) -> str:
 def is_temporary(name: str) -> bool:
     """Whether this is the name of a put in progress or interrupted: ``.tmp-`` and letters, in a safe folder."""
     folder, slash, leaf = name.rpartition("/")
-    return _TEMPORARY.fullmatch(leaf) is not None and not (slash and _unsafe(folder))
+    return _TEMPORARY.fullmatch(leaf) is not None and not (slash and names.why_unsafe(folder))
 
 
 def is_safe(name: str) -> bool:
     """Whether check_name() would accept it."""
-    return not _unsafe(name)
+    return not names.why_unsafe(name)
 
 
 def flat(chunk: Buffer) -> memoryview:
@@ -174,34 +172,12 @@ def unless_same(data: bytes, tag: str) -> tuple[bytes | None, str]:
     return (None if found == tag else data), found
 
 
-def _unsafe(name: str) -> str:
-    if ORDINARY.fullmatch(name):
-        return ""
-    if not name:  # [S-NAME-1]
-        return "an empty name"
-    if not name.isprintable():  # also guards the encode below: a lone surrogate is not printable
-        return "a control or unprintable character"
-    if len(name.encode()) > MAX_NAME:
-        return f"a name of {len(name.encode())} bytes"
-    if "\\" in name or ":" in name:
-        return "a backslash or colon"
-    for segment in name.split("/"):
-        if segment in ("", ".", ".."):  # [F-NAME-1]
-            return f"the segment {segment!r}"
-        if len(segment.encode()) > MAX_SEGMENT:
-            return f"a segment of {len(segment.encode())} bytes"
-        folded = segment.casefold()  # file systems that fold case would open the lock under another spelling
-        if folded == ".lock" or folded.startswith(".tmp-"):
-            return f"the reserved segment {segment!r}"
-    return ""
-
-
 def _refuse(name: str, reason: str) -> None:
     raise FormatError(
         "name-unsafe",
         where=f"object name {name[:80]!a}",
         have=reason,
-        need=f"printable segments of at most {MAX_SEGMENT} bytes joined by '/', {MAX_NAME} bytes in all",
+        need=f"segments of at most {names.MAX_SEGMENT} bytes joined by '/', {names.MAX_OBJECT_NAME} bytes in all",
     )
 
 
@@ -211,9 +187,12 @@ GONE = "`deltackpt mirror MIRROR REPO --repair` puts it back from a mirror; `del
 DAMAGED = "It was changed or damaged in the store. `deltackpt mirror MIRROR REPO --repair` puts it right from a mirror."
 
 
-def missing(where: str) -> NotFoundError:
-    """NotFoundError ``object-missing``."""
-    return NotFoundError("object-missing", where=where, have="no such object", need="a published object", hint=GONE)
+NO_OBJECT = "no such object"
+
+
+def missing(where: str, have: str = NO_OBJECT) -> NotFoundError:
+    """NotFoundError ``object-missing``; ``have`` says what is known of the place."""
+    return NotFoundError("object-missing", where=where, have=have, need="a published object", hint=GONE)
 
 
 def taken(where: str) -> ConflictError:

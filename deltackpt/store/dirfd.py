@@ -91,9 +91,39 @@ class StagedFile:
             return False
         return True
 
+    def is_named(self) -> bool:
+        """Whether the final name is that of this very file: a name that was given, although the answer says otherwise.
+
+        A file server may do what it was asked, lose its answer, and be asked again: then the link exists (EEXIST), and
+        what was renamed or removed is gone (ENOENT).
+        """
+        try:
+            there = os.stat(self.leaf, dir_fd=self.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        own = os.fstat(self.file)
+        return (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
+
+    def link(self) -> None:
+        """Give the file its final name as well, if that is free. Raises FileExistsError, and what else os.link does."""
+        try:
+            os.link(self.temporary, self.leaf, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+        except OSError:
+            if not self.is_named():
+                raise
+
+    def unlink(self) -> None:
+        """Remove the temporary's own name, which may be gone already."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.temporary, dir_fd=self.folder)
+
     def rename(self) -> None:
         """Give the temporary its final name, over whatever is there."""
-        os.replace(self.temporary, self.leaf, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+        try:
+            os.replace(self.temporary, self.leaf, src_dir_fd=self.folder, dst_dir_fd=self.folder)
+        except FileNotFoundError:
+            if not self.is_named():
+                raise
 
 
 def write(file: int, view: memoryview) -> None:

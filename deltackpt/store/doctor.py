@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 from deltackpt import kernels
 from deltackpt.errors import ConflictError, DeltackptError, NotFoundError
-from deltackpt.store import Store
+from deltackpt.store import LocalStore, Store
 
 RACERS = 8
 LARGE = 1 << 20  # bytes of the object that is read back and read by range
@@ -66,9 +67,9 @@ def diagnose(store: Store) -> Diagnosis:
 
     Raises what the first write does, StoreError or NotFoundError: a store that cannot be reached has no diagnosis.
     """
-    with _folder(store) as folder:
-        store.put(f"{folder}/reach", [b"x"])
-        checks = tuple(_timed(name, claimed, partial) for name, claimed, partial in _checks(store, folder))
+    with _place(store) as (place, folder):
+        place.put(f"{folder}/reach", [b"x"])
+        checks = tuple(_timed(name, claimed, partial) for name, claimed, partial in _checks(place, folder))
     words = [(_PROMISES[check.name], check.claimed and check.holds) for check in checks]
     good = tuple(promise for (promise, _), holds in words if holds)
     lacking = tuple(without for (_, without), holds in words if not holds)
@@ -226,6 +227,25 @@ def _won(outcomes: list[str]) -> list[int]:
     if odd := {code for code in outcomes if code and code not in REFUSALS}:
         raise _Broken(f"the race could not be run: {', '.join(sorted(odd))}")
     return [i for i, code in enumerate(outcomes) if not code]
+
+
+@contextmanager
+def _place(store: Store) -> Iterator[tuple[Store, str]]:
+    """The store, and the name of a folder in it that is gone afterwards. In a directory the folder is a store of its
+    own: lock files and empty folders, which stay where a repository is, go with it, and so do folders made above."""
+    if not isinstance(store, LocalStore):
+        with _folder(store) as folder:
+            yield store, folder
+        return
+    inner = LocalStore(store.root / f"doctor-{secrets.token_hex(6)}")
+    made = [path for path in (store.root, *store.root.parents) if not path.exists()]
+    try:
+        yield inner, "checks"
+    finally:
+        shutil.rmtree(inner.root, ignore_errors=True)
+        with suppress(OSError):  # somebody uses it by now
+            for path in made:
+                path.rmdir()
 
 
 @contextmanager

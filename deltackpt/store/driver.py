@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from deltackpt.store.base import Capabilities
 from deltackpt.util.disk import space_errors
+from deltackpt.util.scratch import temporary_folder
 
 PART = 32 << 20  # bytes of an upload's part; smaller objects go in one request
 WINDOW = 16 << 20  # bytes that are fetched at a time
@@ -206,9 +208,11 @@ class SpooledUpload:
     def __init__(self, part_size: int, send: Callable[[Path], None]) -> None:
         self._part_size = part_size
         self._send = send
+        self._folder = ExitStack()
         with space_errors(Path(tempfile.gettempdir())):
-            number, path = tempfile.mkstemp(prefix="deltackpt-")
-        self._file, self._path = number, Path(path)
+            folder = self._folder.enter_context(temporary_folder("upload"))
+            self._path = folder / "body"
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def part(self, number: int, data: bytes) -> None:
         """Write the part to its place in the temporary file. Raises NoSpaceError."""
@@ -224,7 +228,7 @@ class SpooledUpload:
 
     def abort(self) -> None:
         """Remove the temporary file."""
-        self._path.unlink(missing_ok=True)
+        self._folder.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -20,7 +20,8 @@ from deltackpt.store import translate
 from deltackpt.store.base import Capabilities, check_name
 from deltackpt.store.driver import BasicDriver, Driver, Fetched, Head, SpooledUpload, Upload
 from deltackpt.store.remote import RemoteStore
-from deltackpt.store.retry import DEFAULT, RetryPolicy
+from deltackpt.store.retry import DEFAULT, RetryPolicy, failed
+from deltackpt.util.extras import install_line
 
 NAMED = frozenset({"az", "abfs", "abfss", "sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs"})
 EXTRAS = {
@@ -49,7 +50,9 @@ def open_fsspec(url: str, retry: RetryPolicy = DEFAULT, **options: Any) -> Remot
         fault = translate.fault_of(error, time.time())
         refused = fault.text if fault else type(error).__name__
     else:
-        refused = ""
+        fault, refused = None, ""
+    if fault is not None and fault.kind in translate.TRANSIENT:  # some file systems connect as they are made
+        raise failed(url, fault)
     if refused:  # outside of the handler, so that the foreign error is not chained to ours
         raise _unusable(scheme, refused)
     if make is None:
@@ -86,8 +89,8 @@ def extra_missing(scheme: str) -> UsageError:
         "extra-missing",
         where=f"store URL {scheme}://…",
         have="no library for it",
-        need=f"the extra `{extra}`" if extra else f"the library that fsspec wants for {scheme}://",
-        hint=f"python3 -m pip install 'deltackpt[{extra}]'" if extra else "",
+        need=f"the library that fsspec wants for {scheme}://",
+        hint=install_line(extra) if extra else "",
     )
 
 
@@ -160,11 +163,28 @@ class FsspecDriver(BasicDriver):
         """All files below the folder of ``prefix``."""
         self._fs.invalidate_cache()
         slash = "/" if prefix.startswith("/") else ""  # which some file systems drop, and some add
-        for name, info in self._fs.find(prefix.rpartition("/")[0], detail=True).items():
-            if info.get("type") == "file":  # a web server lists an empty folder as {}
-                key = slash + name.lstrip("/")
-                # Listings of web servers have no sizes.
-                yield Head(key, info["size"], _modified(info)) if info.get("size") is not None else self.head(key)
+        for name, info in self._below(prefix.rpartition("/")[0]):
+            key = slash + name.lstrip("/")
+            # Listings of web servers have no sizes.
+            yield Head(key, info["size"], _modified(info)) if info.get("size") is not None else self.head(key)
+
+    def _below(self, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Name and description of every file. The library's own walk leaves out the folders that it could not list:
+        what a store does not answer would look like what is not there."""
+        try:
+            entries = self._fs.ls(folder, detail=True)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            fault = translate.fault_of(error, time.time())
+            if fault is not None and fault.kind is not translate.Kind.MISSING:
+                raise
+            return
+        here = folder.strip("/")
+        for info in entries:
+            name = info["name"].rstrip("/")
+            if info["type"] != "directory":
+                yield name, info
+            elif name.strip("/") != here:
+                yield from self._below(name)
 
     def remove(self, key: str) -> None:
         """One file, never a folder."""

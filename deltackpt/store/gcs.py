@@ -77,10 +77,13 @@ class GcsDriver(BasicDriver):
         return bool(self._object(key).get("metadata", {}).get(MARK) == mark)
 
     def scan(self, prefix: str) -> Iterator[Head]:
-        """The listing, page by page."""
+        """The listing, page by page. Raises NoBucketError."""
         token: dict[str, str] = {}
         while True:
-            page = self._call("GET", "b/{}/o", self._bucket, prefix=prefix, json_out=True, **token)
+            try:
+                page = self._call("GET", "b/{}/o", self._bucket, prefix=prefix, json_out=True, **token)
+            except FileNotFoundError:  # a listing of nothing is empty
+                raise NoBucketError(self._bucket) from None
             yield from map(_head, page.get("items", ()))
             if "nextPageToken" not in page:
                 return
@@ -152,6 +155,12 @@ class GcsDriver(BasicDriver):
             data=RequestBody(body + rule + b"--"),
         )
         _check_made(answer, len(data))
+
+
+class NoBucketError(FileNotFoundError):
+    """There is no such bucket: the library says the same of a bucket and of an object in it."""
+
+    error_code = "NoSuchBucket"  # S3's word, as `translate` knows it
 
 
 class RequestBody(io.BytesIO):

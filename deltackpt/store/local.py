@@ -183,7 +183,7 @@ class LocalStore:
     def _link(self, name: str, staged: dirfd.StagedFile) -> None:
         """[S-STORE-1]: give the temporary its name, in one step and only if the name is free."""
         try:
-            os.link(staged.temporary, staged.leaf, src_dir_fd=staged.folder, dst_dir_fd=staged.folder)
+            staged.link()
         except FileExistsError:
             raise base.taken(self._where(name)) from None
         except OSError as error:
@@ -194,7 +194,7 @@ class LocalStore:
                     raise base.taken(self._where(name)) from None
                 staged.rename()
         else:
-            os.unlink(staged.temporary, dir_fd=staged.folder)
+            staged.unlink()
 
     def _replace(self, name: str, old: bytes, new: bytes) -> None:
         """The body of swap(), under the lock."""

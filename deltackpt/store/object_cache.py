@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from deltackpt.util.lock import lock, lock_file
+from deltackpt.util.places import check_local
 
 LIMIT = 20 * 10**9  # bytes
 
@@ -38,6 +39,7 @@ class ObjectCache:
     """At most ``limit`` bytes of objects; the least recently used are evicted first."""
 
     def __init__(self, folder: str | os.PathLike[str], limit: int = LIMIT) -> None:
+        check_local(folder, "the object cache")
         self.folder, self.limit = Path(folder), limit
         self._proven: set[tuple[str, int, int]] = set()  # what this process hashed: (sha256, inode, time of change)
 

@@ -29,6 +29,7 @@ from deltackpt.store.retry import DEFAULT, Answer, RetryPolicy
 from deltackpt.store.stream import AHEAD, Span, bounds, in_order, together
 from deltackpt.store.translate import Kind
 from deltackpt.util.disk import ensure_space, space_errors
+from deltackpt.util.scratch import temporary_folder
 
 IN_FLIGHT = 4  # requests of one transfer at a time: the memory of an upload is this many parts
 PROBE = 1 << 20  # bytes that are read first where the rest may have a faster way
@@ -333,8 +334,8 @@ class RemoteStore:
     def _downloaded(self, name: str, size: int, chunk: int) -> Iterator[bytes]:
         with ExitStack() as stack:
             with space_errors(Path(tempfile.gettempdir())):
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="deltackpt-"))
-            path = Path(folder) / "object"
+                folder = stack.enter_context(temporary_folder("download"))
+            path = folder / "object"
             ensure_space(path, size)  # the client's own error for a full disk is not told from others
             self._request(name, lambda: self._driver.download(self._prefix + name, path))
             if path.stat().st_size != size:
@@ -388,6 +389,8 @@ class RemoteStore:
             )
         if answer.kind is Kind.TAKEN:
             return base.changed(self._where(name))
+        if answer.kind is Kind.BUCKET:  # one that a writer would make
+            return base.missing(self._where(name), "no such bucket")
         return base.missing(self._where(name))
 
     def _where(self, name: str) -> str:

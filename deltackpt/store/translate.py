@@ -138,10 +138,14 @@ def fault_of(error: Exception, now: float) -> Fault | None:
 
     The text of one that has nothing but its class names the place in the code where it was raised.
     """
-    status, code, wait, kind = None, "", None, None
+    status, code, wait, kind, name = None, "", None, None, type(error).__name__
     for cause in _causes(error):
         names = [cls.__name__ for cls in type(cause).__mro__]
-        kind = kind or next((_CLASSES[name] for name in names if name in _CLASSES), None)
+        found = next((_CLASSES[name] for name in names if name in _CLASSES), None)
+        # fsspec says "no such file" of a web server that it did not reach; what that was raised from knows better.
+        if kind is Kind.MISSING and found is Kind.SILENT:
+            kind, name = found, type(cause).__name__
+        kind = kind or found
         if isinstance(cause, OSError) and cause.errno in _FULL:
             kind = Kind.QUOTA
         status = status or _status(cause)
@@ -155,7 +159,7 @@ def fault_of(error: Exception, now: float) -> Fault | None:
         return None
     if status is None and kind is None and _FORBIDDEN.match(str(error)):
         status, kind = 403, Kind.PERMISSION
-    text = " ".join(str(word) for word in (status, code or type(error).__name__) if word)
+    text = " ".join(str(word) for word in (status, code or name) if word)
     if unexpected:
         text += _place(error)
     return Fault(kind or Kind.REFUSED, text, wait)

@@ -23,7 +23,7 @@ from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError, Usa
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import ApplyResult
-from deltackpt.sync.backoff import Backoff
+from deltackpt.sync.backoff import GRACE, Backoff, check_grace, explained
 from deltackpt.sync.poller import RefPoller, poll_interval
 from deltackpt.sync.prefetch import Prefetcher
 from deltackpt.util.disk import replace_file
@@ -38,11 +38,13 @@ class FollowOptions:
     ``poll``      seconds between two polls; a store on which requests are counted makes it longer
     ``prefetch``  fetch the next step while the callback works on the last one; the repository then has to read through
                   a cache of objects
+    ``grace``     seconds for which the repository or the branch may be missing before following ends; what is missing
+                  is told at the first poll in any case
     ``standby``   patch the other slot up to the current step as soon as the callback returned, and keep it mapped, so
                   that the next step takes less time; readers must have closed the files of the step before by then
     ``threads``   None for all processors
 
-    Raises UsageError ``usage`` for a ``poll`` below 0, or that is no number.
+    Raises UsageError ``usage`` for a ``poll`` or ``grace`` below 0, or that is no number.
     """
 
     ref: str = "main"
@@ -50,10 +52,12 @@ class FollowOptions:
     prefetch: bool = False
     standby: bool = False
     threads: int | None = None
+    grace: float = GRACE
 
     def __post_init__(self) -> None:
         if not self.poll >= 0:
             raise UsageError("usage", where="poll", have=self.poll, need="seconds, 0 or more")
+        check_grace(self.grace)
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,9 @@ class Switch:
 class Follower:
     """Keeps ``cache`` at the newest step of a branch, as ``options`` say.
 
-    ``failed`` is called with transient errors, and the seconds until the next attempt; ``recovered`` at the first
-    success after errors; ``standby_failed`` with errors of preparing the other slot, which end nothing.
+    ``failed`` is called with transient errors, and with what is not there, and the seconds until the next attempt: of
+    what stays away, once a minute; ``recovered`` at the first success after errors; ``standby_failed`` with errors of
+    preparing the other slot, which end nothing.
     """
 
     def __init__(
@@ -112,20 +117,34 @@ class Follower:
         self._prepared: Link | None = None  # the step that the other slot was last prepared after
         self._pins = repo.store.capabilities.pause == 0
 
+    @property
+    def grace(self) -> float:
+        """Seconds for which the repository or the branch may be missing."""
+        return self._options.grace
+
     def catch_up(self) -> Switch | None:
         """Move once; None if the cache is at the newest step, and that was acknowledged.
 
-        Raises what `cache.apply_to_cache` raises, NotFoundError ``step-missing`` for a branch without a step.
+        Raises what `cache.apply_to_cache` raises; where the branch is not there, what `RefPoller.poll` raises.
         """
-        return self._move(self._repo.find("latest", self._options.ref))
+        try:
+            if (ref := self._repo.ref(self._options.ref)) is None:
+                raise self._repo.absent(self._options.ref)
+            return self._move(ref.link)
+        except DeltackptError as error:
+            self._repo.manifests.cache.clear()
+            if (reason := explained(self._repo, error)) is error:
+                raise
+            raise reason from error
 
     def switches(self) -> Iterator[Switch]:
         """Every switch, until ``stop`` is set; one that is not acknowledged is repeated at the next start.
 
         Raises an error that is not transient.
         """
-        backoff, poller = Backoff(), RefPoller(self._repo, self._options.ref)
+        poller = RefPoller(self._repo, self._options.ref)
         interval, prefetch = poll_interval(self._repo, self._options.poll), self._options.prefetch
+        backoff = Backoff(grace=self._options.grace, pause=interval)
         with Prefetcher(self._repo, poller, interval, self._current, self.stop, prefetch=prefetch) as prefetcher:
             while not self.stop.is_set():
                 try:
@@ -136,10 +155,12 @@ class Follower:
                     done = self._move(ref.link)
                     if backoff.reset():
                         self._recovered()
-                except DeltackptError as error:  # [S-FOL-2]: `current` stays as it is
+                except DeltackptError as found:  # [S-FOL-2]: `current` stays as it is
                     prefetcher.retry()
+                    error = explained(self._repo, found)
                     wait = backoff.delay(error)
-                    self._failed(error, wait)
+                    if backoff.due:
+                        self._failed(error, wait)
                     self._repo.manifests.cache.clear()
                     self.stop.wait(wait)
                     continue
@@ -169,6 +190,8 @@ class Follower:
             prepare_standby(self._repo, self._cache, self._standby, threads=threads, progress=self._progress)
         except DeltackptError as error:
             self._standby_failed(error)
+        finally:
+            self._progress.finish()
         self._prepared = link
 
     def _current(self) -> Link | None:
@@ -192,15 +215,11 @@ class Follower:
         # ([S-LEASE-5]).
         self._repo.pins = self._pins and target.parent != before
         self._repo.prefetch(target, before)
-        done = apply_to_cache(
-            self._repo,
-            self._cache,
-            link,
-            ref=self._options.ref,
-            threads=self._options.threads,
-            standby=self._standby,
-            progress=self._progress,
-        )
+        how: dict[str, Any] = {"ref": self._options.ref, "threads": self._options.threads}
+        try:
+            done = apply_to_cache(self._repo, self._cache, link, standby=self._standby, progress=self._progress, **how)
+        finally:
+            self._progress.finish()
         return self._switch(done, link, before)
 
     def _switch(self, done: ApplyResult, link: Link, before: Link | None) -> Switch:

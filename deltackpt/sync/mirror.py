@@ -22,7 +22,7 @@ from deltackpt.repository.marker import MARKER, MAX_SMALL
 from deltackpt.repository.objects import object_differs
 from deltackpt.store import open_store
 from deltackpt.sync import selection
-from deltackpt.sync.mirror_plan import MirrorPlan, MirrorRecord, MirrorResult, RefMove, elsewhere, windows
+from deltackpt.sync.mirror_plan import MirrorPlan, MirrorRecord, MirrorResult, RefMove, elsewhere, target_gone, windows
 from deltackpt.sync.selection import Selection
 from deltackpt.sync.transfer import BATCH, JOBS, Transfer, default_spool
 from deltackpt.util.parallel import ordered_map
@@ -77,12 +77,14 @@ class Mirror:
         self._start, self._force, self._check = start, force, check
         self._proven_names: set[str] = set()  # records and objects that the target has
         self._copied_all = False  # once: then only what is new has to be looked at
+        self._made = False  # the target is, or was, a copy of the source
 
     def plan(self) -> MirrorPlan:
         """Decide what is copied; nothing is changed.
 
         Raises ConflictError ``mirror-diverged``, ``mirror-elsewhere`` (the target is another repository),
-        ``not-a-repository``, NotFoundError ``step-missing``, and what reading the two raises.
+        ``not-a-repository``, NotFoundError ``step-missing``, ``repository-missing`` for a target that was there when
+        this was last called and is not any more, and what reading the two raises.
         """
         target = self._target()
         heads: dict[str, Ref] = {}
@@ -116,7 +118,10 @@ class Mirror:
     def run(self) -> MirrorResult:
         """Plan and execute, with leases: nothing that is wanted is collected meanwhile, at either place."""
         with lease(self._source, None) as held:  # [S-MIR-5]
-            return self.execute(self.plan(), leased=held is not None)
+            try:
+                return self.execute(self.plan(), leased=held is not None)
+            finally:
+                self._transfer.progress.finish()
 
     def execute(self, plan: MirrorPlan, *, leased: bool = False) -> MirrorResult:
         """Do what the plan says. Killed at any instant, the next plan continues from there.
@@ -127,6 +132,7 @@ class Mirror:
         began = time.monotonic()
         if plan.fresh:
             self._make()
+            self._made = True
         target = Repository(self._store, self._source.id)
         proven = copied = size = 0
         with lease(target, None):  # [S-MIR-5]
@@ -166,6 +172,8 @@ class Mirror:
         except NotFoundError as error:
             if error.code != "repository-missing":
                 raise
+            if self._made:  # [S-MIR-8]: a disk that is not mounted looks like an empty place
+                raise target_gone(self._store.url, self._source.id) from None
             if next(iter(self._store.list("")), None) is None:
                 return None
             # [S-MIR-1]
@@ -175,6 +183,7 @@ class Mirror:
             ) from None
         if found.id != self._source.id:  # [S-MIR-1]
             raise elsewhere(self._store.url, found.id, self._source.id)
+        self._made = True
         return found
 
     def _select(self, heads: Sequence[Link]) -> Selection:

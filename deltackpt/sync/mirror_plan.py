@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deltackpt.errors import ConflictError
+from deltackpt.errors import ConflictError, NotFoundError
 from deltackpt.format.manifest import File, Link
 
 WINDOW = 256 << 20  # bytes of objects that are copied before their manifests follow
@@ -96,6 +96,17 @@ def elsewhere(where: str, have: str, need: str) -> ConflictError:
         have=f"repository {have}",
         need=f"a copy of repository {need}, or an empty place",
         hint="It holds other steps: mirror into a folder or prefix of its own.",
+    )
+
+
+def target_gone(where: str, need: str) -> NotFoundError:
+    """The error for a target that held a copy of the repository ``need`` a moment ago, and is empty now."""
+    return NotFoundError(
+        "repository-missing",
+        where=where,
+        have="nothing, where the copy was",
+        need=f"the copy of repository {need}",
+        hint="Is its disk mounted? If it was removed on purpose, mirror again: all of it is then copied anew.",
     )
 
 

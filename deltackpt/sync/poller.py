@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from threading import Event
+from typing import Any
 
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.marker import MAX_SMALL
-from deltackpt.sync.backoff import Backoff
+from deltackpt.sync.backoff import GRACE, Backoff, explained
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.mirror_plan import MirrorResult
 
@@ -27,21 +28,86 @@ class RefPoller:
     def __init__(self, repo: Repository, ref: str) -> None:
         self._repo, self._ref = repo, ref
         self._tag = ""
+        self._found = False
 
     def poll(self) -> Ref | None:
         """The branch if it moved, or appeared, since the last call; one request where it did not.
 
-        Raises FormatError ``manifest-field``, ``manifest-canonical``, ``json-*``, and what the store raises.
+        Where it is not there, the error says what is ([S-FOL-4]): NotFoundError ``repository-missing``,
+        ``bucket-missing``, ``ref-missing``, ``branch-empty``, ChainError ``repository-replaced``. Raises FormatError
+        ``manifest-field``, ``manifest-canonical``, ``json-*``, and what the store raises.
         """
         try:
             data, self._tag = self._repo.store.get_if_changed(f"refs/{self._ref}.json", MAX_SMALL, self._tag)
         except NotFoundError:
-            data, self._tag = None, ""
+            self._tag = ""
+            raise self._repo.lost(self._ref) if self._found else self._repo.absent(self._ref) from None
+        self._found = True
         return None if data is None else self._repo.parse_ref(self._ref, data)
 
     def forget(self) -> None:
         """What was returned last could not be used: the next call returns it again."""
         self._tag = ""
+
+
+class MirrorFollower:
+    """Mirrors again whenever a branch of ``source`` moved. ``poll`` and ``grace`` are in seconds, those of
+    `FollowOptions`; so are ``failed`` and ``recovered``.
+    """
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        source: Repository,
+        *,
+        poll: float,
+        stop: Event,
+        grace: float = GRACE,
+        failed: Callable[[DeltackptError, float], None] = lambda error, wait: None,
+        recovered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._mirror, self._source, self._stop = mirror, source, stop
+        self._interval = poll_interval(source, poll)
+        self._backoff = Backoff(grace=grace, pause=self._interval)
+        self._failed, self._recovered = failed, recovered
+        self._pollers: dict[str, RefPoller] = {}
+        self._listed = float("-inf")
+
+    def results(self) -> Iterator[MirrorResult]:
+        """What was done each time, until ``stop`` is set. Raises errors that do not pass."""
+        while not self._stop.is_set():
+            try:
+                result = self._look()
+            except DeltackptError as found:
+                error = explained(self._source, found)
+                wait = self._backoff.delay(error)
+                if self._backoff.due:
+                    self._failed(error, wait)
+                self._stop.wait(wait)
+                continue
+            if self._backoff.reset():
+                self._recovered()
+            if result is not None:
+                yield result
+            self._stop.wait(self._interval)
+
+    def _look(self) -> MirrorResult | None:
+        """None where no branch moved."""
+        if time.monotonic() - self._listed >= RELIST:
+            for ref in self._source.refs():
+                self._pollers.setdefault(ref.name, RefPoller(self._source, ref.name))
+            if not self._pollers:  # a trainer that has yet to publish, or a place where the repository is not any more
+                raise self._source.absent()
+            self._listed = time.monotonic()
+        moved = [poller for poller in self._pollers.values() if poller.poll() is not None]
+        if not moved:
+            return None
+        try:
+            return self._mirror.run()
+        except BaseException:
+            for poller in moved:
+                poller.forget()
+            raise
 
 
 def keep_mirrored(
@@ -50,35 +116,15 @@ def keep_mirrored(
     *,
     poll: float,
     stop: Event,
+    grace: float = GRACE,
     failed: Callable[[DeltackptError, float], None] = lambda error, wait: None,
+    recovered: Callable[[], None] = lambda: None,
 ) -> Iterator[MirrorResult]:
     """Mirror again whenever a branch of the source moved, until ``stop``; -> what was done each time.
 
-    ``poll`` is in seconds. Transient errors are retried, and passed to ``failed`` with the seconds until the next
-    attempt; others are raised.
+    ``poll`` is in seconds. Transient errors are retried, and what is not there is waited for during ``grace`` seconds;
+    both are passed to ``failed`` with the seconds until the next attempt; others are raised. ``recovered`` is called at
+    the first success after them.
     """
-    backoff, interval = Backoff(), poll_interval(source, poll)
-    pollers: dict[str, RefPoller] = {}
-    listed = float("-inf")
-    while not stop.is_set():
-        try:
-            if time.monotonic() - listed >= RELIST:
-                for ref in source.refs():
-                    pollers.setdefault(ref.name, RefPoller(source, ref.name))
-                listed = time.monotonic()
-            moved = [poller for poller in pollers.values() if poller.poll() is not None]
-            if moved:
-                try:
-                    result = mirror.run()
-                except BaseException:
-                    for poller in moved:
-                        poller.forget()
-                    raise
-                yield result
-            backoff.reset()
-        except DeltackptError as error:
-            wait = backoff.delay(error)
-            failed(error, wait)
-            stop.wait(wait)
-            continue
-        stop.wait(interval)
+    options: dict[str, Any] = {"poll": poll, "stop": stop, "grace": grace, "failed": failed, "recovered": recovered}
+    return MirrorFollower(mirror, source, **options).results()

@@ -47,7 +47,7 @@ class Box:
         return self.shape[axis + 1 :] == self.whole[axis + 1 :]
 
     def to_whole(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Flat positions in the box -> flat positions in the whole; rising ones stay so."""
+        """Flat positions in the box -> flat positions in the whole, int64 [n]; rising ones stay so."""
         flat = positions.astype(np.int64)
         if self.contiguous:
             flat += self.start

@@ -45,6 +45,11 @@ def space_errors(path: Path) -> Iterator[None]:
         raise _no_space(path, error.strerror or "a full disk", "space for the whole file") from error
 
 
+def link_or(path: Path, other: str) -> str:
+    """What stands where a directory of ours should be made: a symlink with what it names, or ``other``."""
+    return f"a symlink to {path.readlink()}" if path.is_symlink() else other
+
+
 def draft_of(path: Path) -> Path:
     """Where the file that takes the place of ``path`` is made: ``.NAME`` beside it."""
     return path.with_name(f".{path.name}")
@@ -62,7 +67,13 @@ def replace_file(path: Path, data: bytes, *, sync: bool) -> None:
         if sync:
             file.flush()
             os.fsync(file.fileno())
-    os.replace(draft, path)
+        own = os.fstat(file.fileno())
+    try:
+        os.replace(draft, path)
+    except FileNotFoundError:  # a file server that did it, lost its answer, and was asked again
+        there = path.stat()
+        if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+            raise
     if sync:
         fsync_dir(path.parent)
 

@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import numpy as np
@@ -87,8 +87,8 @@ class FileMapping:
     """The first ``size`` bytes of a file, at least one, mapped to be read, or to be ``writable``. It holds no
     descriptor, unlike `mmap.mmap`: a checkpoint has many files.
 
-    ``data`` are the bytes, uint8 [size], mapped for as long as an array refers to them; ``address`` is their first.
-    Raises OSError.
+    ``data`` are the bytes, uint8 [size], mapped for as long as an array refers to them; ``address`` is their first;
+    ``before_unmap`` is called then. Raises OSError.
     """
 
     def __init__(self, fd: int, size: int, *, writable: bool = False) -> None:
@@ -96,13 +96,19 @@ class FileMapping:
         if start == _FAILED:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         memory = (ctypes.c_ubyte * size).from_address(start)
-        weakref.finalize(memory, _MUNMAP, start, size).atexit = False
+        self.before_unmap: list[Callable[[], None]] = []
+        weakref.finalize(memory, _unmap, start, size, self.before_unmap).atexit = False
         self.data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
         self.data.flags.writeable = writable
         self.address = int(start)
         self._small: list[Span] = []
         self._waiting = 0  # bytes of them
         self._lock = threading.Lock()
+
+    @property
+    def view(self) -> memoryview:
+        """``data``."""
+        return self.data.data
 
     def release(self, *runs: Span) -> None:
         """The pages of runs of bytes may go, so that resident memory does not follow the file. Views stay valid.
@@ -124,6 +130,12 @@ class FileMapping:
             page = first - first % mmap.PAGESIZE
             with suppress(OSError):  # locked in memory
                 advise(self.data, mmap.MADV_DONTNEED, page, end - page)
+
+
+def _unmap(start: int, size: int, before: list[Callable[[], None]]) -> None:
+    for call in before:
+        call()
+    _MUNMAP(start, size)
 
 
 def joined_spans(spans: Iterable[Span]) -> list[Span]:

@@ -14,6 +14,9 @@ class Progress(Protocol):
     def advance(self, count: int) -> None:
         """So many bytes more are done."""
 
+    def finish(self) -> None:
+        """Called by what goes on for ever, when it begins to wait: what is shown of the last phase is over."""
+
 
 class Silent:
     """Ignores all progress."""
@@ -22,6 +25,9 @@ class Silent:
         """Ignored."""
 
     def advance(self, count: int) -> None:
+        """Ignored."""
+
+    def finish(self) -> None:
         """Ignored."""
 
 

@@ -47,7 +47,11 @@ def verify_checkpoint(
 
         findings.each("tensors", tensor, layout.tensors, threads_or_default(threads))
         known = {*(s.path for s in layout.shards), *(s.path for s in layout.side)}
-        for extra in sorted({*(s.path for s in found.shards), *found.side} - known):
+        passed_over = {path for path, _ in found.left_out} - known
+        strays = {path for path in passed_over if path.endswith(".safetensors")}  # which loaders take in
+        if passed_over - strays:
+            findings.checked["other files passed over"] = len(passed_over - strays)
+        for extra in sorted(({*(s.path for s in found.shards), *found.side} - known) | strays):
             have = "a file that the step does not have"
             findings.add(ChainError("file-unknown", where=root / extra, have=have, need="the step's files alone"))
     return findings.report()

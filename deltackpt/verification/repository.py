@@ -62,13 +62,19 @@ def _verify(repo: Repository, mirroring: bool, threads: int, progress: Progress)
 def _check_ref(repo: Repository, read: Callable[[str], Ref | None], name: str, steps: Mapping[str, Manifest]) -> None:
     if (ref := read(name)) is not None:
         _check_link(repo, ref.link, steps)
+        if steps[ref.link.id].step != ref.link.step:  # [S-NAME-6]: its manifest has another name
+            raise _no_manifest(repo, ref.link)
 
 
 def _check_link(repo: Repository, link: Link, steps: Mapping[str, Manifest]) -> bool:
     if link.id not in steps:  # [S-REF-4], [S-INV-3]
-        where, need = f"{repo.store.url}/{link.name}", f"the manifest of step {link.step}"
-        raise NotFoundError("step-missing", where=where, have="no such manifest", need=need, hint=GONE)
+        raise _no_manifest(repo, link)
     return True
+
+
+def _no_manifest(repo: Repository, link: Link) -> NotFoundError:
+    where, need = f"{repo.store.url}/{link.name}", f"the manifest of step {link.step}"
+    return NotFoundError("step-missing", where=where, have="no such manifest", need=need, hint=GONE)
 
 
 def _check_objects(

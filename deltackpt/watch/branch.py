@@ -34,7 +34,7 @@ class PublishedStep:
 def metadata(snapshot: DirectorySnapshot, stale: Mapping[int, str]) -> dict[str, Any]:
     """The entry in a manifest's metadata: the directory, and those that a rewind left behind."""
     left = {str(step): stamp for step, stamp in sorted(stale.items())}
-    return {FIELD: {"directory": snapshot.path.name, "stamp": snapshot.stamp, "stale": left}}
+    return {FIELD: {"directory": snapshot.name, "stamp": snapshot.stamp, "stale": left}}
 
 
 class Branch:
@@ -51,6 +51,8 @@ class Branch:
     def refresh(self, lowest: int) -> None:
         """``lowest`` is the first step that is asked about."""
         head = self.repo.ref(self._ref)
+        if head is None and self.head is not None:  # what follows would begin anew where the steps before are lost
+            raise self.repo.lost(self._ref)
         link = head.link if head else None
         if link == self.head and lowest >= self._lowest:
             return

@@ -54,7 +54,10 @@ class CompletionDetector:
         self._observed: dict[int, _Observed] = {}
 
     def check(self, snapshot: DirectorySnapshot) -> Incomplete | None:
-        """None if the directory is complete, and still as in ``snapshot``."""
+        """None if the directory is complete, and still as in ``snapshot``.
+
+        Raises CheckpointError ``not-readable`` where this user may not read a file, and nothing changes for a while.
+        """
         known, now = self._observed.get(snapshot.step), time.monotonic()
         if known is None or known.snapshot != snapshot:
             known = self._observed[snapshot.step] = _Observed(snapshot, now)
@@ -70,7 +73,11 @@ class CompletionDetector:
                 if not marked and (reason := self._changing(known, checkpoint)):
                     return reason
         except (CheckpointError, FormatError) as error:
-            return Incomplete(f"it is not whole: {error.where}: have {error.have}, need {error.need}")
+            if isinstance(error.__cause__, PermissionError):  # time alone does not change that
+                if now - known.since < self._settle:
+                    return _CHANGED
+                raise
+            return Incomplete(f"it is not whole: {error.sentence()}")
         return None if take_snapshot(snapshot.path, snapshot.step) == snapshot else _CHANGED
 
     def unchanged(self, step: int) -> float:

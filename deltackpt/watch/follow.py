@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from deltackpt.codecs import CHOICES
@@ -15,6 +15,7 @@ from deltackpt.errors import (
     ChainError,
     CheckpointError,
     ConflictError,
+    DeltackptError,
     FormatError,
     NotFoundError,
     StoreError,
@@ -24,18 +25,29 @@ from deltackpt.format.manifest import Link
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.publish.write import WriteResult, write
 from deltackpt.repository import Repository
+from deltackpt.sync.backoff import GRACE, Backoff, check_grace, explained
 from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.places import check_local, check_url
 from deltackpt.watch.branch import Branch, metadata, same_weights
 from deltackpt.watch.completion import CompletionDetector
-from deltackpt.watch.prune import clear_trash, prove, prove_patch, remove
+from deltackpt.watch.prune import (
+    LeftOut,
+    clear_trash,
+    finish,
+    prove,
+    prove_patch,
+    pruned,
+    remove,
+    remove_held,
+)
+from deltackpt.watch.sight import listed, unmatched
 from deltackpt.watch.snapshot import PATTERN, DirectorySnapshot, compile_pattern, scan
-
-LONGEST_WAIT = 60.0  # seconds between attempts, at most, while the store does not answer
 
 
 @dataclass(frozen=True)
 class Published:
-    """A step that was published, its directory, and the directories that were removed after it."""
+    """A step that was published, its directory, and the directories that were removed after it; ``left`` are files in
+    these that were not, and why."""
 
     directory: str
     step: int
@@ -47,6 +59,7 @@ class Published:
     seconds: float
     rewound: int | None
     pruned: tuple[str, ...] = ()
+    left: LeftOut = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -57,13 +70,18 @@ class Published:
 class WatchOptions:
     """How a trainer's directory is followed, and its steps published.
 
-    ``pattern``      what the checkpoint directories are called; ``{step}`` stands for the number
+    ``pattern``      what the checkpoint directories are called, with folders above them if need be; ``{step}`` stands
+                     for the number
     ``marker``       a file that the trainer writes into a checkpoint directory last; None where it writes none
     ``settle``       seconds for which a directory must not change where no marker decides
     ``rewind``       follow a trainer that went back and saves steps again, instead of stopping with ``watch-rewritten``
-    ``prune_dense``  keep so many published directories, remove older ones; None keeps all
+    ``prune_dense``  keep so many published directories; of older ones remove the files that the repository was proven
+                     to hold. None keeps all
+    ``prune_all``    remove these directories whole, with what the repository does not hold, such as optimizer states
     ``abandon``      seconds after which a directory that stays incomplete no longer holds up later ones; None: never
     ``anchor``, ``encoding``, ``ref``, ``threads``: those of `publish.write.write`
+    ``grace``        seconds for which the directory or the repository may be gone before watching ends; with
+                     ``math.inf`` a directory that was never there is waited for too
 
     Raises UsageError ``usage``, ``watch-pattern``.
     """
@@ -73,16 +91,22 @@ class WatchOptions:
     settle: float = 5.0
     rewind: bool = False
     prune_dense: int | None = None
+    prune_all: bool = False
     abandon: float | None = None
     anchor: AnchorPolicy = AnchorPolicy()
     encoding: str = "auto"
     ref: str = "main"
     threads: int | None = None
+    grace: float = GRACE
 
     def __post_init__(self) -> None:
+        check_grace(self.grace)
         if self.prune_dense is not None and self.prune_dense < 1:
             need = "1 or more: the newest is what the next one is compared with"
             raise UsageError("usage", where="--prune-dense", have=self.prune_dense, need=need)
+        if self.prune_all and self.prune_dense is None:
+            need = "--prune-dense K too: how many directories are kept"
+            raise UsageError("usage", where="--prune-all", have="no --prune-dense", need=need)
         for name, seconds in (("--settle", self.settle), ("--abandon", self.abandon)):
             if seconds is not None and not seconds >= 0:
                 raise UsageError("usage", where=name, have=seconds, need="seconds, 0 or more")
@@ -105,6 +129,8 @@ class Watch:
         *,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
+        check_local(directory, "the directory that the trainer saves into")
+        check_url(os.fspath(repository))
         self.root = Path(directory)
         self._pattern = compile_pattern(options.pattern)
         self._url = repository
@@ -116,41 +142,67 @@ class Watch:
         self._same: set[tuple[Link, str]] = set()  # steps and stamps whose weights were compared
         self._proven: set[Link] = set()
         self._waiting = False
+        self._seen = False  # the directory was there once
         clear_trash(self.root)
+        self._unpublished: set[str] = set()  # kinds of files that were said to be left out
+        self._matched = False  # was there ever a directory that the pattern fits?
 
-    def run(self, *, poll: float = 1.0, once: bool = False) -> Iterator[Published]:
-        """Every step as it is published; without end, or, with ``once``, until nothing unpublished is complete.
+    def run(self, *, poll: float = 1.0, once: bool = False, stop: Event | None = None) -> Iterator[Published]:
+        """Every step as it is published; until ``stop`` is set, or, with ``once``, until nothing unpublished is
+        complete.
 
-        ``poll`` is in seconds. A store that does not answer is tried again. Raises what `turn` raises.
+        ``poll`` is in seconds. A store that does not answer is tried again; what was there and is not any more, the
+        directory or the repository, is waited for as the options say. Raises what `turn` raises.
         """
-        pause = poll
-        while True:
+        stop = stop or Event()
+        backoff = Backoff(first=max(poll, 0.01), grace=self._options.grace, any_store_error=True)
+        while not stop.is_set():
             try:
                 done = self.turn()
-                pause = poll
-            except StoreError as error:
+            except DeltackptError as found:
                 if once:
                     raise
-                self._note(f"the store does not answer, trying again: {error.have}")
-                done, pause = None, min(2 * pause, LONGEST_WAIT)
+                stop.wait(self._tell(backoff, found))
+                continue
+            self._seen = True
+            if backoff.reset():
+                self._notify("it goes on")
             if done is not None:
                 yield done
             elif once and not self._waiting:
+                self._must_match()
                 return
             else:
-                time.sleep(min(pause, max(self._options.settle, 0.01)) if self._waiting else pause)
+                stop.wait(min(poll, max(self._options.settle, 0.01)) if self._waiting else poll)
+
+    def _tell(self, backoff: Backoff, found: DeltackptError) -> float:
+        """Seconds until the next attempt after an error. Raises it where there is none."""
+        if found.code == "watch-missing" and not self._seen and math.isfinite(self._options.grace):
+            raise found  # a wrong name
+        error = found if self._branch is None else explained(self._branch.repo, found)
+        wait = backoff.delay(error)
+        if backoff.due:
+            silent = isinstance(error, StoreError)
+            what = f"the store does not answer, trying again: {error.have}"
+            self._notify(what if silent else f"{error.where}: {error.have}, waiting for {error.need}")
+        return wait
 
     def turn(self) -> Published | None:
         """Publish the next complete step, if there is one.
 
-        Raises ConflictError ``watch-rewritten``, ``watch-twice``; NotFoundError ``watch-missing``; what `write` raises
-        for the repository.
+        Raises ConflictError ``watch-rewritten``, ``watch-twice``; NotFoundError ``watch-missing``; CheckpointError
+        ``not-readable`` for what this user may not read; what `write` raises for the repository, and what
+        `Repository.absent` and `confirm_place` raise where it was there, and is not.
         """
-        snapshots = scan(self.root, self._pattern)
+        found = scan(self.root, self._pattern)
+        self._first_look(found)
+        gone = [snapshot for snapshot in found if pruned(snapshot)]
+        snapshots = [snapshot for snapshot in found if snapshot not in gone]
         self._detector.forget({snapshot.step for snapshot in snapshots})
         branch = self._branch
         if branch is None and snapshots:
             branch = self._branch = Branch(Repository.open_or_create(self._url), self._options.ref)
+        self._clear(gone)
         self._waiting = False
         if branch is None or not snapshots:
             return None
@@ -164,20 +216,41 @@ class Watch:
                 if (reason := self._detector.check(snapshot)) is None:
                     return self._publish(branch, snapshots, snapshot)
                 if not reason.soon and self._detector.unchanged(snapshot.step) >= abandon:
-                    self._note(f"{snapshot.path.name} is given up: {reason.why}")
+                    self._note(f"{snapshot.name} is given up: {reason.why}")
                     continue
                 self._waiting |= reason.soon
                 if not reason.soon:
-                    self._note(f"{snapshot.path.name} and what follows wait: {reason.why}")
+                    self._note(f"{snapshot.name} and what follows wait: {reason.why}")
                 break
         self._prune(branch, snapshots)
         return None
+
+    def _first_look(self, found: list[DirectorySnapshot]) -> None:
+        """Clear what a killed run was removing; or say what is there instead of checkpoints."""
+        if found and not self._matched:
+            self._matched = True
+            for folder in {snapshot.path.parent for snapshot in found} - {self.root}:
+                clear_trash(folder)
+        if not self._matched:
+            self._note(unmatched(self.root, self._options.pattern).said)
+
+    def _must_match(self) -> None:
+        """Raise NotFoundError ``watch-unmatched`` if there are checkpoints, under names of which none fits."""
+        there = None if self._matched else unmatched(self.root, self._options.pattern)
+        if there is not None and there.fits:
+            raise NotFoundError(
+                "watch-unmatched",
+                where=self.root,
+                have=there.seen,
+                need=f"directories called {self._options.pattern}",
+                hint=f"Watch with --pattern '{there.fits}'.",
+            )
 
     def _rewritten(self, branch: Branch, snapshot: DirectorySnapshot) -> bool:
         """Whether the trainer went back and saved this step again: hashes decide, where the stamp is another one."""
         record = branch.steps.get(snapshot.step)
         if record is None:
-            self._note(f"{snapshot.path.name} came after a later step was published, and is passed over")
+            self._note(f"{snapshot.name} came after a later step was published, and is passed over")
             return False
         if record.stamp == snapshot.stamp or (record.link, snapshot.stamp) in self._same:
             return False
@@ -216,10 +289,13 @@ class Watch:
             s for s in snapshots if parent is not None and s.step == parent.step and self._is_published(branch, s)
         ]
         entry = metadata(snapshot, stale)
+        branch.repo.confirm_place()  # what is gone would be made anew, without the steps that were there
         try:
             done = self._write(snapshot, parents, back, entry)
         except CheckpointError as error:
-            self._note(f"{snapshot.path.name} changed while it was read: {error.have}")
+            if error.code in ("checkpoint-slices", "link-escapes"):  # no change of a moment
+                raise
+            self._note(f"{snapshot.name} changed while it was read: {error.have}")
             return None
         except ConflictError as error:
             if error.code not in ("ref-moved", "step-order", "ref-forked"):
@@ -229,9 +305,10 @@ class Watch:
         if self._options.prune_dense is not None:
             self._prove(branch, Link(done.step, done.id), parent, parents)
         branch.refresh(snapshots[0].step)
-        pruned = self._prune(branch, snapshots)
+        self._say_unpublished(snapshot, done)
+        removed, left = self._prune(branch, snapshots)
         return Published(
-            snapshot.path.name,
+            snapshot.name,
             done.step,
             done.id,
             done.parent,
@@ -240,8 +317,16 @@ class Watch:
             done.changed,
             done.seconds,
             done.rewound,
-            tuple(pruned),
+            removed,
+            left,
         )
+
+    def _say_unpublished(self, snapshot: DirectorySnapshot, done: WriteResult) -> None:
+        """What a directory has and the step does not: every kind of it once."""
+        new = [(name, why) for name, why in done.left_out if why not in self._unpublished]
+        self._unpublished |= {why for _, why in new}
+        if new:
+            self._note(f"{snapshot.name}: left out, here and in later steps, {listed(new)}")
 
     def _write(
         self, snapshot: DirectorySnapshot, parents: list[DirectorySnapshot], back: str | None, entry: dict[str, Any]
@@ -262,16 +347,49 @@ class Watch:
         record = branch.steps.get(snapshot.step)
         return record is not None and (record.stamp == snapshot.stamp or (record.link, snapshot.stamp) in self._same)
 
-    def _prune(self, branch: Branch, snapshots: list[DirectorySnapshot]) -> list[str]:
-        """Remove all published directories but the newest ones, each after the repository proved to hold its step."""
+    def _prune(self, branch: Branch, snapshots: list[DirectorySnapshot]) -> tuple[tuple[str, ...], LeftOut]:
+        """Remove all published directories but the newest ones, each after the repository proved to hold its step.
+
+        -> their names, and what stayed in them, and why.
+        """
         if self._options.prune_dense is None or branch.head is None:
-            return []
+            return (), ()
         published = [s for s in snapshots if s.step <= branch.head.step and self._is_published(branch, s)]
-        pruned = []
+        names, left = list[str](), list[tuple[str, str]]()
         for snapshot in published[: -self._options.prune_dense]:
-            if self._prove(branch, branch.steps[snapshot.step].link) and remove(snapshot):
-                pruned.append(snapshot.path.name)
-        return pruned
+            link = branch.steps[snapshot.step].link
+            if not self._prove(branch, link):
+                continue
+            stayed = self._remove(branch, link, snapshot)
+            if stayed is not None:
+                names.append(snapshot.name)
+                left += [(f"{snapshot.name}/{name}", why) for name, why in stayed]
+        return tuple(names), tuple(left)
+
+    def _remove(self, branch: Branch, link: Link, snapshot: DirectorySnapshot) -> LeftOut | None:
+        """-> what stayed in the directory; None where all did."""
+        if self._options.prune_all:
+            return () if remove(snapshot) else None
+        try:
+            left = remove_held(branch.repo, link, snapshot, self._threads)
+        except (CheckpointError, FormatError) as error:
+            self._note(f"{snapshot.name} is kept, as it changed: {error.have}")
+            return None
+        if left:
+            self._note(
+                f"{snapshot.name}: {listed(left)} stay, which the repository does not hold; --prune-all removes all"
+            )
+        return left
+
+    def _clear(self, gone: list[DirectorySnapshot]) -> None:
+        """Go on with removals that were cut short; with ``prune_all`` remove also what an earlier run had left."""
+        if self._options.prune_dense is None:
+            return
+        for snapshot in gone:
+            if self._options.prune_all:
+                remove(snapshot)
+            else:
+                finish(snapshot)
 
     def _prove(
         self, branch: Branch, link: Link, parent: Link | None = None, parents: Sequence[DirectorySnapshot] = ()

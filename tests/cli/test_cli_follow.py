@@ -59,7 +59,7 @@ def test_a_command_that_fails_is_an_error_and_runs_again(world: World, tmp_path:
     assert done.status == 4
     assert done.err == (
         "the command of step 2 ended with status 3\n"
-        "error: --exec, step 2: have a command that ended with status 3, need status 0\n"
+        "error: --exec, step 2: found a command that ended with status 3, expected status 0\n"
         "\n"
         "hint: CACHE is at the step all the same. The next `follow` of it runs the command again.\n"
     )

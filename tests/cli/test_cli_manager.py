@@ -117,7 +117,7 @@ def test_wrong_calls(world: World, tmp_path: Path) -> None:
         ["--plan", tmp_path / "other.json"],
     ):
         done = deltackpt("gc", world.repo, "--execute", plan, *options)
-        said = "error: --execute: have another way to plan, need the saved plan alone\n"
+        said = "error: --execute: found another way to plan, expected the saved plan alone\n"
         assert (done.out, done.err, done.status) == ("", said, 2), options
     assert files(world.repo) == before
     assert deltackpt("tag", world.repo, "--delete").status == 2

@@ -80,7 +80,7 @@ def test_repair(world: World, tmp_path: Path) -> None:
     plan = deltackpt("mirror", copy, repo, "--repair", "--dry-run")
     mended = {"missing": one.relative_to(repo), "damaged": shard.relative_to(repo)}
     assert plan.out.splitlines()[:2] == [f"{how:7}  {name}" for how, name in sorted(mended.items())]
-    assert f"/{part}: have other bytes (" in plan.out
+    assert f"/{part}: found other bytes (" in plan.out
     assert "left     1 of the above that --repair cannot put right from there" in plan.out
     assert (plan.err, plan.status) == ("", 3)
     assert deltackpt("verify", repo).status == 3
@@ -98,7 +98,10 @@ def test_repair(world: World, tmp_path: Path) -> None:
     ]
     for option in (["--watch"], ["--check"], ["--force"], ["--latest-only"], ["--from-step", 1]):
         refused = deltackpt("mirror", copy, repo, "--repair", *option)
-        assert (refused.err, refused.status) == (f"error: --repair: have {option[0]} too, need one of the two\n", 2)
+        assert (refused.err, refused.status) == (
+            f"error: --repair: found {option[0]} too, expected one of the two\n",
+            2,
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

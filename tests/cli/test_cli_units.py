@@ -86,7 +86,7 @@ def test_anything_else_is_a_usage_error_that_names_the_forms(
 ) -> None:
     for value in BAD[param.metavar]:
         assert run(call(name, param, value, tmp_path)) == 2, value
-        shown = f"error: {param.opts[0]}: have {value!r}, need {NEED[param.metavar]}\n"
+        shown = f"error: {param.opts[0]}: found {value!r}, expected {NEED[param.metavar]}\n"
         assert capsys.readouterr() == ("", shown)
     assert list(tmp_path.iterdir()) == []
 

@@ -64,7 +64,7 @@ def test_what_a_kept_step_needs_is_kept_and_the_plan_says_why(world: World) -> N
     for link in world.repo.steps():
         world.check(link)
     found = log(world.repo)
-    assert ([s.step for s in found.steps], found.collected) == ([9, 8, 7, 6, 5], 4)
+    assert ([s.step for s in found.steps], found.collected, found.kept) == ([9, 8, 7, 6, 5], 4, ())
     assert plan_gc(world.repo, LAST).delete == ()
 
 

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support.device_changes import WHERE  # noqa: E402
-from support.lists import pair, with_right_checksums  # noqa: E402
+from support.lists import of_classes, pair, with_right_checksums  # noqa: E402
 
 from deltackpt import kernels as compiled  # noqa: E402
 from deltackpt.codecs.packed import codec, decoder, grid  # noqa: E402
@@ -135,7 +135,8 @@ def test_dtypes_densities_and_kinds(dtype, permille, kind):
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("shape", [(70, 130), (64, 256), (4, 33, 40), (17, 8), (9000,), (3, 5, 7, 11)])
 def test_many_tiles_and_columns(shape, guarded):
-    [task] = check([of("BF16", shape, 3, 150)])
+    name, old, new, _ = of_classes("BF16", shape, 5, 0.15)
+    [task] = check([(name, shape, old, new)])
     assert np.prod(shape) < 2000 or (task.index.grid.tiles > 1 and task.index.scale.classes > 1)
     assert guarded()
 

@@ -7,12 +7,12 @@ torch = pytest.importorskip("torch")
 
 from support.device_changes import WHERE, case, check_encoded, piece_of  # noqa: E402
 from support.device_changes import check as capture_and_check  # noqa: E402
-from support.lists import pair  # noqa: E402
+from support.lists import of_classes, pair  # noqa: E402
 
 from deltackpt import kernels as compiled  # noqa: E402
 from deltackpt.codecs import select  # noqa: E402
 from deltackpt.codecs.packed import codec, grid  # noqa: E402
-from deltackpt.format.dtypes import DTYPES, uint  # noqa: E402
+from deltackpt.format.dtypes import DTYPES  # noqa: E402
 from deltackpt.gpu import diff as device_diff  # noqa: E402
 from deltackpt.gpu import digest as device_digest  # noqa: E402
 from deltackpt.gpu import encode as device_encode  # noqa: E402
@@ -85,24 +85,6 @@ def check_cases(cases, host=False):
 
 def of_lists(name, shape, seed, permille, kind="weights"):
     return name, *pair(name, shape, seed, permille, kind), shape
-
-
-def of_classes(name, shape, classes, share, seed=1, steep=True):
-    """Words of ``classes`` exponents, as many of each, and some above and below; the smaller, the more change.
-
-    ``steep``: three times as many from one exponent to the next, ``share`` in the third; else from ``share`` to 3 x it.
-    """
-    rng, dtype = np.random.default_rng(seed), DTYPES[name]
-    (start, count), word = dtype.exponent, uint(dtype.width)
-    depth = rng.integers(0, classes, int(np.prod(shape)))
-    middle = min((1 << count) - 4, (1 << count) // 2 + classes // 2)
-    exponent = np.clip(middle - depth + rng.choice([0, 0, 0, 0, 0, 0, 0, 3, -3], len(depth)), 0, (1 << count) - 2)
-    old = rng.integers(0, 1 << min(32, 8 * dtype.width), len(depth), np.uint64).astype(word)
-    old = old & ~word.type(((1 << count) - 1) << start) | exponent.astype(word) << word.type(start)
-    rate = np.minimum(share * 3.0 ** (depth - 2), 0.95) if steep else share * (1 + 2 * depth / classes)
-    hit = rng.random(len(depth)) < rate
-    step = np.where(rng.random(len(depth)) < 0.8, 1, rng.integers(1, 6, len(depth))).astype(word)
-    return name, old, np.where(hit, old + step, old).astype(word), shape
 
 
 @pytest.mark.parametrize("name", NAMES)

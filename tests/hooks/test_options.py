@@ -18,6 +18,7 @@ from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.hooks.optimizer import follow  # noqa: E402
 from deltackpt.hooks.options import HookOptions  # noqa: E402
 from deltackpt.publish.manifest import AnchorPolicy  # noqa: E402
+from deltackpt.util.extras import install_line  # noqa: E402
 
 WRONG = [
     ("ref", 5, "the name of a ref"),
@@ -27,6 +28,9 @@ WRONG = [
     ("rename", "w", "{stripped name: name}, a function of a name, or None"),
     ("locate", {"w": (0,)}, "a function, or None"),
     ("snapshot", "gpu", "'device', 'host', or the path of a managed cache"),
+    ("snapshot", "s3://bucket/cache", "'device', 'host', or the path of a managed cache"),
+    ("snapshot", "s3:/bucket/cache", "'device', 'host', or the path of a managed cache"),
+    ("snapshot", Path("gs://bucket/cache"), "'device', 'host', or the path of a managed cache"),
     ("snapshot", "", "'device', 'host', or the path of a managed cache"),
     ("snapshot", None, "'device', 'host', or the path of a managed cache"),
     ("full", "drop", "one of 'wait', 'merge'"),
@@ -74,9 +78,40 @@ def test_a_wrong_value(tmp_path, name, value, need):
 
 
 def test_a_wrong_encoding(tmp_path):
-    with pytest.raises(UsageError, match="'pakced', need auto, packed, index") as raised:
+    with pytest.raises(UsageError, match="'pakced', expected auto, packed, index") as raised:
         TrainerHook(Net(), tmp_path / "repo", encoding="pakced")
     assert raised.value.code == "encoding-choice"
+
+
+def test_an_anchor_policy_that_no_step_could_meet():
+    for wrong in ({"ratio": float("nan")}, {"ratio": -1.0}, {"density": float("nan")}, {"density": -0.1}, {"every": 0}):
+        with pytest.raises(UsageError, match="the anchor policy") as raised:
+            AnchorPolicy(**wrong)
+        assert raised.value.code == "usage"
+
+
+@pytest.mark.parametrize("typed", ["s3:/bucket/x", "s3//bucket/x", Path("s3://bucket/x")])
+def test_a_mistyped_url(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for make in (lambda: TrainerHook(Net(), typed), *callbacks(typed)):
+        with pytest.raises(UsageError, match="s3://bucket/x") as raised:
+            make()
+        assert raised.value.code == "store-scheme"
+    assert list(tmp_path.iterdir()) == []
+
+
+def callbacks(typed):
+    try:
+        from deltackpt.hooks.transformers import DeltaCheckpointCallback
+    except ImportError:
+        return []
+    return [lambda: DeltaCheckpointCallback(typed)]
+
+
+@pytest.mark.parametrize("number", [-1, 10**15 + 1, 10**30])
+def test_a_number_that_no_step_can_have(number, tmp_path):
+    with TrainerHook(Net(), tmp_path / "repo", threads=1) as hook, pytest.raises(UsageError, match="--step: found"):
+        hook.step(number)
 
 
 @pytest.mark.parametrize("repository", [None, 5, ["runs/repo"]])
@@ -175,8 +210,8 @@ except ImportError as error:
 @pytest.mark.parametrize(
     ("library", "module", "install"),
     [
-        ("torch", "deltackpt.hooks", "pip install 'deltackpt[torch]'"),
-        ("transformers", "deltackpt.hooks.transformers", "pip install transformers"),
+        ("torch", "deltackpt.hooks", install_line("torch")),
+        ("transformers", "deltackpt.hooks.transformers", install_line("transformers")),
     ],
 )
 def test_a_library_that_is_not_installed(library, module, install):
@@ -184,7 +219,7 @@ def test_a_library_that_is_not_installed(library, module, install):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         f"extra-missing {library} 2",
-        f"{module}: have no module {library}, need the library {library} [extra-missing]",
+        f"{module}: found no module {library}, expected the library {library} [extra-missing]",
         "",
         f"hint: {install}",
     ]

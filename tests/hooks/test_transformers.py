@@ -46,9 +46,10 @@ def trainer_of(tmp_path, model, callbacks, steps, **options):
     data = [{"input_ids": torch.arange(8) + i, "labels": torch.arange(8) + i} for i in range(16)]
     args = transformers.TrainingArguments(
         str(tmp_path / "out"), max_steps=steps, per_device_train_batch_size=4, learning_rate=1e-3, report_to=[],
-        save_strategy="no", logging_steps=1, disable_tqdm=True, use_cpu=True, dataloader_num_workers=0, **options,
+        save_strategy="no", disable_tqdm=True, use_cpu=True, dataloader_num_workers=0,
+        **{"logging_steps": 1, **options},
     )  # fmt: skip
-    return transformers.Trainer(model, args, train_dataset=data, callbacks=callbacks)
+    return transformers.Trainer(model, args, train_dataset=data, eval_dataset=data, callbacks=callbacks)
 
 
 @pytest.mark.heavy
@@ -86,6 +87,31 @@ def test_the_last_step_is_published_and_training_goes_on_from_it(tmp_path):
     assert again.hook.last_step == 3
     again.close()
     assert [m.step for m in Repository.open(tmp_path / "repo").log()] == [3, 2, 0]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_trainers_own_log_lines_stay(tmp_path, every):
+    """Its loss, its gradient norm and its evaluations, step by step, as without the callback."""
+
+    def history(callbacks, name):
+        options = {"logging_steps": 2, "eval_strategy": "steps", "eval_steps": 3}
+        trainer = trainer_of(tmp_path / name, tiny_model(), callbacks, 7, **options)
+        for callback in callbacks:
+            callback.log_to(trainer)
+        trainer.train()
+        return trainer.state.log_history
+
+    def own(entries):
+        timing = ("runtime", "per_second", "deltackpt/")
+        own = [{k: v for k, v in e.items() if not any(text in k for text in timing)} for e in entries]
+        return [e for e in own if {*e} - {"step", "epoch"}]
+
+    alone = history([], "alone")
+    logged = history([DeltaCheckpointCallback(tmp_path / "repo", every=every)], "published")
+    assert [e["step"] for e in alone if "loss" in e and "grad_norm" in e] == [2, 4, 6]
+    assert own(logged) == own(alone)
+    assert all("deltackpt/density" in e for e in logged if "loss" in e)
+    assert [e["deltackpt/step"] for e in logged if "deltackpt/step" in e][-1] == 7
 
 
 def test_an_optimizer_publishes(tmp_path):

@@ -108,7 +108,7 @@ def test_steps_and_their_names(url):
     for number in (3, 10**9, -1):
         assert code(NotFoundError, lambda n=number: repo.find(n)) == "step-missing"
     assert code(NotFoundError, lambda: repo.find("no-such-tag")) == "step-missing"
-    assert code(NotFoundError, lambda: repo.find("latest", ref="other")) == "step-missing"
+    assert code(NotFoundError, lambda: repo.find("latest", ref="other")) == "ref-missing"
 
 
 def test_a_step_beyond_a_hole(url):

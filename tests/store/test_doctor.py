@@ -174,7 +174,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert [line.split()[:2] for line in out.splitlines()[1:8]] == [
         ["ok", name] for name in ("write", "create-only", "compare-and-swap", "list", "delete", "range", "clock")
     ]
-    assert "not guaranteed:\n  nothing else is needed\n" in out
+    assert "not guaranteed:\n  nothing: this store does all that deltackpt asks of one\n" in out
     assert out.splitlines()[-1] == f"kernels: {status()}"
     assert run(["doctor", str(tmp_path / "repo"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -186,3 +186,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert run(["doctor", "memory://liar"]) == 8
     assert "BROKEN  create-only" in capsys.readouterr().out
     assert run(["doctor", "nowhere://bucket"]) == 2
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    """Neither the folders above a place that was not there, nor a lock, nor anything in one that was."""
+    before = sorted(tmp_path.rglob("*"))
+    assert diagnose(LocalStore(tmp_path / "a" / "b" / "c")).ok
+    assert sorted(tmp_path.rglob("*")) == before
+    store = LocalStore(tmp_path / "repo")
+    store.put("refs/main.json", [b"x"])
+    (tmp_path / "repo" / "empty").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    assert diagnose(store).ok
+    assert sorted(tmp_path.rglob("*")) == before

@@ -17,6 +17,7 @@ from deltackpt.errors import ConflictError, UsageError
 from deltackpt.store import Store, fsspec_store, open_store
 from deltackpt.store.fsspec_store import FsspecDriver, open_fsspec
 from deltackpt.store.remote import RemoteStore
+from deltackpt.util.extras import install_line
 from tests.store.conftest import QUICK
 
 
@@ -84,7 +85,7 @@ def test_a_library_that_is_not_installed_is_named(
     with pytest.raises(UsageError) as caught:
         open_store(url)
     assert caught.value.code == "extra-missing"
-    assert caught.value.hint == f"python3 -m pip install 'deltackpt[{extra}]'"
+    assert caught.value.hint == install_line(extra)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from support.fake_gcs import FakeGcs
 from support.faulty_proxy import FaultyProxy, Status
 from support.store_contract import StoreContract, error_code
 
-from deltackpt.errors import ConflictError, StoreError
+from deltackpt.errors import ConflictError, NotFoundError, StoreError
+from deltackpt.repository import Repository
 from deltackpt.store import Store
 from deltackpt.store.gcs import GcsDriver, options
 from deltackpt.store.remote import RemoteStore
@@ -56,3 +57,10 @@ def test_second_attempts_of_the_library_end_in_our_time() -> None:
         proxy.requests.clear()
         assert error_code(lambda: store.stat("a"), StoreError) in ("store-silent", "store-busy")
         assert len(proxy.requests) <= 3
+
+
+def test_a_missing_bucket_is_no_missing_repository(gcs: Any, root: str) -> None:
+    """Of an object in it the library says what it says of any that is not there."""
+    for bucket, code in (("no-such-bucket", "bucket-missing"), ("bucket", "repository-missing")):
+        store = RemoteStore(GcsDriver(gcs, bucket), f"gs://{bucket}/{root}", root, retry=QUICK)
+        assert error_code(lambda store=store: Repository.at(store), NotFoundError) == code  # type: ignore[misc]

@@ -16,6 +16,7 @@ from support.store_contract import LIMIT, RACERS, StoreContract, error_code
 
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NoSpaceError, StoreError
 from deltackpt.store import LocalStore, Store
+from deltackpt.util.disk import replace_file
 
 INCOMPLETE = ".tmp-0123456789abcdef"
 
@@ -44,6 +45,50 @@ class TestWithoutHardLinks(StoreContract):
 
         monkeypatch.setattr(os, "link", refuse)
         return LocalStore(root)
+
+
+class TestAskedTwice(StoreContract):
+    """As NFS may do what it was asked, lose its answer, and be asked again: the second answer is what is seen."""
+
+    @pytest.fixture
+    def store(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+        for name in ("link", "unlink", "replace", "rename", "mkdir", "rmdir"):
+            monkeypatch.setattr(os, name, partial(_twice, getattr(os, name)))
+        return LocalStore(root)
+
+
+class TestAskedTwiceWithoutHardLinks(TestAskedTwice):
+    @pytest.fixture
+    def store(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+        def refuse(*args: object, **options: object) -> None:
+            raise OSError(errno.EPERM, "no hard links here")
+
+        monkeypatch.setattr(os, "replace", partial(_twice, os.replace))
+        monkeypatch.setattr(os, "link", refuse)
+        return LocalStore(root)
+
+
+def _twice(call: Callable[..., None], *args: object, **options: object) -> None:
+    call(*args, **options)
+    call(*args, **options)
+
+
+def test_a_file_that_is_replaced_by_a_server_that_was_asked_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "replace", partial(_twice, os.replace))
+    for data in (b"one", b"two"):
+        replace_file(tmp_path / "small", data, sync=True)
+        assert (tmp_path / "small").read_bytes() == data
+    monkeypatch.undo()
+
+    def lost(*args: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "gone, and done by nobody")
+
+    monkeypatch.setattr(os, "replace", lost)
+    with pytest.raises(FileNotFoundError):
+        replace_file(tmp_path / "small", b"three", sync=False)
+    assert (tmp_path / "small").read_bytes() == b"two"
 
 
 # Processes

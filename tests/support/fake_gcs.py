@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         self.query = dict(parse_qsl(parts.query))
         found = re.fullmatch(r"(/upload|/download|)/storage/v1/b/[^/]+/o(?:/([^/]+))?", parts.path)
-        if found is None:
+        if found is None or "/b/no-such-bucket/" in parts.path:
             return self.reply(404, b"")
         kind, name = found[1], unquote(found[2] or "")
         if kind == "/upload":

@@ -162,7 +162,68 @@ def receive_slime(folder: Path, state: State) -> State:
 # slime, first layout
 
 
-def slime_v1(root: Path, number: int, old: State, new: State, *, encoding="deltas", rank=0, flush=0, promote=False):
+def widened(data: bytes, dtype: str) -> np.ndarray | None:
+    """Each element as 64 bits, as torch.hash_tensor takes it: floats as doubles, integers by their sign. None for
+    dtypes that it refuses. By numpy's own dtypes, and of BF16 by its definition: the upper half of an F32."""
+    raw = np.frombuffer(data, "u1")
+    if dtype == "BF16":
+        halves = np.zeros((len(raw) // 2, 4), "u1")
+        halves[:, 2:] = raw.reshape(-1, 2)
+        return halves.reshape(-1).view("<f4").astype(np.float64).view("<u8")
+    if dtype in ("F16", "F32", "F64"):
+        return raw.view(f"<f{WIDTH[dtype]}").astype(np.float64).view("<u8")
+    if dtype in ("I8", "I16", "I32", "I64"):
+        return raw.view(f"<i{WIDTH[dtype]}").astype(np.int64).view("<u8")
+    return raw.astype("<u8") if dtype in ("U8", "BOOL") else None
+
+
+def slime_v1_checksum(positions: bytes, values: bytes, dtype: str) -> int | None:
+    """The xor of position bytes, and that of values moved up by a bit: a Python integer, of 65 bits at most."""
+    wide = widened(values, dtype)
+    if wide is None:
+        return None
+    sums = [0, 0]
+    for i, words_ in enumerate((widened(positions, "U8"), wide)):
+        for word in words_.tolist():
+            sums[i] ^= word
+    return sums[0] ^ (sums[1] << 1)
+
+
+def receive_slime_v1(folder: Path, state: State) -> State:
+    """What a receiver does: the checksum first, then values at positions, of every file."""
+    new = {name: [dtype, shape, bytearray(data)] for name, (dtype, shape, data) in state.items()}
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        if data[:4] == b"\x28\xb5\x2f\xfd":
+            data = zstandard.ZstdDecompressor().decompress(data)
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        metadata = header.pop("__metadata__")
+        assert header.keys() == {"__positions__", "__values__"}
+        at, values = (
+            data[8 + size + start : 8 + size + end]
+            for start, end in (header[key]["data_offsets"] for key in ("__positions__", "__values__"))
+        )
+        dtype = header["__values__"]["dtype"]
+        assert header["__positions__"]["dtype"] == "U8"
+        assert int(metadata["checksum"]) == slime_v1_checksum(at, values, dtype)
+        for p in json.loads(metadata["params"]):
+            assert (new[p["name"]][0], list(new[p["name"]][1])) == (dtype, p["shape"])
+            assert p["dtype"] == TORCH[dtype]
+            raw = np.frombuffer(at[p["pos_start"] : p["pos_end"]], f"<u{p['pos_width']}").astype(np.int64)
+            positions = raw if metadata["encoding"] == "indices" else np.cumsum(raw + 1) - 1
+            wide = WIDTH[dtype]
+            assert len(positions) == p["val_end"] - p["val_start"]
+            for k, position in enumerate(positions.tolist()):
+                value = values[wide * (p["val_start"] + k) : wide * (p["val_start"] + k + 1)]
+                new[p["name"]][2][wide * position : wide * (position + 1)] = value
+    return {name: (dtype, shape, bytes(data)) for name, (dtype, shape, data) in new.items()}
+
+
+def slime_v1(
+    root: Path, number: int, old: State, new: State, *, encoding="deltas", rank=0, flush=0, promote=False, cut=False,
+    **more: str,
+):  # fmt: skip
     positions, values, params = b"", [], []
     wide = "<f4" if promote else None
     count = 0
@@ -195,19 +256,15 @@ def slime_v1(root: Path, number: int, old: State, new: State, *, encoding="delta
     shape = flat(dtype, np.frombuffer(data, "u1"))
     rows = [("__positions__", "U8", (len(positions),), positions), ("__values__", dtype, shape, data)]
 
-    def fold(raw: bytes) -> int:
-        raw += bytes(-len(raw) % 8)
-        total = 0
-        for i in range(0, len(raw), 8):
-            total ^= int.from_bytes(raw[i : i + 8], "little")
-        return total
-
-    checksum = fold(positions) ^ (fold(data) << 1 & (1 << 64) - 1)
+    checksum = slime_v1_checksum(positions, data, dtype)
+    if cut:
+        checksum %= 1 << 64
     metadata = {
         "encoding": encoding,
         "params": json.dumps(params),
         "current_version": str(number),
-        "checksum": str(checksum),
+        **({} if checksum is None else {"checksum": str(checksum)}),
+        **more,
     }
     path = root / f"weight_v{number:06d}" / f"rank{rank:04d}_flush{flush:06d}.safetensors"
     safetensors(path, rows, metadata)

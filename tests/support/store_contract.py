@@ -46,7 +46,8 @@ UNSAFE_NAMES = [
     "a\0b",
     "a\nb",
     "a\x7fb",
-    "a\u202eb",  # right-to-left override: prints as something else
+    "a\x85b",
+    "a\x9f",
     "a\ud800b",  # lone surrogate: no bytes
     ".lock",
     "refs/.lock",
@@ -70,6 +71,10 @@ SAFE_NAMES = [
     "a.tmp-1",
     "with space",
     "größe/重み",
+    "a\u202eb",  # what prints as nothing, or otherwise, is up to a version of Unicode: a name is code points
+    "\u200b",
+    ".loc\u212a",  # K, the sign of kelvin: case is that of A to Z alone
+    ".tmp",
     "x" * 255,
     "/".join(["y" * 204] * 5),  # 1,024 bytes
 ]

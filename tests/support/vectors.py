@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -38,7 +39,28 @@ def name_of(vector: dict[str, Any]) -> str:
 
 
 def data_of(vector: dict[str, Any]) -> bytes:
-    return (FIXTURES / vector["path"]).read_bytes()
+    data = (FIXTURES / vector["path"]).read_bytes()
+    return expanded(data, vector["repeat"][""]) if "repeat" in vector else data
+
+
+def expanded(data: bytes, piece: list[int]) -> bytes:
+    """A file whose piece stands there many times; ``######`` in it is the number of the copy."""
+    start, end, times = piece
+    unit = data[start:end]
+    if b"######" not in unit:
+        return data[:start] + unit * times + data[end:]
+    return data[:start] + b"".join(unit.replace(b"######", b"%06d" % i) for i in range(times)) + data[end:]
+
+
+def folder_of(vector: dict[str, Any], to: Path) -> Path:
+    """A copy of a repository or checkpoint, with what no git holds: links, and files that are long."""
+    shutil.copytree(FIXTURES / vector["path"], to)
+    for name, piece in vector.get("repeat", {}).items():
+        (to / name).write_bytes(expanded((to / name).read_bytes(), piece))
+    for name, target in vector.get("links", {}).items():
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        (to / name).symlink_to(target)
+    return to
 
 
 @cache

@@ -109,7 +109,7 @@ def test_once(world: World) -> None:
     assert (again.step, again.switched, again.read, again.written) == (2, False, 0, 0)
     follower.acknowledge(again)
     assert Follower(world.repo, world.root / "cache").catch_up() is None
-    with pytest.raises(NotFoundError, match="step-missing"):
+    with pytest.raises(NotFoundError, match="ref-missing"):
         Follower(world.repo, world.root / "other", FollowOptions(ref="side")).catch_up()
 
 

@@ -266,7 +266,8 @@ def test_a_store_that_does_not_answer_is_tried_again(trainer, monkeypatch):
 
 def test_names(trainer, tmp_path):
     assert compile_pattern("checkpoint-{step}-x").fullmatch("checkpoint-0012-x")[1] == "0012"
-    for pattern in ("step", "{step}{step}", "a/{step}", ".{step}"):
+    assert compile_pattern("iter_{step}/hf").fullmatch("iter_7/hf")[1] == "7"
+    for pattern in ("step", "{step}{step}", "/a/{step}", "../{step}", "a//{step}", "{step}/", ".{step}", "{step}/.a"):
         with pytest.raises(UsageError) as error:
             compile_pattern(pattern)
         assert error.value.code == "watch-pattern"

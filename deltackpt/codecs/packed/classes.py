@@ -48,7 +48,7 @@ class ClassScale:
         return np.minimum(np.maximum(depth, 0), self.classes - 1)
 
     def raw_bits(self, exponent: npt.NDArray[Any], width: int) -> Ints:
-        """Bits of size of changes that are not long; 0 in classes without sizes."""
+        """Bits of size of changes that are not long, int64 [n] for exponents [n]; 0 in classes without sizes."""
         raw: Ints = np.minimum(np.maximum(self.anchor - exponent.astype(np.int64), 0), 8 * width - 1)
         return raw * (self.class_of(exponent) >= self.first)
 
@@ -56,7 +56,7 @@ class ClassScale:
 def choose_scale(cells: Ints, width: int, limit: int = MAX_CLASSES) -> ClassScale:
     """At most ``limit`` classes, sizes where there are any, and the anchor that costs the fewest bits.
 
-    ``cells`` (256, 33): how many changes of the tensor have each old exponent and bit length of size.
+    ``cells``, int64 [256, 33]: how many changes of the tensor have each old exponent and bit length of size.
     """
     of = cells.sum(axis=1)
     changes = int(of.sum())
@@ -97,7 +97,7 @@ def _choose_anchor(cells: Ints, scale: ClassScale, high: int, width: int) -> int
 def saves_nothing(scale: ClassScale, elements: Ints, changes: Ints, tiles: int) -> bool:
     """Are lists by class no shorter than one list, their counts included?
 
-    ``elements``, ``changes`` (classes): of the whole tensor, by class.
+    ``elements``, ``changes``, int64 [classes]: of the whole tensor, by class.
     """
     if scale.classes == 1:
         return False

@@ -103,7 +103,9 @@ def _count(job: DecodeJob) -> int:
 
 
 def decode_into(index: ListIndex, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
-    """`decode`, written to ``elements``, which hold the old ones. After a FormatError they are worth nothing."""
+    """`decode`, written to ``elements``, words [n] that hold the old ones. After a FormatError they are worth
+    nothing.
+    """
     decode_many_into([DecodeJob(index, payload, elements, dtype, where)])
 
 

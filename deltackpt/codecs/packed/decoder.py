@@ -37,7 +37,7 @@ def refuse(code: str, where: str) -> FormatError:
 
 
 def decode(job: DecodeJob) -> tuple[Ints, Elements, Elements]:
-    """-> flat positions, old and new bits: by tile, class and rank."""
+    """-> flat positions, int64, old and new words, [changes] each: by tile, class and rank."""
     d, base, dtype, where = job.index, job.elements, job.dtype, job.where
     require(d, job.payload, where)
     tiles = payload_of(d, job.payload, where)

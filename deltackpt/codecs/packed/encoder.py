@@ -81,7 +81,8 @@ def _saves_nothing(scale: ClassScale, base: Elements, cells: Ints, dtype: DType,
 
 
 def groups(bounds: Ints, elements: Ints) -> Iterator[slice]:
-    """Runs of tiles with some 2^17 changes, and 2^22 elements where those are looked at."""
+    """Runs of tiles with some 2^17 changes, and 2^22 elements where those are looked at. ``bounds``, int64 [tiles + 1]:
+    where the changes of each begin; ``elements``, int64 [tiles]."""
     first, last = 0, len(bounds) - 1
     before = starts(elements)
     while first < last:
@@ -97,8 +98,8 @@ def members_by_class(
 ) -> tuple[Ints, Ints, Ints]:
     """All elements of some tiles in the order of (tile, class, rank).
 
-    -> their indices, those of one tile after those of the other; where each tile's begin among these; how many elements
-    each class of each tile has (tiles, classes).
+    -> int64 arrays: their indices, those of one tile after those of the other; where each tile's begin among these; how
+    many elements each class of each tile has (tiles, classes).
     """
     cuts = [grid.cut(base, t) for t in numbers.tolist()]
     kind = scale.class_of(exponent_of(np.concatenate(cuts), dtype))

@@ -65,7 +65,7 @@ class PackedCodec(Codec[ListIndex]):
         return self.encode_changes(changes, change.base, change.dtype, change.shape)
 
     def encode_changes(self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape) -> Encoded:
-        """Without ``base`` in one class."""
+        """Changes, words [changes] at positions, int64; without ``base``, words [n], in one class."""
         return Encoded(*packed.encode(*changes, base, dtype, shape))
 
     def encode_many(self, changes: ManyChanges, which: Sequence[int]) -> Sequence[Encoded | None]:
@@ -80,12 +80,14 @@ class PackedCodec(Codec[ListIndex]):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
-        """Positions go tile by tile and class by class; they are not sorted over the tensor."""
+        """Positions, int64, and words, [changes], go tile by tile and class by class; they are not sorted over the
+        tensor.
+        """
         assert base is not None
         return Decoded(*packed.decode(entry.detail, source.payload(), base, entry.dtype, where, buffer))
 
     def decode_into(self, entry: CodecEntry[ListIndex], elements: Elements, source: Source, where: str) -> None:
-        """Faster than `decode` and `Decoded.write_to`, as no position is kept."""
+        """Faster than `decode` and `Decoded.write_to`, as no position is kept; ``elements`` are words [n]."""
         packed.decode_into(entry.detail, source.payload(), elements, entry.dtype, where)
 
     def check(self, entry: CodecEntry[ListIndex], source: Source, where: str) -> None:

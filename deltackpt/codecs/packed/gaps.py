@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def listed(chosen: Ints, candidates: Ints) -> tuple[Ints, Flags]:
-    """How many ranks each list has, and which lists are flipped."""
+    """How many ranks each list has, int64 [lists], and which lists are flipped, bool [lists]."""
     flipped = 2 * chosen > candidates
     return np.where(flipped, candidates - chosen, chosen), flipped
 
@@ -34,14 +34,14 @@ def parameter(count: Ints, candidates: Ints) -> Ints:
 
 
 def cost(chosen: Ints, candidates: Ints) -> Ints:
-    """About how many bits lists take: what a writer's choices go by."""
+    """About how many bits lists take, int64 [lists]: what a writer's choices go by."""
     count, _ = listed(chosen, candidates)
     k = parameter(count, candidates)
     return np.where(count > 0, count * (k + 1) + ((candidates - count) >> k), 0)
 
 
 def complement(ranks: Ints, counts: Ints, candidates: Ints, flipped: Flags) -> Ints:
-    """Replace the ranks of flipped segments by those that are missing from them. Its own inverse."""
+    """Replace the ranks, int64 [n], of flipped segments by those that are missing from them. Its own inverse."""
     if not flipped.any():
         return ranks
     bounds = starts(counts)
@@ -55,7 +55,7 @@ def complement(ranks: Ints, counts: Ints, candidates: Ints, flipped: Flags) -> I
 
 
 def to_gaps(ranks: Ints, counts: Ints) -> Ints:
-    """Rising ranks of each segment -> distance to the one before, less one; the first: the rank itself."""
+    """Rising ranks of each segment, int64 [n] -> distance to the one before, less one; the first: the rank itself."""
     gaps = np.diff(ranks, prepend=-1) - 1
     first = starts(counts)[:-1][counts > 0]
     gaps[first] = ranks[first]
@@ -63,7 +63,7 @@ def to_gaps(ranks: Ints, counts: Ints) -> Ints:
 
 
 def from_gaps(gaps: Ints, counts: Ints) -> Ints:
-    """The inverse of :func:`to_gaps`."""
+    """The inverse of :func:`to_gaps`, int64 [n]."""
     ranks = np.cumsum(gaps + 1) - 1
     before = np.concatenate((np.array([-1]), ranks))[starts(counts)[:-1]]
     ranks -= np.repeat(before + 1, counts)
@@ -71,13 +71,15 @@ def from_gaps(gaps: Ints, counts: Ints) -> Ints:
 
 
 def within(counts: Ints) -> Ints:
-    """0, 1, 2, ... in each segment."""
+    """0, 1, 2, ... in each segment: int64 [sum of ``counts``]."""
     total: Ints = np.arange(int(counts.sum())) - np.repeat(starts(counts)[:-1], counts)
     return total
 
 
 def bit_fields(bits: npt.NDArray[np.uint8], at: Ints, values: npt.NDArray[Any], widths: Ints) -> None:
-    """Set the bits of ``values`` from addresses ``at`` on, ``widths`` bits each, in an array of a byte a bit."""
+    """Set the bits of ``values`` [n] from addresses ``at`` on, ``widths`` bits each, in ``bits``, uint8, a byte a
+    bit.
+    """
     for j in range(int(widths.max(initial=0))):
         if j:
             wider = widths > j

@@ -46,7 +46,7 @@ class TileGrid:
         return self.rows * self.columns
 
     def corners(self, tile: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Tiles -> (first row, first column, rows that exist, columns that exist)."""
+        """Tiles, int64 [n] -> (first row, first column, rows that exist, columns that exist), [n] each."""
         row, column = np.divmod(tile, self.columns)
         top = np.minimum(row * self.tile_height, self.height)
         left = np.minimum(column * self.tile_width, self.width)
@@ -58,12 +58,12 @@ class TileGrid:
         )
 
     def elements(self, tile: Ints) -> Ints:
-        """How many elements tiles have."""
+        """How many elements tiles have, int64 [n]."""
         _, _, high, wide = self.corners(tile)
         return high * wide
 
     def split(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Flat row-major positions -> (tile, index in the tile)."""
+        """Flat row-major positions, int64 [n] -> (tile, index in the tile), [n] each."""
         row, column = np.divmod(positions, max(1, self.width))
         tile_row, row = np.divmod(row, max(1, self.tile_height))
         tile_column, column = np.divmod(column, max(1, self.tile_width))
@@ -78,7 +78,7 @@ class TileGrid:
         return positions
 
     def cut(self, elements: npt.NDArray[Any], tile: int) -> npt.NDArray[Any]:
-        """The elements of one tile, flat, from all of the tensor's."""
+        """The elements of one tile, flat, from all of the tensor's: of the same dtype."""
         top, left, high, wide = (int(v[0]) for v in self.corners(np.array([tile])))
         if self.columns == 1:
             return elements[top * self.width : (top + high) * self.width]

@@ -35,7 +35,7 @@ class ListIndex:
 
     @property
     def tiles(self) -> Ints:
-        """The number of the tile of each row."""
+        """The number of the tile of each row, int64 [rows]."""
         return np.arange(len(self.lengths)) if self.numbers is None else self.numbers
 
     @property

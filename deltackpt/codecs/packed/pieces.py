@@ -25,11 +25,11 @@ class TilePieces(Pieces[ListIndex]):
     in_order = False
 
     def lengths(self, detail: ListIndex) -> Ints:
-        """Of every tile."""
+        """Bytes of every tile, int64 [tiles]."""
         return detail.lengths
 
     def touched(self, entry: CodecEntry[ListIndex], offset: Shape, shape: Shape) -> Ints:
-        """Tiles with a row and a column of the box."""
+        """Tiles with a row and a column of the box, int64 [n]."""
         grid, stored = entry.detail.grid, entry.storage
         rows = _rows(grid, stored, offset, shape)
         left = np.arange(grid.columns) * grid.tile_width
@@ -40,7 +40,9 @@ class TilePieces(Pieces[ListIndex]):
     def decode(
         self, entry: CodecEntry[ListIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
     ) -> Iterator[tuple[Positions, Elements]]:
-        """All of them at once: the work follows the tiles, whatever the tensor."""
+        """All of them at once, positions, int64, and words, [changes]: the work follows the tiles, whatever the
+        tensor.
+        """
         if len(pieces):
             yield packed.decode(entry.detail.some(pieces), payload, base, entry.dtype, where)
 

@@ -18,7 +18,7 @@ EXPONENTS, LENGTHS = 256, 33  # of types up to 4 bytes wide
 
 
 def exponent_of(bits: Elements, dtype: DType) -> npt.NDArray[np.uint8]:
-    """The exponent field; 0 for types that have none."""
+    """The exponent field, uint8 [n] for words [n]; 0 for types that have none."""
     start, count = dtype.exponent
     if count == 0:
         return np.zeros(len(bits), np.uint8)
@@ -29,7 +29,7 @@ def exponent_of(bits: Elements, dtype: DType) -> npt.NDArray[np.uint8]:
 
 
 def to_steps(old: Elements, new: Elements, dtype: DType) -> tuple[npt.NDArray[np.bool_], Elements]:
-    """Pairs of different bits -> (is the step downward, size = distance - 1)."""
+    """Pairs of different words [n] -> (is the step downward, size = distance - 1), [n] each."""
     a, b = in_order(old, dtype), in_order(new, dtype)
     down = b < a
     size = _negate_where(b - a, down).view(uint(dtype.width))
@@ -38,7 +38,7 @@ def to_steps(old: Elements, new: Elements, dtype: DType) -> tuple[npt.NDArray[np
 
 
 def from_steps(old: Elements, down: npt.NDArray[np.bool_], size: Elements, dtype: DType) -> Elements:
-    """The inverse of :func:`to_steps`: the new bits."""
+    """The inverse of :func:`to_steps`: the new words [n]."""
     distance = _negate_where((size + size.dtype.type(1)).view(f"<i{dtype.width}"), down)
     return out_of_order(in_order(old, dtype) + distance, dtype)
 
@@ -52,7 +52,7 @@ def _negate_where(values: npt.NDArray[Any], flags: npt.NDArray[np.bool_]) -> npt
 
 
 def bit_length(values: Elements) -> Ints:
-    """Integer bit lengths (0 for 0), without a logarithm: no float decides anything."""
+    """Integer bit lengths (0 for 0), int64 [n] for words [n], without a logarithm: no float decides anything."""
     high, low = (values.astype(np.int64) >> 16), (values & values.dtype.type((1 << min(16, 8 * values.itemsize)) - 1))
     lengths: Ints = np.where(high > 0, _LENGTHS[high] + 16, _LENGTHS[low])
     return lengths

@@ -69,7 +69,7 @@ def decode(
 
 
 def decode_into(directory: TileIndex, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
-    """The same, written to ``elements``, which hold the old ones. After a FormatError they are worthless."""
+    """The same, written to ``elements``, words [n] that hold the old ones. After a FormatError they are worthless."""
     if kernels.LIB is not None and elements.flags.c_contiguous and elements.flags.writeable:
         native.decode_into(directory, payload, elements, dtype, where)
         return

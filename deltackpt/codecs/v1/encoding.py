@@ -65,12 +65,14 @@ class PackedCodecV1(Codec[TileIndex]):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
-        """Positions go tile by tile; they are not sorted over the tensor."""
+        """Positions, int64, and words, [changes], go tile by tile; they are not sorted over the tensor."""
         assert base is not None
         return Decoded(*packed.decode(entry.detail, source.payload(), base, entry.dtype, where, buffer))
 
     def decode_into(self, entry: CodecEntry[TileIndex], elements: Elements, source: Source, where: str) -> None:
-        """Several times faster than `decode` and `Decoded.write_to`, as no position is kept."""
+        """Several times faster than `decode` and `Decoded.write_to`, as no position is kept; ``elements`` are words
+        [n].
+        """
         packed.decode_into(entry.detail, source.payload(), elements, entry.dtype, where)
 
     def check(self, entry: CodecEntry[TileIndex], source: Source, where: str) -> None:

@@ -59,6 +59,6 @@ class Population:
         return spans
 
     def members(self, ranks: Narrow, segment: Ints) -> Narrow:
-        """Ranks inside (tile, class) segments -> local indices."""
+        """Ranks inside (tile, class) segments -> local indices, integers [n] both."""
         local: Narrow = self.local[self._starts[segment] + ranks]
         return local

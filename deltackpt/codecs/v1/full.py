@@ -44,5 +44,5 @@ class FullCodecV1(PlainCodec):
         where: str,
         buffer: DecodeBuffer | None = None,
     ) -> Decoded:
-        """All elements; ``base`` is not used."""
+        """All elements, words [n]; ``base`` is not used."""
         return Decoded(None, words(self.checked(entry, source, where)[0], entry.dtype.width))

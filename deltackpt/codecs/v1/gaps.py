@@ -20,13 +20,13 @@ Flags = npt.NDArray[np.bool_]
 
 
 def listed(counts: Ints, spans: Ints) -> tuple[Ints, Flags]:
-    """How many ranks are written per segment, and which segments list the unchanged ones."""
+    """How many ranks are written per segment, and which segments list the unchanged ones: int64, bool [segments]."""
     flipped = 2 * counts > spans
     return np.where(flipped, spans - counts, counts), flipped
 
 
 def rice_parameter(counts: Ints, spans: Ints) -> Ints:
-    """The largest k with count << k <= span - span // 32, at least 0: the best one for ranks that are random."""
+    """The largest k with count << k <= span - span // 32, at least 0, int64 [n]: the best for ranks that are random."""
     quotient = (spans - (spans >> 5)) // np.maximum(counts, 1)
     return np.minimum(np.maximum(np.searchsorted(_POWERS, quotient, side="right") - 1, 0), MAX_K)
 
@@ -46,7 +46,7 @@ def plane_bits(counts: Ints, k: Ints) -> Ints:
 
 
 def complement(ranks: Narrow, counts: Ints, spans: Ints, flipped: Flags) -> Narrow:
-    """Replace the ranks of flipped segments by the ranks that are missing from them. Its own inverse."""
+    """Replace the ranks [n] of flipped segments by the ranks that are missing from them. Its own inverse."""
     if not flipped.any():
         return ranks
     bounds = starts(counts)
@@ -60,7 +60,7 @@ def complement(ranks: Narrow, counts: Ints, spans: Ints, flipped: Flags) -> Narr
 
 
 def from_gaps(gaps: Narrow, counts: Ints) -> Narrow:
-    """Inverse of :func:`to_gaps`."""
+    """Inverse of :func:`to_gaps`: ranks [n]."""
     ranks = np.cumsum(gaps + 1, dtype=gaps.dtype)
     held = counts > 0
     first = starts(counts)[:-1][held]

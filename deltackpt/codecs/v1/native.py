@@ -59,7 +59,7 @@ def decode(
     where: str,
     buffer: DecodeBuffer | None = None,
 ) -> tuple[npt.NDArray[Any], Elements]:
-    """`packed.decode`."""
+    """`packed.decode`, of words [n]."""
     stream = _Unpacking(directory, payload, np.ascontiguousarray(base), dtype, where)
     total = int(directory.counts.sum())
     positions: npt.NDArray[Any]
@@ -72,7 +72,7 @@ def decode(
 
 
 def decode_into(directory: TileIndex, payload: memoryview, elements: Elements, dtype: DType, where: str) -> None:
-    """`packed.decode_into`, for contiguous elements."""
+    """`packed.decode_into`, for contiguous words [n]."""
     stream = _Unpacking(directory, payload, elements, dtype, where)
     wide = np.uint32 if len(elements) <= 1 << 32 else np.int64
     stream.run(np.empty(int(directory.tile_changes.max(initial=0)), wide), None)

@@ -23,17 +23,19 @@ class TilePiecesV1(Pieces[TileIndex]):
     in_order = False
 
     def lengths(self, detail: TileIndex) -> Ints:
-        """Of every tile."""
+        """Bytes of every tile, int64 [tiles]."""
         return detail.lengths
 
     def touched(self, entry: CodecEntry[TileIndex], offset: Shape, shape: Shape) -> Ints:
-        """Tiles; exact where the leading axes are cut."""
+        """Tiles, int64 [n]; exact where the leading axes are cut."""
         return np.flatnonzero(_touched(entry.detail.grid, entry.storage, offset, shape))
 
     def decode(
         self, entry: CodecEntry[TileIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
     ) -> Iterator[tuple[Positions, Elements]]:
-        """Slice by slice, so that the work for one tile of one expert does not follow the number of experts."""
+        """Slice by slice, positions, int64, and words, [changes], so that the work for one tile of one expert does not
+        follow the number of experts.
+        """
         whole = entry.detail
         grid, in_slice = replace(whole.grid, lead=1), whole.grid.rows * whole.grid.columns
         size, at = grid.height * grid.width, 0

@@ -86,22 +86,24 @@ class TileReader:
                 raise self._error("padding", "a set bit in the padding of a section", "zeros")
 
     def gap_remainders(self) -> npt.NDArray[Any]:
-        """Low bits of every gap."""
+        """Low bits of every gap, [gaps]."""
         return self._planes(self._codes, self._plane_bits, np.zeros(len(self._codes), np.int64))
 
     def signs(self) -> npt.NDArray[np.bool_]:
-        """Is the step of each change downward?"""
+        """Is the step of each change downward? bool [changes]."""
         return self._planes(self._changes, self._changes[:, None], self._signs_at).astype(np.bool_)
 
     def exception_gaps(self) -> Ints:
-        """Gaps of the exceptions among the eligible changes of each tile."""
+        """Gaps of the exceptions among the eligible changes of each tile, int64 [exceptions]."""
         bits = np.repeat(self.exceptions[:, None], self._exception_k, axis=1)
         low = self._planes(self.exceptions, bits, self._low_at)
         gaps: Ints = (self._exception_quotients << self._exception_k) | low
         return gaps
 
     def fields(self, widths: Ints, counts: Ints) -> npt.NDArray[np.uint64]:
-        """The raw bits of the changes that have any, ``counts`` of them per tile; they are the rest of every tile."""
+        """The raw bits of the changes that have any, uint64 [n], ``counts`` of them per tile; they are the rest of
+        every tile.
+        """
         bit = starts(widths)
         before = bit[starts(counts)]
         begin = self._fields_at

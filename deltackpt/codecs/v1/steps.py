@@ -31,7 +31,7 @@ class Scale:
         return exponent < self.ceiling
 
     def raw_bits(self, exponent: Elements, width: int) -> npt.NDArray[np.uint8]:
-        """Raw bits of every change; 0 for those that are not eligible."""
+        """Raw bits of every change, uint8 [changes]; 0 for those that are not eligible."""
         wide = np.subtract(self.anchor, exponent, dtype=np.int16)
         np.maximum(wide, 0, out=wide)
         np.minimum(wide, 8 * width - 1, out=wide)
@@ -41,7 +41,7 @@ class Scale:
 
 
 def exponent_of(bits: Elements, dtype: DType) -> Elements:
-    """The exponent field; 0 for types that have none."""
+    """The exponent field [n] of words [n]; 0 for types that have none."""
     start, count = dtype.exponent
     if count == 0:
         return np.zeros(len(bits), np.uint8)

@@ -103,7 +103,9 @@ def check(directory: TileIndex, payload: memoryview, where: str) -> list[memoryv
 
 
 def check_counts(directory: TileIndex, spans: Ints, where: str) -> None:
-    """Raises FormatError ``count-outside`` for a list with more changes than it has elements."""
+    """Raises FormatError ``count-outside`` for a list with more changes than it has elements: ``spans``, int64
+    [lists].
+    """
     if (directory.counts > spans).any():  # [F-PACK-3]
         have = "more changes than a list has elements"
         raise FormatError("count-outside", where=where, have=have, need="at most all")

@@ -77,7 +77,9 @@ class Grid:
         return tile.astype(narrow), (row * self.tile_width + column).astype(np.int32)
 
     def origin(self, tile: Ints) -> tuple[Ints, Ints, Ints]:
-        """Tiles -> (flat position of the tile's first element, rows that exist, columns that exist)."""
+        """Tiles, int64 [n] -> (flat position of the tile's first element, rows that exist, columns that exist), [n]
+        each.
+        """
         above, tile_column = np.divmod(tile, self.columns)
         lead, tile_row = np.divmod(above, self.rows)
         top, left = tile_row * self.tile_height, tile_column * self.tile_width

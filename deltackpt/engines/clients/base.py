@@ -26,12 +26,14 @@ class ClientOptions:
 
 @dataclass
 class EngineReport:
-    """What an engine prepared, or wrote. ``unchanged``: nothing of its weights changes, so it need not pause."""
+    """What an engine prepared, or wrote. ``unchanged``: nothing of its weights changes, so it need not pause.
+    ``served``: it is at the step already, by a final update, and says so as its version."""
 
     mode: str = ""
     reason: str = ""
     elements: int = 0
     unchanged: bool = False
+    served: bool = False
 
 
 class Client(ABC):
@@ -47,6 +49,10 @@ class Client(ABC):
     @abstractmethod
     def version(self) -> str:
         """The weight version that the engine reports to its users."""
+
+    def locate(self) -> None:
+        """Note what the engine runs on. Called before the cache moves, for an engine that was not updated yet."""
+        return
 
     @abstractmethod
     def stage(self, link: Link, state: str, path: Path) -> EngineReport:

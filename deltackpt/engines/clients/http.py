@@ -31,11 +31,15 @@ class Http:
 
     def field(self, path: str, name: str, timeout: float = 10) -> Any:
         """One field of a JSON object. Raises ChainError ``engine-refused`` where the answer is anything else."""
+        return self.fields(path, name, timeout=timeout)[0]
+
+    def fields(self, path: str, *names: str, timeout: float = 10) -> list[Any]:
+        """Fields of a JSON object, in the order of ``names``. Raises what `field` raises."""
         answer = self.get(path, timeout)
-        if not isinstance(answer, dict) or name not in answer:
-            have, need = f"the answer {str(answer)[:200]!r}", f"an object with {name!r}"
+        if not isinstance(answer, dict) or not answer.keys() >= {*names}:
+            have, need = f"the answer {str(answer)[:200]!r}", f"an object with {' and '.join(map(repr, names))}"
             raise ChainError("engine-refused", where=self.url + path, have=have, need=need, hint="Is it this engine?")
-        return answer[name]
+        return [answer[name] for name in names]
 
     def _ask(self, request: urllib.request.Request, timeout: float | None) -> Any:
         """Raises ChainError ``engine-refused`` for an error as the answer, StoreError ``engine-silent`` for none."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from deltackpt.engines.clients.base import Client, ClientOptions, EngineReport
-from deltackpt.errors import ChainError, UsageError
+from deltackpt.engines.sglang.weights import Checksums, ServedWeights, checksums_of, is_link
+from deltackpt.errors import ChainError, DeltackptError, StoreError, UsageError
 from deltackpt.format.manifest import Link
 
 # By our names. SGLang's third mode, in_place, continues with what was computed with the old weights.
 _PAUSES = {"keep": "retract", "abort": "abort"}
+_WEDGED = "Restart the engine; until then it answers from other weights than its version says."
 
 
 class SglangClient(Client):
-    """SGLang loads the whole checkpoint, and restores its old one by itself where that fails."""
+    """SGLang loads the whole checkpoint.
+
+    Where that fails it does not go back, whatever its message says: 0.5.23 reads the new path again. So the old one is
+    loaded by us, from the slot that the engine had; where its own path is a link, from what that stood for.
+    """
 
     kind = "sglang"
 
@@ -24,16 +31,40 @@ class SglangClient(Client):
             need = " or ".join(_PAUSES)
             raise UsageError("engine-form", where=f"--pause, for {self.name}", have=options.pause, need=need)
         self._path, self._step = Path(), ""
-        self._before = Path(), ""
+        self._links: dict[tuple[str, str], Path] = {}  # what the path of a version stood for, where it is a link
+        self._before = ServedWeights(Path(), "")
+        self._applied = False  # and not final
+        self._lost: ChainError | None = None  # why its weights are those of no step
 
     def version(self) -> str:
         """The weight version that the engine reports to its users."""
-        return str(self.http.field("/model_info", "weight_version"))
+        return self._served()[1]
+
+    def locate(self) -> None:
+        """Remember what the engine's path stands for: the next move of the cache makes `current` another slot."""
+        try:
+            path, version = self._served()
+        except StoreError:
+            self._links.clear()  # it may be started anew, from what the link stands for then
+            raise
+        if (path, version) not in self._links and is_link(path):
+            self._links[path, version] = Path(path).resolve()
+
+    def _served(self) -> tuple[str, str]:
+        """The path and the version that the engine says it serves."""
+        path, version = self.http.fields("/model_info", "model_path", "weight_version")
+        return str(path), str(version)
 
     def stage(self, link: Link, state: str, path: Path) -> EngineReport:
-        """Nothing is prepared: the path is remembered, and the one that the engine has."""
-        self._path, self._step = path, str(link.step)
-        self._before = Path(str(self.http.field("/model_info", "model_path"))), self.version()
+        """Nothing is prepared: the path is remembered, and what the engine has."""
+        self._path, self._step, self._applied, self._lost = path, str(link.step), False, None
+        served, version = self._served()
+        if not is_link(served):
+            self._before = ServedWeights(Path(served), version)
+        else:  # it may stand for the new step by now: only the bits tell what it was
+            remembered = self._links.get((served, version))
+            slots = Path(served).resolve().parent
+            self._before = ServedWeights(remembered, version, self._checksums(), slots)
         return EngineReport("reload", "SGLang reads whole checkpoints")
 
     def pause(self) -> None:
@@ -43,6 +74,7 @@ class SglangClient(Client):
     def apply(self) -> EngineReport:
         """Load the whole checkpoint of the slot."""
         self._load(self._path, self._step)
+        self._applied = True
         return EngineReport("reload", "SGLang reads whole checkpoints")
 
     def _load(self, path: Path, version: str) -> None:
@@ -58,16 +90,64 @@ class SglangClient(Client):
 
     def finish(self) -> None:
         """The load has set the version: check it."""
+        self._applied = False
         if (found := self.version()) != self._step:
             raise ChainError("engine-refused", where=self.name, have=f"version {found}", need=self._step)
 
     def undo(self) -> None:
-        """Load the old checkpoint, whose slot is still there."""
-        self._load(*self._before)
+        """Load the old checkpoint, whose slot is still there. Raises ChainError ``engine-wedged`` where the engine is
+        not known to have its old weights after it."""
+        self._applied = False
+        refused = ""
+        for path in self._before.candidates():
+            try:
+                self._load(path, self._before.version)
+            except ChainError as error:
+                refused = error.have
+                continue
+            if self._before.checksums is None or self._before.checksums == self._checksums():
+                return
+            refused = f"other weights in {path.name} than the engine had"
+        self._lost = ChainError(
+            "engine-wedged",
+            where=self.name,
+            have=f"no slot with its old weights ({refused or 'none is there any more'})",
+            need=f"what it served as version {self._before.version}",
+            hint=_WEDGED,
+        )
+        raise self._lost
 
     def resume(self) -> None:
         """Resume generation."""
         self.http.post("/continue_generation", {})
 
     def check(self) -> None:
-        """SGLang offers nothing to hold against a step."""
+        """Before a step is final: load it once more, and hold every tensor against the first load, by SGLang's own
+        checksums. Else: raise what an `undo` found.
+
+        SGLang keeps its weights under other names and in other shapes than a checkpoint, so that no checksum of theirs
+        follows from a step alone. Raises ChainError ``engine-refused`` for tensors that differ, or an SGLang without
+        such checksums.
+        """
+        if self._lost is not None:
+            raise self._lost
+        if not self._applied:
+            return
+        if (first := self._checksums()) is None:
+            have, need = "an SGLang without /weights_checker", "one that has it (0.5.23 has), or no --check"
+            raise ChainError("engine-refused", where=self.name, have=have, need=need)
+        self._load(self._path, self._step)
+        again = self._checksums() or {}
+        if wrong := sorted(name for name in first.keys() | again.keys() if first.get(name) != again.get(name)):
+            have, need = f"other bits in {len(wrong)} tensors, such as {wrong[0][:80]}", "the same of two loads"
+            raise ChainError("engine-refused", where=self.name, have=have, need=need)
+
+    def _checksums(self) -> Checksums | None:
+        """Of every tensor on every rank, by SGLang itself; None for one that has no such route."""
+        try:
+            answer: Any = self.http.post("/weights_checker", {"action": "checksum"})
+        except DeltackptError as error:
+            if isinstance(error, ChainError) and error.have.startswith(("status 404", "status 405")):
+                return None
+            raise
+        return checksums_of(answer, self.name)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from deltackpt.errors import UsageError
 from deltackpt.interop.vllm import Call
+from deltackpt.util.extras import install_line
 
 _TORCH: Final = {
     "BF16": "bfloat16",
@@ -28,7 +29,7 @@ def to_vllm(call: Call) -> list[Any]:
         import torch
         from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
     except ImportError as error:
-        need, hint = "a vllm that has CheckpointWeightPatch", "pip install vllm"
+        need, hint = "a vllm that has CheckpointWeightPatch", install_line("vllm")
         raise UsageError("extra-missing", where="vllm", have=str(error)[:120], need=need, hint=hint) from error
     found = []
     for patch in call.patches:

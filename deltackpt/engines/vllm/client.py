@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from deltackpt.engines.clients.base import Client, ClientOptions, EngineReport
 from deltackpt.engines.update import RankReport, raise_first, read_reports
+from deltackpt.engines.watchdog import UpdaterLock
 from deltackpt.errors import ChainError, StoreError
 from deltackpt.format.manifest import Link
 
@@ -26,6 +28,13 @@ class VllmClient(Client):
         self._want: dict[str, Any] = {}
         self._step, self._ranks = "", 0
         self._open = False  # vLLM's update session
+        self._updater, self._paused = UpdaterLock(options.cache), False
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """The process ends; where the engine is paused, it is for the watchdog in it to see that."""
+        if not self._paused:
+            self._updater.release()
 
     def version(self) -> str:
         """The weight version that the engine reports to its users."""
@@ -39,6 +48,7 @@ class VllmClient(Client):
         raise_first(reports, self.name)
         report = _report_of(reports)
         report.unchanged = all(r.mode == "none" or (r.mode == "scatter" and r.elements == 0) for r in reports)
+        report.served = all(r.mode == "none" and r.final for r in reports) and self.version() == self._step
         if any(r.open for r in reports):  # a follower that was killed left it so
             self._close()
         self._begin()
@@ -48,6 +58,7 @@ class VllmClient(Client):
         """Attach, begin to prepare, and wait until every rank has. No session is needed for that."""
         token = secrets.token_hex(8)
         init = {"repository": self.options.repository, "cache": str(self.options.cache), "ref": self.options.ref}
+        init |= {"updater": self._updater.hold(), "url": self.http.url}
         self.http.post("/init_weight_transfer_engine", {"init_info": {**init, **self._want, "token": token}})
         self._ranks = int(self.http.field("/get_world_size?include_dp=true", "world_size"))
         found: list[RankReport] = []
@@ -88,6 +99,7 @@ class VllmClient(Client):
 
     def pause(self) -> None:
         """Stop generation; requests in flight as the options say."""
+        self._paused = True
         self.http.post(f"/pause?mode={self.options.pause}")
 
     def apply(self) -> EngineReport:
@@ -115,6 +127,7 @@ class VllmClient(Client):
     def resume(self) -> None:
         """Resume generation."""
         self.http.post("/resume")
+        self._paused = False
 
     def check(self) -> None:
         """Every rank compares all proven weights with its step; in a session of its own where none is open."""

@@ -30,7 +30,7 @@ def _classes(cells, scales):
     of = tl.sum(count, 1)
     e = tl.arange(0, 256)
     total = tl.sum(of, 0)
-    least = tl.maximum(total >> 4, 20)
+    least = tl.maximum(total >> 4, 10)
     below = tl.cumsum(of, 0)
     top = tl.max(tl.where(total - below + of >= least, e, -1), 0)
     bottom = tl.min(tl.where(below >= least, e, 256), 0)

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,21 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+START = 300.0  # seconds that a server may take: 104 to 154 were seen on two busy cores
+STARTED: list[subprocess.Popen] = []  # groups of processes that a test began
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs_on():
+    """What a test began ends with it, however that ends: three servers that are left take the machine."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 class Server:
@@ -62,9 +78,11 @@ class Server:
             *("--weight-transfer-config", '{"backend":"deltackpt"}'),
         ]
         self.process = subprocess.Popen(line, env=env, stdout=self.log, stderr=self.log, start_new_session=True)
+        STARTED.append(self.process)
 
     def ready(self):
-        for _ in range(600):
+        end = time.monotonic() + START
+        while time.monotonic() < end:
             try:
                 urllib.request.urlopen(self.url + "/health", timeout=2)
                 return
@@ -106,19 +124,22 @@ class Server:
         self.log.close()
 
 
-def serve(run, servers, *more, cache="cache", url=None):
+def serve(run, servers, *more, cache="cache", url=None, before="pass"):
+    """``before``: statements that run first, by which a test makes it fail."""
     engines = [word for s in servers for word in ("--engine", f"vllm={s.url}")]
     line = [
         sys.executable,
-        "-m",
-        "deltackpt_cli",
+        "-c",
+        f"{before}\nfrom deltackpt_cli.app import main; main()",
         "serve-updates",
         url or str(run.url),
         str(run.root / cache),
         *engines,
     ]
     with (run.root / "events.jsonl").open("a") as out:
-        return subprocess.Popen([*line, "--json", "--poll", "100ms", *more], stdout=out, stderr=subprocess.STDOUT)
+        how = {"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
+        STARTED.append(subprocess.Popen([*line, "--json", "--poll", "100ms", *more], **how))
+    return STARTED[-1]
 
 
 def events(run):
@@ -247,7 +268,9 @@ class Store:
 
     def start(self):
         shelf = Path(__file__).parents[2] / "support/vllm_shelf.py"
-        self.process = subprocess.Popen([sys.executable, str(shelf), str(self.run.root), str(self.port)])
+        line = [sys.executable, str(shelf), str(self.run.root), str(self.port)]
+        self.process = subprocess.Popen(line, start_new_session=True)
+        STARTED.append(self.process)
 
     def kill(self):
         self.process.kill()
@@ -340,6 +363,89 @@ def test_what_goes_wrong_is_said_and_the_engine_goes_on(tmp_path):
         assert serve(run, [server], "--once").wait(120) == 0  # one who has step 0 does not
         assert (server.version(), server.answers() != good[0]) == ("1", True)
     finally:
+        server.close()
+
+
+KILLED = """
+import os
+from deltackpt.engines.vllm.client import VllmClient
+called = VllmClient.{method}
+def dies(self, *args):
+    {call}
+    os.kill(os.getpid(), 9)
+VllmClient.{method} = dies"""
+
+
+def paused(server):
+    return server.call("/is_paused", method="GET")["is_paused"]
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_an_updater_that_is_killed_does_not_leave_its_engine_paused(tmp_path):
+    """Nobody starts another: what was not written is resumed, and what was, but is not final, is not."""
+    run = Run(tmp_path, tmp_path / "side")
+    run.publish(tiny(tmp_path / "side"))
+    server = Server(run, run.checkpoint(0))
+    try:
+        assert serve(run, [server], "--once").wait(120) == 0
+        old = server.answers(), server.checksums()
+        run.publish(nudge(run.states[0], 1, share=0.5))
+        whole = {}
+        # killed before it writes: the engine answers again by itself, from its old step
+        dies = KILLED.format(method="apply", call="pass")
+        assert serve(run, [server], "--once", before=dies).wait(120) == -9
+        assert paused(server)
+        until(lambda: not paused(server))
+        assert (server.answers(), server.checksums(), server.version()) == (*old, "0")
+        # killed when it has written: its caches are of old weights, and it waits for another updater
+        dies = KILLED.format(method="drop_cache", call="pass")
+        assert serve(run, [server], "--once", before=dies).wait(120) == -9
+        whole["written"] = server.checksums()
+        assert whole["written"] != old[1]
+        time.sleep(3)
+        assert paused(server)
+        assert serve(run, [server], "--once").wait(120) == 0
+        assert (paused(server), server.version()) == (False, "1")
+        followed = server.answers(), server.checksums()
+        # killed when the update is final, and the engine not yet resumed
+        run.publish(nudge(run.states[1], 2, share=0.5))
+        dies = KILLED.format(method="resume", call="pass")
+        assert serve(run, [server], "--once", before=dies).wait(120) == -9
+        until(lambda: not paused(server))
+        assert server.version() == "2"
+        newest = server.answers(), server.checksums()
+        assert native(server, run, 1) == followed
+        assert native(server, run, 2) == newest
+    finally:
+        server.close()
+
+
+def test_an_engine_at_the_step_is_not_paused_at_a_start(tmp_path):
+    run = Run(tmp_path, tmp_path / "side")
+    run.publish(tiny(tmp_path / "side"))
+    server = Server(run, run.checkpoint(0))
+    asking = Asking(server)
+    try:
+        assert serve(run, [server], "--once").wait(120) == 0
+        never = "from deltackpt.engines.vllm.client import VllmClient\nVllmClient.pause = None"
+        asking.start()
+        for _ in range(2):
+            assert serve(run, [server], "--once", before=never).wait(120) == 0
+        server.call("/pause?mode=keep&clear_cache=false")  # one that another process left paused is resumed
+        assert serve(run, [server], "--once", before=never).wait(120) == 0
+        assert not paused(server)
+        asking.close()
+        assert not asking.errors
+        taken = [e for e in events(run) if e["event"] == "taken"]
+        assert [(e["mode"], e["pause"]) for e in taken[1:]] == [("none", 0.0)] * 3
+    finally:
+        asking.close()
         server.close()
 
 
