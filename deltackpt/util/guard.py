@@ -61,7 +61,7 @@ def map_guarded(fd: int, size: int, path: Path) -> tuple[FileMapping, Guard]:
         if own != fd:
             os.close(own)
     guard = Guard(mapped.address, size)
-    mapped.before_unmap.append(guard.remove)
+    mapped.before_end(guard.remove)
     return mapped, guard
 
 

@@ -87,8 +87,8 @@ class FileMapping:
     """The first ``size`` bytes of a file, at least one, mapped to be read, or to be ``writable``. It holds no
     descriptor, unlike `mmap.mmap`: a checkpoint has many files.
 
-    ``data`` are the bytes, uint8 [size], mapped for as long as an array refers to them; ``address`` is their first;
-    ``before_unmap`` is called then. Raises OSError.
+    ``data`` are the bytes, uint8 [size], mapped for as long as an array refers to them; ``address`` is their first.
+    Raises OSError.
     """
 
     def __init__(self, fd: int, size: int, *, writable: bool = False) -> None:
@@ -96,8 +96,8 @@ class FileMapping:
         if start == _FAILED:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         memory = (ctypes.c_ubyte * size).from_address(start)
-        self.before_unmap: list[Callable[[], None]] = []
-        weakref.finalize(memory, _unmap, start, size, self.before_unmap).atexit = False
+        self._before_end: list[Callable[[], None]] = []
+        weakref.finalize(memory, _unmap, self._before_end, start, size).atexit = False
         self.data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
         self.data.flags.writeable = writable
         self.address = int(start)
@@ -107,8 +107,12 @@ class FileMapping:
 
     @property
     def view(self) -> memoryview:
-        """``data``."""
-        return self.data.data
+        """`data` as a memoryview."""
+        return memoryview(self.data)  # type: ignore[arg-type]
+
+    def before_end(self, work: Callable[[], None]) -> None:
+        """Do this when nothing refers to the bytes any more, before they are unmapped."""
+        self._before_end.append(work)
 
     def release(self, *runs: Span) -> None:
         """The pages of runs of bytes may go, so that resident memory does not follow the file. Views stay valid.
@@ -132,9 +136,9 @@ class FileMapping:
                 advise(self.data, mmap.MADV_DONTNEED, page, end - page)
 
 
-def _unmap(start: int, size: int, before: list[Callable[[], None]]) -> None:
-    for call in before:
-        call()
+def _unmap(before: list[Callable[[], None]], start: int, size: int) -> None:
+    for work in before:
+        work()
     _MUNMAP(start, size)
 
 
