@@ -14,16 +14,23 @@ def tool():
     return module
 
 
-@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.heavy)])
-def test_every_mistake_is_seen(step):
+@pytest.mark.parametrize(("first", "step"), [(0, 32), *(pytest.param(i, 8, marks=pytest.mark.heavy) for i in range(8))])
+def test_every_mistake_is_seen(first, step):
     """A sample, or all of them."""
     mutants = tool()
     every = list(mutants.mutants())
-    assert len(every) >= 60
-    assert [name for name in mutants.survivors(every[::step]) if not mutants.known(name)] == []
+    assert len(every) >= 600
+    assert [name for name in mutants.survivors(every[first::step]) if not mutants.known(name)] == []
+
+
+def test_there_are_enough_of_records_and_repositories():
+    mutants = tool()
+    parts = [mutant.part for mutant in mutants.mutants()]
+    reading = {part for part, kinds in mutants.READ_BY.items() if part and kinds in (mutants.RECORDS, ("chain",))}
+    assert sum(part in reading for part in parts) >= 60
 
 
 def test_every_line_is_there_once():
     mutants = tool()
-    text = mutants.SOURCE.read_text()
-    assert [old for old, _ in mutants.LINES if text.count(old) != 1] == []
+    wrong = [old for name, lines in mutants.LINES.items() for old, _ in lines if mutants.SOURCES[name].count(old) != 1]
+    assert wrong == []
