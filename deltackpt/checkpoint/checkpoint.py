@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,9 +21,7 @@ from deltackpt.format.layout import Shard
 from deltackpt.format.safetensors_header import head_size, parse_header
 from deltackpt.util.disk import open_regular
 from deltackpt.util.guard import Guard, map_guarded
-from deltackpt.util.mapped_file import advise
-
-_PAGE = mmap.PAGESIZE
+from deltackpt.util.mapped_file import FileMapping
 
 
 class Stamp(NamedTuple):
@@ -43,8 +39,7 @@ class CheckpointShard(Shard):
     stamp: Stamp
 
 
-@dataclass(frozen=True)
-class Located:
+class Located(NamedTuple):
     """Where a tensor is: ``start`` and ``end`` are byte offsets in the file of ``shard``."""
 
     shard: str
@@ -78,7 +73,7 @@ class Checkpoint:
         self.side = side
         self.left_out = left_out
         self.tensors = _locate(root, shards)
-        self._maps: dict[str, mmap.mmap] = {}
+        self._maps: dict[str, FileMapping] = {}
         self._guards: dict[str, Guard] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -122,8 +117,17 @@ class Checkpoint:
         replaced before its first use.
         """
         tensor = self.tensors[name]
-        whole = np.frombuffer(self._map(tensor.shard), np.uint8)
-        return whole[tensor.start : tensor.end]
+        return self._map(tensor.shard).data[tensor.start : tensor.end]
+
+    def read_many(self, names: Sequence[str]) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
+        """`bytes_of` of each tensor, and the address of its first byte, which is valid for as long."""
+        data, at = [], []
+        for name in names:
+            tensor = self.tensors[name]
+            mapped = self._map(tensor.shard)
+            data.append(mapped.data[tensor.start : tensor.end])
+            at.append(mapped.address + tensor.start)
+        return data, at
 
     def open_shard(self, path: str) -> BinaryIO:
         """The file of a shard, to be read. Raises CheckpointError ``checkpoint-changed``, ``not-readable``."""
@@ -140,7 +144,7 @@ class Checkpoint:
         places = [self.tensors[name] for name in names]
         if any(a.end != b.start or a.shard != b.shard for a, b in pairwise(places)):
             return None
-        return np.frombuffer(self._map(places[0].shard), np.uint8)[places[0].start : places[-1].end]
+        return self._map(places[0].shard).data[places[0].start : places[-1].end]
 
     def side_bytes(self, path: str) -> bytes:
         """All bytes of a side file. Raises CheckpointError ``checkpoint-changed``, ``not-readable``, ``not-a-file``."""
@@ -159,12 +163,18 @@ class Checkpoint:
         tensor = self.tensors[name]
         mapped = self._maps.get(tensor.shard)
         first, last = tensor.start + start, tensor.end if end is None else tensor.start + end
-        if mapped is None or first == last:
-            return
-        # Outward to whole pages: a neighbor's bytes on the first and last page are read again from the page cache.
-        page = first - first % _PAGE
-        with suppress(OSError):  # locked in memory
-            advise(np.frombuffer(mapped, np.uint8), mmap.MADV_DONTNEED, page, last - page)
+        if mapped is not None and first < last:
+            mapped.release((first, last))
+
+    def release_many(self, names: Sequence[str]) -> None:
+        """`release` of whole tensors."""
+        runs: dict[str, list[tuple[int, int]]] = {}
+        for name in names:
+            tensor = self.tensors[name]
+            runs.setdefault(tensor.shard, []).append((tensor.start, tensor.end))
+        for shard, spans in runs.items():
+            if (mapped := self._maps.get(shard)) is not None:
+                mapped.release(*spans)
 
     def verify_unchanged(self) -> None:
         """Raise CheckpointError ``checkpoint-changed`` if a shard was written to or replaced since `open`."""
@@ -197,7 +207,9 @@ class Checkpoint:
             if guard.torn:
                 raise _changed(self.root / path, "a file that was cut short while it was read")
 
-    def _map(self, name: str) -> mmap.mmap:
+    def _map(self, name: str) -> FileMapping:
+        if (known := self._maps.get(name)) is not None:
+            return known
         with self._lock:
             if self._closed:
                 raise UsageError("checkpoint-closed", where=self.root, have="a closed checkpoint", need="an open one")
@@ -207,7 +219,7 @@ class Checkpoint:
             return self._maps[name]
 
 
-def _map_file(path: Path, stamp: Stamp) -> tuple[mmap.mmap, Guard]:
+def _map_file(path: Path, stamp: Stamp) -> tuple[FileMapping, Guard]:
     try:
         fd = open_regular(path)
     except FileNotFoundError as error:

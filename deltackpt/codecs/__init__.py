@@ -7,8 +7,9 @@ change, an `Entry` of the `table` asks its own.
 from __future__ import annotations
 
 from deltackpt.codecs.entry import Entry
+from deltackpt.codecs.many import ManyChanges
 from deltackpt.codecs.registry import CODECS, VERSIONS, Registry
-from deltackpt.codecs.select import CHOICES, DENSE, SMALL, alone, choices, encode, wants_base
+from deltackpt.codecs.select import CHOICES, DENSE, SMALL, alone, choices, encode, encode_many, wants_base
 from deltackpt.codecs.types import Change, ChangedElements, DecodeBuffer, Decoded, Elements, Encoded, Source
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Decoded",
     "Encoded",
     "Entry",
+    "ManyChanges",
     "Registry",
     "alone",
     "check",
@@ -29,6 +31,7 @@ __all__ = [
     "decode",
     "decode_into",
     "encode",
+    "encode_many",
     "wants_base",
 ]
 

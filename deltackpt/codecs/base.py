@@ -17,6 +17,7 @@ from enum import Enum, IntEnum
 from typing import ClassVar, Protocol, TypeVar
 
 from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.many import ManyChanges
 from deltackpt.codecs.types import (
     Change,
     ChangedElements,
@@ -175,6 +176,10 @@ class Codec(Protocol[D]):
 
         ``shape`` as the header of a checkpoint has it. ``boxed``: a box of a tensor.
         """
+
+    def encode_many(self, changes: ManyChanges, which: Sequence[int]) -> Sequence[Encoded | None]:
+        """`encode` of the tensors ``which`` of many, whole ones whose dtypes it takes."""
+        return [self.encode(changes.change(i), changes.shapes[i], boxed=False) for i in which]
 
     def encode_changes(
         self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from deltackpt.codecs.base import Auto, Codec, Effect, Shape
+from deltackpt.codecs.many import ManyChanges
 from deltackpt.codecs.registry import CODECS, FULL
 from deltackpt.codecs.types import Change, Encoded
 from deltackpt.errors import UsageError
@@ -69,8 +71,34 @@ def encode(
     return FULL.name, encoded
 
 
+def encode_many(changes: ManyChanges, which: Sequence[int], encoding: str = AUTO) -> list[tuple[str, Encoded]]:
+    """`encode` of the tensors ``which`` of many, whole ones: in one call what is asked for, or wins nearly always."""
+    _check_choice(encoding)
+    sparse = [c for c in CODECS if c.auto is Auto.SPARSE] if encoding == AUTO else [CODECS[encoding]]
+    first = sparse[0]
+    together = [
+        i
+        for i in which
+        if len(sparse) == 1
+        and first.takes_dtype(changes.dtypes[i])
+        and (encoding != AUTO or changes.counts[i] * DENSE <= changes.elements[i])
+    ]
+    found = dict(zip(together, first.encode_many(changes, together), strict=True))
+    made = []
+    for i in which:
+        got = found.get(i)
+        # Where others are tried too, or it is not smaller than the tensor, each tensor is by itself.
+        if got is not None and (
+            encoding != AUTO or got.size + len(first.write_detail(got.detail)) < changes.new[i].nbytes
+        ):
+            made.append((first.name, got))
+        else:
+            made.append(encode(changes.change(i), changes.shapes[i], encoding))
+    return made
+
+
 def _check_choice(encoding: str) -> None:
-    if encoding not in choices():
+    if encoding != AUTO and encoding not in choices():
         raise UsageError("encoding-choice", where="encoding", have=repr(encoding), need=", ".join(choices()))
 
 

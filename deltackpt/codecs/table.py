@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt import kernels
-from deltackpt.codecs.base import Codec, Effect
+from deltackpt.codecs.base import Codec, Effect, Shape
 from deltackpt.codecs.entry import Entry
 from deltackpt.codecs.entry_table import EntryTable, TableRun, read_run
 from deltackpt.codecs.registry import CODECS, VERSIONS, Registry
-from deltackpt.format.dtypes import BY_CODE, DType, nbytes
+from deltackpt.format.dtypes import BY_CODE, nbytes
 from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, METADATA, RESERVED, check_name
 from deltackpt.format.varint import VarintReader, write
 
@@ -29,25 +29,38 @@ REPEAT = 0x40  # dtype, rank and shape are those of the entry before
 
 def write_table(entries: Sequence[Entry], version: int = CODECS.version) -> bytes:
     """Entries of parts of ``version``, sorted by (name, offset), as the bytes of the table tensor."""
-    out, last = [write([len(entries)])], b""
+    out, codecs = [write([len(entries)])], VERSIONS[version]
     before: Entry | None = None
-    for e in entries:
-        name = e.name.encode()
-        out.append(_write_name(name, last, tail=version > 1))
-        codec, repeats = e.codec, version > 1 and _may_repeat(e, before) and _form(e) == _form(before)
-        out.append(bytes([codec.code | BOXED * e.boxed | REPEAT * repeats]))
-        if codec.effect is not Effect.REMOVES:
+    form: tuple[str, Shape] = "", ()
+    for e, name in zip(entries, _write_names([e.name.encode() for e in entries], tail=version > 1), strict=True):
+        codec, boxed = codecs[e.encoding], e.boxed
+        removes = codec.effect is Effect.REMOVES
+        # [F-TAB-18]
+        repeats = version > 1 and not (before is None or before.removes or removes or boxed) and _form(e) == form
+        out += (name, bytes((codec.code | BOXED * boxed | REPEAT * repeats,)))
+        if not removes:
             if not repeats:
                 out.append(bytes([e.dtype.code, len(e.shape)]) + write(e.shape))
-            if e.boxed:
+            if boxed:
                 out.append(write(e.whole) + write(e.offset))
             out.append(codec.write_detail(e.detail))
-        last, before = name, e
+        before, form = e, _form(e)
     return b"".join(out)
 
 
+def _form(entry: Entry) -> tuple[str, Shape]:
+    return entry.dtype.name, entry.shape
+
+
+def _write_names(names: list[bytes], *, tail: bool) -> list[bytes]:
+    """[F-TAB-17], [F-TAB-2]"""
+    if tail and kernels.LIB is not None:
+        return kernels.table_names(names)
+    return [_write_name(name, last, tail=tail) for name, last in zip(names, [b"", *names], strict=False)]
+
+
 def _write_name(name: bytes, last: bytes, *, tail: bool) -> bytes:
-    shared = _common(name, last)  # [F-TAB-17], [F-TAB-2]
+    shared = _common(name, last)
     if not tail:
         return write([shared, len(name) - shared]) + name[shared:]
     ends = _common(name[shared:][::-1], last[shared:][::-1])
@@ -58,15 +71,6 @@ def _write_name(name: bytes, last: bytes, *, tail: bool) -> bytes:
 def _common(a: bytes, b: bytes) -> int:
     """Bytes of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _may_repeat(entry: Entry, before: Entry | None) -> bool:
-    """[F-TAB-18]"""
-    return before is not None and not (before.removes or entry.removes or entry.boxed)
-
-
-def _form(entry: Entry | None) -> tuple[DType, tuple[int, ...]] | None:
-    return (entry.dtype, entry.shape) if entry else None
 
 
 def read_table(data: bytes | memoryview, where: str, version: int = CODECS.version) -> list[Entry]:

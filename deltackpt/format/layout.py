@@ -6,11 +6,12 @@ the side files' bytes are. With the values of the tensors it rebuilds every file
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
+from weakref import WeakValueDictionary
 
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import dumps, loads_strict
@@ -50,6 +51,31 @@ class Side:
     file: File
 
 
+class TensorsByName:
+    """The tensors of some headers, each by its name, in the order of the names' bytes."""
+
+    def __init__(self, headers: Sequence[Header]) -> None:
+        found = {t.name: t for header in headers for t in header.tensors}
+        # Code points sort as their UTF-8 bytes do.
+        self.tensors: Mapping[str, Tensor] = {name: found[name] for name in sorted(found)}
+
+    @classmethod
+    def of(cls, headers: Sequence[Header]) -> TensorsByName:
+        """Those that are in use already, if the headers are the same: nearly always, in the steps of a run."""
+        texts = tuple(header.text for header in headers)
+        if (found := _KNOWN.get(texts)) is None:
+            found = _KNOWN[texts] = cls(headers)
+        return found
+
+    @cached_property
+    def state_text(self) -> StateText:
+        """See `Layout`."""
+        return StateText((t.name, t.dtype, t.shape) for t in self.tensors.values())
+
+
+_KNOWN: WeakValueDictionary[tuple[bytes, ...], TensorsByName] = WeakValueDictionary()
+
+
 @dataclass(frozen=True)
 class Layout:
     """Fields in the order of the spec: every file of the checkpoint."""
@@ -58,15 +84,18 @@ class Layout:
     side: tuple[Side, ...]
 
     @cached_property
+    def _named(self) -> TensorsByName:
+        return TensorsByName.of([shard.header for shard in self.shards])
+
+    @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor by name, in the order of the names' bytes."""
-        found = {t.name: t for shard in self.shards for t in shard.header.tensors}
-        return {name: found[name] for name in sorted(found)}  # code points sort as their UTF-8 bytes do
+        return self._named.tensors
 
-    @cached_property
+    @property
     def state_text(self) -> StateText:
         """What the state digests of steps of this layout have in common."""
-        return StateText((t.name, t.dtype, t.shape) for t in self.tensors.values())
+        return self._named.state_text
 
     @property
     def size(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import MAX_DEPTH, MAX_MARKS, check_bounds, loads_strict
@@ -95,11 +96,16 @@ def parse_header(head: bytes, file_size: int | None, where: str) -> Header:
     text = head[8:size]
     if not text.startswith(b"{"):  # [F-PART-1]
         raise FormatError("json-syntax", where=where, have=repr(text[:16]), need="a JSON object")
-    metadata, tensors = _read(text, where)
-    end = tensors[-1].end if tensors else 0
-    if file_size is not None and size + end != file_size:  # [F-PART-5]
-        raise FormatError("offsets-end", where=where, have=f"{file_size:,} bytes", need=f"{size + end:,} bytes")
-    return Header(text, metadata, tuple(tensors), size)
+    if (header := _KNOWN.get(text)) is None:
+        metadata, tensors = _read(text, where)
+        header = _KNOWN[text] = Header(text, metadata, tuple(tensors), size)
+    if file_size is not None and header.file_size != file_size:  # [F-PART-5]
+        raise FormatError("offsets-end", where=where, have=f"{file_size:,} bytes", need=f"{header.file_size:,} bytes")
+    return header
+
+
+# Those in use, by their text: files and layouts of the steps of a run nearly always have the same.
+_KNOWN: WeakValueDictionary[bytes, Header] = WeakValueDictionary()
 
 
 def _read(text: bytes, where: str) -> tuple[dict[str, str], list[Tensor]]:

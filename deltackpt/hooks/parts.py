@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from deltackpt.codecs import Encoded, Entry
 from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
-from deltackpt.hooks.encode import entry_of, sums_of
+from deltackpt.hooks.encode import batches, encode_together, entry_of, sums_of
 from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.sink import EncodedPart, PartSink
 from deltackpt.publish.step import EncodeOptions
@@ -57,10 +58,12 @@ def encode_deltas(
     share = Share()
     began, put = time.monotonic(), 0.0
 
-    def encode(delta: Delta) -> tuple[Delta, tuple[Entry, Encoded], Sums]:
-        check()
-        entry = entry_of(delta, names, encoding=options.encoding)
-        return delta, entry, sums_of(delta)
+    def encode(batch: list[Delta]) -> list[tuple[Delta, tuple[Entry, Encoded], Sums]]:
+        made = []
+        for delta in encode_together(batch, options.encoding):
+            check()
+            made.append((delta, entry_of(delta, names, encoding=options.encoding), sums_of(delta)))
+        return made
 
     def hand_over(index: int, writer: PartWriter) -> float:
         start = time.monotonic()
@@ -69,7 +72,7 @@ def encode_deltas(
 
     index, writer = 0, PartWriter(origin)
     order = [deltas[name] for name in sorted(deltas, key=str.encode)]
-    for delta, (entry, encoded), sums in ordered_map(encode, order, options.threads):
+    for delta, (entry, encoded), sums in chain.from_iterable(ordered_map(encode, batches(order), options.threads)):
         writer.add(entry, encoded)
         share.sums[delta.name] = sums
         if delta.xxh3 is not None:

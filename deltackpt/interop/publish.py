@@ -12,11 +12,12 @@ from deltackpt.format.manifest import Link
 from deltackpt.interop.protocol import Touched
 from deltackpt.interop.working import Working
 from deltackpt.patch.part import Origin
+from deltackpt.publish.encode_batch import Comparing
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.repository_sink import CommittedStep, RepositorySink, StepTarget
 from deltackpt.publish.sink import StepCommit, elements_of, publish_step
-from deltackpt.publish.step import Comparing, EncodeOptions, base_differs, encode_step
+from deltackpt.publish.step import EncodeOptions, base_differs, encode_step
 from deltackpt.publish.write import ShardReader
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.writer_lease import publishing

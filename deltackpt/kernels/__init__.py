@@ -102,3 +102,68 @@ def digest_change(positions: Array, old: Array, new: Array) -> tuple[int, int]:
     arrays = [np.ascontiguousarray(a) for a in (positions, old, new)]
     LIB.dk_digest_change(*map(address, arrays), len(positions), old.itemsize, address(sums))
     return int(sums[0]), int(sums[1])
+
+
+DIFF_COLUMNS = ("old", "new", "words", "width", "positions", "before", "after", "found", "sum 0", "sum 1")
+# What `diff_many` gives of no tensor.
+NOTHING: tuple[Array, tuple[Array, Array, Array]] = (
+    np.zeros((0, len(DIFF_COLUMNS)), np.int64),
+    (np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.uint8)),
+)
+
+
+def diff_many(pairs: Array, threads: int = 1) -> tuple[Array, tuple[Array, Array, Array]]:
+    """Of many tensors, what `compare` finds and `digest_change` sums up.
+
+    ``pairs``: int64 [n, 4], a row for each: the addresses of its old and new words, how many there are, and the bytes
+    of a word. Their memory stays what it is during the call. -> rows of `DIFF_COLUMNS`, int64, and the memory that
+    their addresses point to: positions, int64, and old and new words, which begin at a multiple of 8 bytes, as uint8.
+    """
+    assert LIB is not None
+    rows = np.zeros((len(pairs), len(DIFF_COLUMNS)), np.int64)
+    rows[:, :4] = pairs
+    count, size = rows[:, 2], octets(rows[:, 2] * rows[:, 3])
+    room = np.empty(count.sum(), np.int64), np.empty(size.sum(), np.uint8), np.empty(size.sum(), np.uint8)
+    _place(rows, count, size, room)
+    LIB.dk_diff_many(address(rows), len(rows), threads, *addresses(*room))
+    found, size = rows[:, 7], octets(rows[:, 7] * rows[:, 3])
+    # A copy, as what was found is a small part of the room for it.
+    held = room[0][: found.sum()].copy(), room[1][: size.sum()].copy(), room[2][: size.sum()].copy()
+    _place(rows, found, size, held)
+    return rows, held
+
+
+def _place(rows: Array, count: Array, size: Array, memory: tuple[Array, Array, Array]) -> None:
+    rows[:, 4] = address(memory[0]) + 8 * (np.cumsum(count) - count)
+    for column, array in ((5, memory[1]), (6, memory[2])):
+        rows[:, column] = address(array) + np.cumsum(size) - size
+
+
+def octets(size: Array) -> Array:
+    """Sizes in bytes, int64 [n], rounded up to a multiple of 8."""
+    rounded: Array = (size + 7) & ~7
+    return rounded
+
+
+def digest_many(runs: Array, threads: int = 1) -> Array:
+    """Both sums, uint64 [n, 2], of many whole tensors. ``runs``: int64 [n, 3], the address of the words of each, how
+    many there are, and the bytes of a word."""
+    assert LIB is not None
+    rows = np.zeros((len(runs), len(DIFF_COLUMNS)), np.int64)
+    rows[:, 1:4] = runs
+    none = np.empty(0, np.int64)
+    LIB.dk_diff_many(address(rows), len(rows), threads, *addresses(none, none, none))
+    sums: Array = rows[:, 8:].view(np.uint64)
+    return sums
+
+
+def table_names(names: list[bytes]) -> list[bytes]:
+    """Each of some names by what it shares with the one before it, as a part table of version 2 has it."""
+    assert LIB is not None
+    whole, lengths = np.frombuffer(b"".join(names), np.uint8), [len(name) for name in names]
+    starts, ends = np.zeros(len(names) + 1, np.int64), np.empty(len(names), np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    out = np.empty(len(whole) + 27 * len(names), np.uint8)
+    used = LIB.dk_table_names(address(whole), address(starts), len(names), address(out), address(ends))
+    text, cuts = out[:used].tobytes(), [0, *ends.tolist()]
+    return [text[cuts[i] : cuts[i + 1]] for i in range(len(names))]

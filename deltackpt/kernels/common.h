@@ -74,6 +74,13 @@ INLINE int list_of(int exponent, near_t near) {
     return depth < 0 ? 0 : 1 + (depth < near.classes - 1 ? depth : near.classes - 1);
 }
 
+/* A number in LEB128, of at most 9 bytes, which has at most 63 bits. -> the byte after it */
+INLINE uint8_t *put_number(uint8_t *out, uint64_t value) {
+    for (; value > 127; value >>= 7) *out++ = (uint8_t)(value & 127) | 128;
+    *out++ = (uint8_t)value;
+    return out;
+}
+
 /* Bit j of eight bytes, as one byte. */
 INLINE uint8_t gather(uint64_t bytes, int j) {
     return (uint8_t)(((bytes >> j) & 0x0101010101010101u) * 0x0102040810204080u >> 56);

@@ -6,25 +6,13 @@
 enum { FIRST, SECOND, THIRD, FOURTH, SCANNED, COPIED }; /* rooms */
 
 /* What is known of a tensor between the calls. Changes are in the order of (tile, class, rank). */
-typedef struct {
+struct state {
     uint32_t *rank, *size;    /* of each change; ranks turn to gaps, which are as many or fewer */
     uint8_t *exponent, *down; /* of each change */
     int64_t *at, *lengths;    /* of each tile: its first change; its bytes */
     int64_t *offset;          /* of each tile: where its bytes begin */
     uint32_t *counts, *spans; /* (tiles, all lists), (tiles, all classes): chosen, and candidates of class lists */
-} state_t;
-
-typedef struct {
-    form_t form; /* height, width and the element are given, all else is found */
-    int64_t slices, changes;
-    const int64_t *positions; /* rising */
-    const uint8_t *old, *new, *base;
-    int64_t tiles, bytes; /* found; the rest is for the second call */
-    int64_t *counts, *lengths;
-    uint32_t *checksums;
-    uint8_t *payload;
-    state_t *state;
-} write_job_t;
+};
 
 typedef struct {
     int64_t job, part;

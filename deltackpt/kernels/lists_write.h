@@ -12,6 +12,20 @@ typedef struct {
     int64_t cell[EXPONENTS][LENGTHS];
 } cells_t;
 
+typedef struct state state_t; /* what is known of a tensor between the calls */
+
+typedef struct {
+    form_t form; /* height, width and the element are given, all else is found */
+    int64_t slices, changes;
+    const int64_t *positions; /* rising */
+    const uint8_t *old, *new, *base;
+    int64_t tiles, bytes; /* found; the rest is for the second call */
+    int64_t *counts, *lengths;
+    uint32_t *checksums;
+    uint8_t *payload;
+    state_t *state;
+} write_job_t;
+
 void choose_grid(form_t *f, int64_t slices, int64_t changes);
 void choose_scale(form_t *f, const cells_t *cells, int64_t changes, int limit);
 int64_t list_cost(int64_t chosen, int64_t candidates);

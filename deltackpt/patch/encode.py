@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
-from deltackpt.codecs import Change, Encoded, Entry, encode
+from deltackpt.codecs import Change, Encoded, Entry, ManyChanges, encode, encode_many
 from deltackpt.codecs.base import Shape
 from deltackpt.codecs.registry import FULL
 from deltackpt.format.dtypes import DType
@@ -30,6 +30,23 @@ def encode_entry(
         return encode(change, shape, choice)
 
     return fitting_entry(name, change.dtype, shape, shape, (0,) * len(shape), names, coded, encoding)
+
+
+def encode_entries(
+    names: Sequence[str], changes: ManyChanges, which: Sequence[int], taken: AbstractSet[str], encoding: str = "auto"
+) -> list[tuple[Entry, Encoded]]:
+    """`encode_entry` of the tensors ``which`` of many, whole ones that differ, by the ``names`` of all.
+
+    ``taken``: names of all tensors of the old and new state.
+    """
+    made = []
+    for i, (used, encoded) in zip(which, encode_many(changes, which, encoding), strict=True):
+        shape = changes.shapes[i]
+        entry = Entry(names[i], used, changes.dtypes[i], shape, shape, (0,) * len(shape), encoded.detail)
+        if encoded.plain and collides(entry, taken):
+            entry, encoded = encode_entry(names[i], changes.change(i), shape, taken, FULL.name)
+        made.append((entry, encoded))
+    return made
 
 
 def fitting_entry(

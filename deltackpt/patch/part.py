@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from deltackpt.patch.tensor import Part
 __all__ = ["PAYLOAD", "TABLE", "Origin", "PartReader", "PartWriter"]
 
 
+SMALL, JOINED = 1 << 16, 1 << 20  # bytes of pieces that are joined, and of what they are joined to
+
+
 class PartWriter:
     """Collects the encoded tensors of one part; :meth:`chunks` is the file. Holds encoded bytes, never a tensor.
 
@@ -33,6 +36,7 @@ class PartWriter:
     def __init__(self, origin: Origin, version: int = CODECS.version) -> None:
         self.origin, self.version = origin, version
         self._items: list[tuple[Entry, Encoded]] = []
+        self._rising = True  # are they in the order of the table?
         self.size = 0
 
     def __len__(self) -> int:
@@ -46,8 +50,11 @@ class PartWriter:
     def add(self, entry: Entry, encoded: Encoded | None = None) -> None:
         """One tensor or box; ``encoded`` has its bytes, if it has some."""
         assert entry.version == self.version, "an entry of another version"
-        self._items.append((entry, encoded or Encoded(entry.detail)))
-        self.size += self._items[-1][1].size
+        encoded = encoded or Encoded(entry.detail)
+        if self._items and entry.name <= self._items[-1][0].name:
+            self._rising = False
+        self._items.append((entry, encoded))
+        self.size += encoded.size
 
     def chunks(self) -> Iterator[Buffer]:
         """The bytes of the file: header, plain tensors by falling width (so that all are aligned), table, payload."""
@@ -55,20 +62,40 @@ class PartWriter:
         table = write_table([entry for entry, _ in items], self.version)
         plain = [(entry.name + p.suffix, p) for entry, encoded in items for p in encoded.plain]
         plain.sort(key=lambda item: (-DTYPES[item[1].dtype].width, item[0].encode()))
-        payload = sum(entry.payload for entry, _ in items)
+        payload = sum(len(piece) for _, encoded in items for piece in encoded.payload)
         rows = [(name, p.dtype, p.shape, len(p.data)) for name, p in plain]
         rows += [(TABLE, "U8", (len(table),), len(table)), (PAYLOAD, "U8", (payload,), payload)]
         ends = list(accumulate(size for *_, size in rows))
         tensors = [Tensor(n, d, s, end - size, end) for (n, d, s, size), end in zip(rows, ends, strict=True)]
         yield build_header(tensors, self.origin.to_metadata(self.version))
-        for _, p in plain:
-            yield p.data
-        yield table
-        for _, encoded in items:
-            yield from encoded.payload
+        yield from joined(chain((p.data for _, p in plain), [table], *(encoded.payload for _, encoded in items)))
 
     def _ordered(self) -> list[tuple[Entry, Encoded]]:
-        return sorted(self._items, key=lambda item: (item[0].name.encode(), item[0].offset))
+        if not self._rising:
+            self._items.sort(key=_order)
+            self._rising = True
+        return self._items
+
+
+def _order(item: tuple[Entry, Encoded]) -> tuple[str, tuple[int, ...]]:
+    return item[0].name, item[0].offset  # code points sort as their UTF-8 bytes do
+
+
+def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Runs of small pieces as one: to write, hash or send each by itself would cost more than its bytes."""
+    small, size = list[Buffer](), 0
+    for piece in pieces:
+        if len(piece) >= SMALL or size >= JOINED:
+            if small:
+                yield b"".join(small)
+            small, size = [], 0
+        if len(piece) >= SMALL:
+            yield piece
+        else:
+            small.append(piece)
+            size += len(piece)
+    if small:
+        yield b"".join(small)
 
 
 class PartReader(Part):

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from deltackpt.checkpoint.diff import Difference, State, difference
+from deltackpt.checkpoint.batch import ComparedBatch, batches, compare_batch
+from deltackpt.checkpoint.diff import State
 
 HELD = 64 << 20  # bytes of changes that may wait until they are asked for
 
 
 class DiffAhead:
-    """`compare` replaces `diff.difference`. Until it is first called, tensors are compared in the order in which it
-    will be; after that, only those that it asks for."""
+    """`compare_batch` replaces `batch.compare_batch`. Until it is first called, batches are compared in the order in
+    which they will be asked for; after that, only those that it asks for."""
 
     def __init__(self, old: State, new: State, pool: ThreadPoolExecutor) -> None:
         self._held = 0
         self._over = False
-        names = sorted({*old.tensors, *new.tensors}, key=str.encode)
-        self._begun: dict[str, Future[Difference | None]] = {n: pool.submit(self._one, n, old, new) for n in names}
+        self._begun: dict[str, Future[ComparedBatch | None]] = {
+            names[0]: pool.submit(self._one, names, old, new) for names in batches(old, new)
+        }
 
-    def _one(self, name: str, old: State, new: State) -> Difference | None:
+    def _one(self, names: Sequence[str], old: State, new: State) -> ComparedBatch | None:
         if self._over or self._held > HELD:
             return None
-        found = difference(name, old, new)
-        if found.change is not None:
-            self._held += sum(a.nbytes for a in (found.change.positions, found.change.old, found.change.new))
+        found = compare_batch(names, old, new)
+        self._held += found.nbytes
         return found
 
-    def compare(self, name: str, old: State, new: State) -> Difference:
-        """How a tensor differs. Any thread may call it, once for each name."""
+    def compare_batch(self, names: Sequence[str], old: State, new: State) -> ComparedBatch:
+        """How the tensors of a batch differ. Any thread may call it, once for each batch."""
         self._over = True
-        begun = self._begun.pop(name)
-        return (None if begun.cancel() else begun.result()) or difference(name, old, new)
+        begun = self._begun.pop(names[0])
+        return (None if begun.cancel() else begun.result()) or compare_batch(names, old, new)
 
 
 @contextmanager

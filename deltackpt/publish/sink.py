@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from deltackpt.codecs import Entry
-from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES
+from deltackpt.format.layout import TensorsByName
 from deltackpt.format.manifest import Counts
 from deltackpt.format.safetensors_header import Header
 from deltackpt.format.state_digest import TensorDigest
@@ -125,8 +127,14 @@ class StepCommit:
     @cached_property
     def state(self) -> str:
         """The state digest, hex."""
-        tensors = [t for shard in self.files.shards for t in shard.header.tensors]
-        return state_digest.state((t.name, t.dtype, t.shape, self.digests[t.name].sums) for t in tensors)
+        named = self.tensors
+        sums = np.array([self.digests[name].sums for name in named.tensors], np.uint64)
+        return named.state_text.digest(sums.reshape(-1, 2))
+
+    @cached_property
+    def tensors(self) -> TensorsByName:
+        """Of all shards."""
+        return TensorsByName.of([shard.header for shard in self.files.shards])
 
 
 class PartSink(Protocol):

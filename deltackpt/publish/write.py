@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.checkpoint.diff import Difference, State, difference
+from deltackpt.checkpoint.batch import compare_batch
+from deltackpt.checkpoint.diff import Difference, State
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.patch.in_memory import InMemoryPatch
 from deltackpt.patch.part import Origin
 from deltackpt.publish.diff_ahead import diff_ahead
+from deltackpt.publish.encode_batch import CompareBatch, Comparing
 from deltackpt.publish.manifest import ANCHOR_RATIO, AnchorPolicy, check_step, since_anchor
 from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.repository_sink import CommittedStep, RepositorySink, StepTarget
 from deltackpt.publish.sink import StepCommit, elements_of, publish_step
 from deltackpt.publish.step import (
     PIECE,
-    Compare,
-    Comparing,
     EncodeOptions,
     StepBuilder,
     check_base,
@@ -162,7 +162,7 @@ class _WriteJob:
         self._options, self._progress, self._stack = options, progress, stack
         self.builder = StepBuilder()
         self._opened: Checkpoint | None = None
-        self._compare: Compare = difference
+        self._compare_batch: CompareBatch = compare_batch
         self._in_memory: InMemoryPatch | None = None  # what changed, for the cache that follows
 
     def compare_ahead(self) -> None:
@@ -170,7 +170,7 @@ class _WriteJob:
         if self._base is not None:
             self._opened = self._stack.enter_context(Checkpoint.open(self._base))
             ahead = self._stack.enter_context(diff_ahead(self._opened, self._new, self._options.threads))
-            self._compare = ahead.compare
+            self._compare_batch = ahead.compare_batch
 
     def since_anchor(
         self, repo: Repository, target: StepTarget, policy: AnchorPolicy
@@ -202,7 +202,9 @@ class _WriteJob:
         progress.start("write", whole)
         where = self._base or repo.store.url
         origin = Origin(repo.id, sink.objects.step, target.before.id, target.parent.state)
-        states = Comparing(old, self._new, repo.digests(target.parent), where, self._compared)
+        found = self._hold if self._in_memory is not None else None
+        digests = repo.digests(target.parent)
+        states = Comparing(old, self._new, digests, where, compare_batch=self._compare_batch, found=found)
         return encode_step(sink, origin, states, self._options, progress)
 
     def _open(self, repo: Repository, before: Link, parent: Manifest) -> State:
@@ -213,11 +215,9 @@ class _WriteJob:
         order = repo.layout(parent).tensors  # in which they are compared
         return self._stack.enter_context(Replay.open(repo, repo.resolve(before), order=order))
 
-    def _compared(self, name: str, old: State, new: State) -> Difference:
-        found = self._compare(name, old, new)
+    def _hold(self, found: Difference) -> None:
         if self._in_memory is not None:
-            self._in_memory.add(found, new.tensors.get(name))
-        return found
+            self._in_memory.add(found, self._new.tensors.get(found.name))
 
     def follow(self, repo: Repository, ref: str, done: CommittedStep) -> None:
         """Let the cache follow to the step that was published."""

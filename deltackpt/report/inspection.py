@@ -195,7 +195,7 @@ def inspect_part(target: str | os.PathLike[str]) -> Inspection:
         raise NotFoundError("part-missing", where=path, have="no such file", need="a part of a patch") from error
     with os.fdopen(fd, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        part = PartReader(memoryview(map_guarded(fd, size, path)[0] if size else b""), str(path))
+        part = PartReader(map_guarded(fd, size, path)[0].view if size else memoryview(b""), str(path))
     return _part(str(path), part, size)
 
 

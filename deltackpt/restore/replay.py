@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -16,6 +15,7 @@ from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.kernels import address, addresses
 from deltackpt.patch.apply import changes_elements, decode_step, replace_whole, write_step
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch, describe
 from deltackpt.patch.many import TensorRun, advance_run, decode_run
@@ -23,8 +23,10 @@ from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import PatchReader
+from deltackpt.restore.scratch import writable_copy
 from deltackpt.store.readahead import ObjectRange, ReadAhead
 from deltackpt.util.guard import map_guarded
+from deltackpt.util.mapped_file import FileMapping
 
 
 class Anchor:
@@ -48,7 +50,7 @@ class Anchor:
             for file, shard in zip(files, layout.shards, strict=True)
             for t in shard.header.tensors
         }
-        self._maps: dict[str, mmap.mmap] = {}
+        self._maps: dict[str, FileMapping] = {}
         for file in files if repo.store.capabilities.local else ():
             if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
                 with path.open("rb") as f:
@@ -60,7 +62,7 @@ class Anchor:
         """All bytes of a tensor: uint8, read-only, not proven. Raises what `Store.get_range` raises."""
         at = self._at[name]
         if at.file in self._maps:
-            return np.frombuffer(self._maps[at.file], np.uint8)[at.start : at.end]
+            return self._maps[at.file].data[at.start : at.end]
         if self._runs is not None and (found := self._runs.take(name)) is not None:
             return found
         return np.frombuffer(self._store.get_range(at.file, at.start, at.length) if at.length else b"", np.uint8)
@@ -70,15 +72,14 @@ class Anchor:
         places = [self._at[name] for name in names]
         if places[0].file not in self._maps or any(a.end != b.start or a.file != b.file for a, b in pairwise(places)):
             return None
-        return np.frombuffer(self._maps[places[0].file], np.uint8)[places[0].start : places[-1].end]
+        return self._maps[places[0].file].data[places[0].start : places[-1].end]
 
     def release(self, name: str, start: int = 0, end: int | None = None) -> None:
         """See `deltackpt.checkpoint.diff.State`."""
         at = self._at[name]
         first, last = at.start + start, at.end if end is None else at.start + end
         if at.file in self._maps and first < last:
-            page = first - first % mmap.PAGESIZE
-            self._maps[at.file].madvise(mmap.MADV_DONTNEED, page, last - page)
+            self._maps[at.file].release((first, last))
 
     def close(self) -> None:
         """Read nothing more ahead."""
@@ -151,6 +152,21 @@ class Replay:
             raise ChainError("tensor-shape", where=name[:80], have=describe(known), need=need)
         return current
 
+    def read_many(self, names: Sequence[str]) -> tuple[Sequence[Bytes], Sequence[int]]:
+        """`bytes_of` of each tensor, and the address of its first byte."""
+        tensors = [self.tensors[name] for name in names]
+        run = TensorRun(tensors, np.empty(sum(t.end - t.start for t in tensors), np.uint8))
+        if not tensors or self._journal is not None or not self.write_run(run):
+            data = [self.bytes_of(name) for name in names]
+            return data, addresses(*data)
+        at = run.starts.tolist()
+        return [run.data[a:b] for a, b in pairwise(at)], [address(run.data) + first for first in at[:-1]]
+
+    def release_many(self, names: Sequence[str]) -> None:
+        """`release` of each."""
+        for name in names:
+            self.release(name)
+
     def write_run(self, run: TensorRun) -> bool:
         """Put the state of a run's tensors, not proven yet, into its ``data``.
 
@@ -212,7 +228,7 @@ class Replay:
             assert decoded is not None
             self._journal.append(self._number[name], k, decoded)
         if not current.flags.writeable:
-            current = current.copy()
+            current = writable_copy(current)
             self.release(name)
         if decoded is not None:
             decoded.write_to(current.view(decoded.values.dtype))

@@ -75,7 +75,7 @@ class RepositorySource:
                 spool = stack.enter_context(local.open("rb"))
             size = spool.seek(0, 2)
             if size > SMALL:
-                view = memoryview(map_guarded(spool.fileno(), size, local or Path(file.name))[0])
+                view = map_guarded(spool.fileno(), size, local or Path(file.name))[0].view
             else:
                 spool.seek(0)
                 view = memoryview(spool.read())

@@ -11,13 +11,11 @@ import logging
 import mmap
 import os
 import tempfile
-import weakref
 from pathlib import Path
-
-import numpy as np
 
 from deltackpt import kernels
 from deltackpt.util.disk import ensure_space, space_errors
+from deltackpt.util.mapped_file import FileMapping
 
 _log = logging.getLogger("deltackpt.util.guard")
 # What file systems say that cannot map a file, or not in this way: FUSE, mergerfs, some network file systems.
@@ -50,7 +48,7 @@ class Guard:
             self._number = -1
 
 
-def map_guarded(fd: int, size: int, path: Path) -> tuple[mmap.mmap, Guard]:
+def map_guarded(fd: int, size: int, path: Path) -> tuple[FileMapping, Guard]:
     """The first ``size`` bytes of a file, at least one, mapped to be read, and their guard: for as long as an array
     refers to the mapping. A file that cannot be mapped is copied first, which is said.
 
@@ -58,12 +56,12 @@ def map_guarded(fd: int, size: int, path: Path) -> tuple[mmap.mmap, Guard]:
     """
     own = _mappable(fd, size, path)
     try:
-        mapped = mmap.mmap(own, size, access=mmap.ACCESS_READ)
+        mapped = FileMapping(own, size)
     finally:
         if own != fd:
             os.close(own)
-    guard = Guard(kernels.address(np.frombuffer(mapped, np.uint8)), size)
-    weakref.finalize(mapped, guard.remove).atexit = False
+    guard = Guard(mapped.address, size)
+    mapped.before_end(guard.remove)
     return mapped, guard
 
 

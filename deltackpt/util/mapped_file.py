@@ -1,5 +1,5 @@
-"""A file mapped to be changed in place: its pages are mapped many at once, huge where the system can, and unmapped when
-done.
+"""Files mapped to be read; and files mapped to be changed in place: their pages are mapped many at once, huge where the
+system can, and unmapped when done.
 
 A fault for each page of 4 KiB, and a page table entry to mark, would cost more than all that is written.
 """
@@ -10,7 +10,8 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import numpy as np
@@ -23,6 +24,12 @@ _POPULATE_READ, _POPULATE_WRITE = 22, 23  # Linux 5.14; not in Python's mmap
 _HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)  # Linux alone has it; what a system does not know it refuses
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MMAP, _MUNMAP = _LIBC.mmap, _LIBC.munmap
+_MMAP.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_MMAP.restype = ctypes.c_void_p
+_MUNMAP.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+TOGETHER = 16 << 20  # bytes of small runs that are released at once
 
 Span = tuple[int, int]  # first byte and end in the file
 
@@ -74,6 +81,76 @@ class MappedFile:
     def _advise(self, option: int, first: int, stop: int) -> None:
         start = first * HUGE
         advise(self._all, option, start, min(stop * HUGE, self._size) - start)
+
+
+class FileMapping:
+    """The first ``size`` bytes of a file, at least one, mapped to be read, or to be ``writable``. It holds no
+    descriptor, unlike `mmap.mmap`: a checkpoint has many files.
+
+    ``data`` are the bytes, uint8 [size], mapped for as long as an array refers to them; ``address`` is their first.
+    Raises OSError.
+    """
+
+    def __init__(self, fd: int, size: int, *, writable: bool = False) -> None:
+        start = _MMAP(None, size, mmap.PROT_READ | mmap.PROT_WRITE * writable, mmap.MAP_SHARED, fd, 0)
+        if start == _FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        memory = (ctypes.c_ubyte * size).from_address(start)
+        self._before_end: list[Callable[[], None]] = []
+        weakref.finalize(memory, _unmap, self._before_end, start, size).atexit = False
+        self.data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
+        self.data.flags.writeable = writable
+        self.address = int(start)
+        self._small: list[Span] = []
+        self._waiting = 0  # bytes of them
+        self._lock = threading.Lock()
+
+    @property
+    def view(self) -> memoryview:
+        """`data` as a memoryview."""
+        return memoryview(self.data)  # type: ignore[arg-type]
+
+    def before_end(self, work: Callable[[], None]) -> None:
+        """Do this when nothing refers to the bytes any more, before they are unmapped."""
+        self._before_end.append(work)
+
+    def release(self, *runs: Span) -> None:
+        """The pages of runs of bytes may go, so that resident memory does not follow the file. Views stay valid.
+
+        Small runs wait for others: neighbors go by one call.
+        """
+        size = sum(end - first for first, end in runs)
+        with self._lock:
+            self._small += runs
+            self._waiting += size
+            if self._waiting < TOGETHER and not (len(runs) == 1 and size >= TOGETHER // 16):
+                return
+            small, self._small, self._waiting = self._small, [], 0
+        self._release(joined_spans(small))
+
+    def _release(self, runs: Iterable[Span]) -> None:
+        for first, end in runs:
+            # Outward to whole pages: a neighbor's bytes on the first and last page are read again from the page cache.
+            page = first - first % mmap.PAGESIZE
+            with suppress(OSError):  # locked in memory
+                advise(self.data, mmap.MADV_DONTNEED, page, end - page)
+
+
+def _unmap(before: list[Callable[[], None]], start: int, size: int) -> None:
+    for work in before:
+        work()
+    _MUNMAP(start, size)
+
+
+def joined_spans(spans: Iterable[Span]) -> list[Span]:
+    """The same bytes by rising first byte, those that are less than a page apart as one."""
+    joined: list[Span] = []
+    for first, end in sorted(spans):
+        if joined and first - joined[-1][1] < mmap.PAGESIZE:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((first, end))
+    return joined
 
 
 def advise(mapped: npt.NDArray[np.uint8], option: int, start: int, length: int) -> None:

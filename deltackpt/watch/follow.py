@@ -47,7 +47,7 @@ from deltackpt.watch.snapshot import PATTERN, DirectorySnapshot, compile_pattern
 @dataclass(frozen=True)
 class Published:
     """A step that was published, its directory, and the directories that were removed after it; ``left`` are files in
-    these that were not, and why."""
+    these that were not, and why. ``left_out`` is what its directory has and the step does not."""
 
     directory: str
     step: int
@@ -60,6 +60,7 @@ class Published:
     rewound: int | None
     pruned: tuple[str, ...] = ()
     left: LeftOut = ()
+    left_out: LeftOut = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -144,7 +145,6 @@ class Watch:
         self._waiting = False
         self._seen = False  # the directory was there once
         clear_trash(self.root)
-        self._unpublished: set[str] = set()  # kinds of files that were said to be left out
         self._matched = False  # was there ever a directory that the pattern fits?
 
     def run(self, *, poll: float = 1.0, once: bool = False, stop: Event | None = None) -> Iterator[Published]:
@@ -305,7 +305,6 @@ class Watch:
         if self._options.prune_dense is not None:
             self._prove(branch, Link(done.step, done.id), parent, parents)
         branch.refresh(snapshots[0].step)
-        self._say_unpublished(snapshot, done)
         removed, left = self._prune(branch, snapshots)
         return Published(
             snapshot.name,
@@ -319,14 +318,8 @@ class Watch:
             done.rewound,
             removed,
             left,
+            tuple(done.left_out),
         )
-
-    def _say_unpublished(self, snapshot: DirectorySnapshot, done: WriteResult) -> None:
-        """What a directory has and the step does not: every kind of it once."""
-        new = [(name, why) for name, why in done.left_out if why not in self._unpublished]
-        self._unpublished |= {why for _, why in new}
-        if new:
-            self._note(f"{snapshot.name}: left out, here and in later steps, {listed(new)}")
 
     def _write(
         self, snapshot: DirectorySnapshot, parents: list[DirectorySnapshot], back: str | None, entry: dict[str, Any]

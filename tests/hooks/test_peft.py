@@ -110,7 +110,16 @@ def test_transformers_loads_an_adapter(tmp_path):
     apply(publish(model, tmp_path / "repo", peft="adapter"), tmp_path / "out", threads=1)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
     tokens = torch.arange(8)[None]
-    assert torch.equal(loaded.eval()(tokens).logits, model.eval()(tokens).logits)
+    adapter = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    found = {f"base_model.model.{name}": p for name, p in loaded.named_parameters() if "lora_" in name}
+    assert found.keys() == adapter.keys()
+    assert all(torch.equal(p, adapter[name].to(p.dtype)) for name, p in found.items())
+    # Transformers 5.17 computes with an adapter in the model's dtype, and so with one that peft itself has saved.
+    model.save_pretrained(tmp_path / "own")
+    own = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "own", dtype=torch.bfloat16)
+    assert torch.equal(loaded.eval()(tokens).logits, own.eval()(tokens).logits)
+    if all(p.dtype == adapter[name].dtype for name, p in found.items()):
+        assert torch.equal(loaded.eval()(tokens).logits, model.eval()(tokens).logits)
 
 
 def test_experts_and_embeddings_that_were_tied(tmp_path):

@@ -1,5 +1,7 @@
 """A run of tensors at once is what its tensors are one by one; where any has a defect, it is not done at once."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -77,7 +79,7 @@ def weights(rng: np.random.Generator, count: int) -> dict:
 def test_random_states(seed):
     rng = np.random.default_rng(seed)
     old = random_state(rng)
-    for new in mutate(rng, old):
+    for new in islice(mutate(rng, old), 2):
         agree(PartsPatch([PartReader(memoryview(part_of(old, new)), "part")]), old)
 
 

@@ -20,10 +20,11 @@ from deltackpt.format.safetensors_header import head_size, parse_header
 from deltackpt.patch.index import PartIndex, table_of
 from deltackpt.patch.part import Origin
 from deltackpt.patch.source import StepSource, to_host
+from deltackpt.publish.encode_batch import Compare, Comparing
 from deltackpt.publish.objects import StepObjects
 from deltackpt.publish.repository_sink import RepositorySink, StepTarget
 from deltackpt.publish.sink import EncodedPart, PartSink, Sink, StepCommit, elements_of, publish_step
-from deltackpt.publish.step import Compare, Comparing, EncodeOptions, StepBuilder, digest_all, encode_step
+from deltackpt.publish.step import EncodeOptions, StepBuilder, digest_all, encode_step
 from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.repository.writer_lease import publishing

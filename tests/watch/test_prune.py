@@ -160,9 +160,11 @@ def test_a_note_is_not_published_and_a_directory_without_rest_goes_whole(places)
     run, repo = places
     (save(run, 5) / "empty").mkdir()
     (save(run, 10) / "deltackpt-pruned.json").write_text("{}")
-    done = watch(run, repo, "--prune-dense", "1")
+    done = watch(run, repo, "--prune-dense", "1", "--json")
     assert [path.name for path in run.iterdir()] == ["checkpoint-10"]
-    assert "deltackpt-pruned.json (a note of deltackpt watch)" in done.err
+    published = [json.loads(line) for line in done.out.splitlines()]
+    assert published[0]["left_out"] == [["empty/", "an empty folder"]]
+    assert published[1]["left_out"] == [["deltackpt-pruned.json", "a note of deltackpt watch"]]
 
 
 @pytest.mark.parametrize(

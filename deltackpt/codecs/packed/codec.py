@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from deltackpt import kernels
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.packed import decoder, encoder, list_index, native
+from deltackpt.codecs.many import ManyChanges
+from deltackpt.codecs.packed import decoder, encoder, list_index, native, native_encode
 from deltackpt.codecs.packed.jobs import DecodeJob, EncodeJob
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.packed.steps import Elements
-from deltackpt.codecs.types import DecodeBuffer
+from deltackpt.codecs.types import DecodeBuffer, Encoded
 from deltackpt.format.dtypes import DType, uint
 
 WIDTHS = (1, 2, 4)
@@ -39,16 +40,32 @@ def encode(
     job = EncodeJob(positions, old, new, base, dtype, shape)
     if kernels.LIB is None:
         return encoder.encode(job)
-    index, payload = native.encode([job], 1)[0]
+    index, payload = native_encode.encode([job], 1)[0]
     return index, [payload[a:b].tobytes() for a, b in pairwise(starts(index.lengths).tolist())]
 
 
 def encode_many(jobs: Sequence[EncodeJob], threads: int = 1) -> list[tuple[ListIndex, memoryview]]:
     """`encode` of many tensors at once -> the index and the payload of each; all are views of one memory."""
     if kernels.LIB is not None:
-        return native.encode(jobs, threads)
+        return native_encode.encode(jobs, threads)
     made = [encoder.encode(job) for job in jobs]
     return [(index, memoryview(b"".join(tiles))) for index, tiles in made]
+
+
+def encode_changes(changes: ManyChanges, which: Sequence[int]) -> list[Encoded | None]:
+    """`encode` of the tensors ``which`` of many; None of one that did not change."""
+    changed = [i for i in which if changes.counts[i]]
+    found: dict[int, Encoded] = {}
+    if kernels.LIB is not None:
+        written = native_encode.encode_many(changes, changed, 1)
+        for at, i in enumerate(changed):
+            index = native_encode.WrittenIndex(written, at, changes.counts[i])
+            found[i] = Encoded(index, (written.payload(at),))
+    else:
+        for i in changed:
+            c = changes.change(i)
+            found[i] = Encoded(*encode(c.positions, c.old, c.new, c.base, c.dtype, c.shape))
+    return [found.get(i) for i in which]
 
 
 def decode(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from deltackpt.codecs.base import Auto, BaseUse, Codec, CodecEntry, Shape
+from deltackpt.codecs.many import ManyChanges
 from deltackpt.codecs.packed import codec as packed
 from deltackpt.codecs.packed import list_index
 from deltackpt.codecs.packed.list_index import ListIndex
@@ -31,7 +34,7 @@ class PackedCodec(Codec[ListIndex]):
 
     def write_detail(self, detail: ListIndex) -> bytes:
         """The list index."""
-        return list_index.write(detail)
+        return detail.to_bytes()
 
     def read_detail(self, reader: VarintReader, dtype: DType, shape: Shape, elements: int) -> ListIndex:
         """The list index."""
@@ -39,7 +42,7 @@ class PackedCodec(Codec[ListIndex]):
 
     def payload_size(self, entry: CodecEntry[ListIndex]) -> int:
         """Bytes of all tiles."""
-        return int(entry.detail.lengths.sum())
+        return entry.detail.size
 
     def payload_bound(self, detail: ListIndex) -> float:
         """The same, in floating point."""
@@ -64,6 +67,10 @@ class PackedCodec(Codec[ListIndex]):
     def encode_changes(self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape) -> Encoded:
         """Changes, words [changes] at positions, int64; without ``base``, words [n], in one class."""
         return Encoded(*packed.encode(*changes, base, dtype, shape))
+
+    def encode_many(self, changes: ManyChanges, which: Sequence[int]) -> Sequence[Encoded | None]:
+        """In one call."""
+        return packed.encode_changes(changes, which)
 
     def decode(
         self,

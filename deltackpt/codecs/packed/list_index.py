@@ -49,21 +49,31 @@ class ListIndex:
         total: Ints = self.counts[:, : self.scale.classes].sum(axis=1)
         return total
 
+    @property
+    def size(self) -> int:
+        """Bytes of all tiles."""
+        return int(self.lengths.sum())
+
     def some(self, tiles: Ints) -> ListIndex:
         """The rows of some tiles, rising: their bytes, one after the other, decode by themselves."""
         assert self.numbers is None
         rows = self.counts[tiles], self.lengths[tiles], self.checksums[tiles]
         return replace(self, counts=rows[0], lengths=rows[1], checksums=rows[2], numbers=np.asarray(tiles, np.int64))
 
+    def to_bytes(self) -> bytes:
+        """The detail of a table's entry."""
+        grid, scale = self.grid, self.scale
+        cut, bits = grid.tiles > 1, int(self.counts.max(initial=0)).bit_length()
+        head = bytes([bits | CUT * cut]) + (numbers([grid.rows, grid.columns]) if cut else b"")
+        head += bytes([scale.classes | scale.sized << 4])
+        head += bytes([scale.top] if scale.classes > 1 else []) + bytes([scale.anchor] if scale.sized else [])
+        counts = pack((self.counts.reshape(-1, 1) >> np.arange(bits)) & 1).tobytes()
+        return head + counts + numbers(self.lengths.tolist()) + self.checksums.astype("<u4").tobytes()
+
 
 def write(d: ListIndex) -> bytes:
     """The detail of a table's entry."""
-    cut, bits = d.grid.tiles > 1, int(d.counts.max(initial=0)).bit_length()
-    head = bytes([bits | CUT * cut]) + (numbers([d.grid.rows, d.grid.columns]) if cut else b"")
-    head += bytes([d.scale.classes | d.scale.sized << 4])
-    head += bytes([d.scale.top] if d.scale.classes > 1 else []) + bytes([d.scale.anchor] if d.scale.sized else [])
-    counts = pack((d.counts.reshape(-1, 1) >> np.arange(bits)) & 1).tobytes()
-    return head + counts + numbers(d.lengths.tolist()) + d.checksums.astype("<u4").tobytes()
+    return d.to_bytes()
 
 
 def read(r: VarintReader, dtype: DType, shape: tuple[int, ...]) -> ListIndex:

@@ -1,0 +1,37 @@
+"""Where a tensor is rebuilt: in memory, or, where it is large, in a temporary file."""
+
+import tempfile
+
+import numpy as np
+import pytest
+
+from deltackpt.restore import scratch
+from deltackpt.restore.scratch import SETTING, writable_copy
+
+
+@pytest.mark.parametrize("size", [1, 4096, 100_001])
+@pytest.mark.parametrize("limit", [0, 4096, 1 << 30])
+def test_a_copy_is_one(monkeypatch, size, limit):
+    monkeypatch.setenv(SETTING, str(limit))
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    data.flags.writeable = False
+    copy = writable_copy(data)
+    assert (copy == data).all()
+    assert copy.flags.writeable
+    copy[0] ^= 1
+    assert copy[0] != data[0]
+
+
+@pytest.mark.parametrize("where", ["fallocate", "file"])
+def test_without_room_it_is_in_memory(monkeypatch, where):
+    def full(*args, **kwargs):
+        raise OSError(28, "no space")
+
+    monkeypatch.setenv(SETTING, "0")
+    monkeypatch.setattr(
+        *((scratch.os, "posix_fallocate") if where == "fallocate" else (tempfile, "TemporaryFile")), full
+    )
+    data = np.arange(100, dtype=np.uint8)
+    copy = writable_copy(data)
+    assert (copy == data).all()
+    assert copy.base is None
