@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -40,31 +40,9 @@ from deltackpt.watch.prune import (
     remove,
     remove_held,
 )
+from deltackpt.watch.published import Published
 from deltackpt.watch.sight import listed, unmatched
 from deltackpt.watch.snapshot import PATTERN, DirectorySnapshot, compile_pattern, scan
-
-
-@dataclass(frozen=True)
-class Published:
-    """A step that was published, its directory, and the directories that were removed after it; ``left`` are files in
-    these that were not, and why. ``left_out`` is what its directory has and the step does not."""
-
-    directory: str
-    step: int
-    id: str
-    parent: int | None
-    anchor: bool
-    patch_bytes: int
-    changed: int
-    seconds: float
-    rewound: int | None
-    pruned: tuple[str, ...] = ()
-    left: LeftOut = ()
-    left_out: LeftOut = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
