@@ -136,7 +136,7 @@ class WrittenIndex(ListIndex):
         return len(self._written.payload(self._i))
 
     def some(self, tiles: Ints) -> ListIndex:
-        """See `ListIndex`."""
+        """The rows of some tiles, int64 [n], rising; see `ListIndex`."""
         return self._written.cut(self._i).some(tiles)
 
     def to_bytes(self) -> bytes:
