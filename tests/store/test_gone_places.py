@@ -39,7 +39,7 @@ def web(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
 def test_a_missing_bucket_is_no_missing_repository(s3: Any, s3_url: str, tmp_path: Path) -> None:
     done = deltackpt("log", "s3://no-such-bucket/run")
     assert done.status == 6
-    assert done.err.startswith("error: s3://no-such-bucket/run: have no such bucket, need a bucket that exists\n")
+    assert done.err.startswith("error: s3://no-such-bucket/run: found no such bucket, expected a bucket that exists\n")
     for line in (["follow", tmp_path / "cache"], ["follow", tmp_path / "cache", "--once"], ["status"]):
         name, *rest = line
         done = deltackpt(name, "s3://no-such-bucket/run", *rest, "--json")
