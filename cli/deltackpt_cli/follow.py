@@ -101,8 +101,7 @@ def follow(
             _once(reporter, follower, wait)
             return
         for switch in follower.switches():
-            status = reporter.switched(switch, stop)
-            if status == 0:
+            if reporter.switched(switch, stop) == 0:
                 follower.acknowledge(switch)
 
 
