@@ -94,15 +94,9 @@ def follow(
         if source is None:
             return
         follower = Follower(
-            source,
-            cache.absolute(),
-            options,
-            progress=progress,
-            stop=stop,
-            failed=reporter.failed,
-            recovered=reporter.recovered,
-            standby_failed=reporter.standby_failed,
-        )
+            source, cache.absolute(), options, progress=progress, stop=stop, failed=reporter.failed,
+            recovered=reporter.recovered, standby_failed=reporter.standby_failed,
+        )  # fmt: skip
         if once:
             _once(reporter, follower, wait)
             return
