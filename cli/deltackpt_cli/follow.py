@@ -94,21 +94,14 @@ def follow(
         if source is None:
             return
         follower = Follower(
-            source,
-            cache.absolute(),
-            options,
-            progress=progress,
-            stop=stop,
-            failed=reporter.failed,
-            recovered=reporter.recovered,
-            standby_failed=reporter.standby_failed,
-        )
+            source, cache.absolute(), options, progress=progress, stop=stop, failed=reporter.failed,
+            recovered=reporter.recovered, standby_failed=reporter.standby_failed,
+        )  # fmt: skip
         if once:
             _once(reporter, follower, wait)
             return
         for switch in follower.switches():
-            status = reporter.switched(switch, stop)
-            if status == 0:
+            if reporter.switched(switch, stop) == 0:
                 follower.acknowledge(switch)
 
 

@@ -34,7 +34,7 @@ class ReadsMany(Protocol):
     """A `State` that has a way of its own to do this for many tensors."""
 
     def read_many(self, names: Sequence[str]) -> tuple[Sequence[npt.NDArray[np.uint8]], Sequence[int]]:
-        """`bytes_of` of each, and the addresses at which they begin. Raises what `bytes_of` raises for the first."""
+        """`bytes_of` of each, [n] uint8, and where they begin in memory. Raises what `bytes_of` raises."""
 
     def release_many(self, names: Sequence[str]) -> None:
         """`release` of each, whole."""

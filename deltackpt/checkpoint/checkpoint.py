@@ -120,7 +120,7 @@ class Checkpoint:
         return self._map(tensor.shard).data[tensor.start : tensor.end]
 
     def read_many(self, names: Sequence[str]) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
-        """`bytes_of` of each tensor, and the address of its first byte, which is valid for as long."""
+        """`bytes_of` of each tensor, [n] uint8, and the address of its first one, which is valid for as long."""
         data, at = [], []
         for name in names:
             tensor = self.tensors[name]

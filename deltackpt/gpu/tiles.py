@@ -15,7 +15,10 @@ from deltackpt.gpu.transfers import table
 
 @lru_cache(maxsize=512)  # layers have the same grids
 def segments(grid: TileGrid, span: int) -> npt.NDArray[np.int64]:
-    """How many segments each tile has, of at most ``span`` elements of one row; bands of rows are one row each."""
+    """How many segments each tile has, of at most ``span`` elements of one row; bands of rows are one row each.
+
+    Shape (tiles,), int64.
+    """
     _, _, high, wide = grid.corners(np.arange(grid.tiles))
     if grid.columns == 1:
         high, wide = np.minimum(high, 1), high * wide
@@ -27,7 +30,11 @@ def grid_table(
     grids: Sequence[TileGrid], first: Sequence[int], words: Sequence[int], there: Sequence[torch.Tensor],
     blocks: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:  # fmt: skip
-    """The table ``grids`` of the kernels in `triton.lists`."""
+    """The table ``grids`` of the kernels in `triton.lists`, int64: a column for each of ``grids``.
+
+    Of each, ``first`` is its first tile, ``words`` its first word in the bits of what changed, ``there`` its elements.
+    ``blocks`` (tiles + 1,), int64: the first block of `triton.lists_scan` of every tile.
+    """
     columns = []
     for grid, tile, word, tensor in zip(grids, first, words, there, strict=False):
         if grid.columns == 1:  # every tile is one run of elements: a row

@@ -153,7 +153,7 @@ class Replay:
         return current
 
     def read_many(self, names: Sequence[str]) -> tuple[Sequence[Bytes], Sequence[int]]:
-        """`bytes_of` of each tensor, and the address of its first byte."""
+        """`bytes_of` of each tensor, [n] uint8, and the address of its first one."""
         tensors = [self.tensors[name] for name in names]
         run = TensorRun(tensors, np.empty(sum(t.end - t.start for t in tensors), np.uint8))
         if not tensors or self._journal is not None or not self.write_run(run):

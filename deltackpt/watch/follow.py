@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,7 +27,7 @@ from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.places import check_local, check_url
 from deltackpt.watch.branch import Branch, metadata, same_weights
 from deltackpt.watch.completion import CompletionDetector
-from deltackpt.watch.options import USUAL, Published, WatchOptions
+from deltackpt.watch.options import WatchOptions
 from deltackpt.watch.prune import (
     LeftOut,
     clear_trash,
@@ -41,6 +42,29 @@ from deltackpt.watch.sight import listed, unmatched
 from deltackpt.watch.snapshot import DirectorySnapshot, compile_pattern, scan
 
 
+@dataclass(frozen=True)
+class Published:
+    """A step that was published, its directory, and the directories that were removed after it; ``left`` are files in
+    these that were not, and why. ``left_out`` is what its directory has and the step does not."""
+
+    directory: str
+    step: int
+    id: str
+    parent: int | None
+    anchor: bool
+    patch_bytes: int
+    changed: int
+    seconds: float
+    rewound: int | None
+    pruned: tuple[str, ...] = ()
+    left: LeftOut = ()
+    left_out: LeftOut = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
 class Watch:
     """Follows ``directory``. Every `turn` publishes at most one step; killed at any instant, another process continues.
 
@@ -51,7 +75,7 @@ class Watch:
         self,
         directory: str | os.PathLike[str],
         repository: str | os.PathLike[str],
-        options: WatchOptions = USUAL,
+        options: WatchOptions = WatchOptions(),
         *,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:

@@ -1,39 +1,14 @@
-"""How a trainer's directory is followed, and what is said of each step that is published."""
+"""How a trainer's directory is followed."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from deltackpt.codecs import CHOICES
 from deltackpt.errors import UsageError
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.sync.backoff import GRACE, check_grace
-from deltackpt.watch.prune import LeftOut
 from deltackpt.watch.snapshot import PATTERN, compile_pattern
-
-
-@dataclass(frozen=True)
-class Published:
-    """A step that was published, its directory, and the directories that were removed after it; ``left`` are files in
-    these that were not, and why. ``left_out`` is what its directory has and the step does not."""
-
-    directory: str
-    step: int
-    id: str
-    parent: int | None
-    anchor: bool
-    patch_bytes: int
-    changed: int
-    seconds: float
-    rewound: int | None
-    pruned: tuple[str, ...] = ()
-    left: LeftOut = ()
-    left_out: LeftOut = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -83,6 +58,3 @@ class WatchOptions:
         if self.encoding not in CHOICES:
             raise UsageError("usage", where="--encoding", have=repr(self.encoding), need=", ".join(CHOICES))
         compile_pattern(self.pattern)
-
-
-USUAL = WatchOptions()

@@ -111,7 +111,9 @@ def test_another_repository_in_its_place(world: World, tmp_path: Path) -> None:
 
 
 def test_a_mistyped_ref(world: World, tmp_path: Path) -> None:
-    said = f"error: {world.repo.as_uri()}, ref mian: found no such ref, expected ref 'mian'\n\nhint: The refs are main.\n"
+    said = (
+        f"error: {world.repo.as_uri()}, ref mian: found no such ref, expected ref 'mian'\n\nhint: The refs are main.\n"
+    )
     lines: list[list[object]] = [
         ["follow", world.repo, tmp_path / "cache", "--ref", "mian", "--grace", "0"],
         ["follow", world.repo, tmp_path / "cache", "--ref", "mian", "--once"],

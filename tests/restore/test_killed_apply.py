@@ -12,18 +12,16 @@ from support.states import tree
 from deltackpt.util import presence
 from deltackpt.util.scratch import scratch, temporary_folder
 
-# Stands still when all but the last tensor is in the temporary copy.
+# Stands still when the temporary copy is whole, and has not taken its place.
 STALL = """
 import os, time
 from deltackpt.restore import materialize
-inner, calls = materialize.check_tensor, []
+inner = materialize._move
 def stalled(*args):
+    os.write(2, b"stalled\\n")
+    time.sleep(60)
     inner(*args)
-    calls.append(1)
-    if len(calls) == 4:
-        os.write(2, b"stalled\\n")
-        time.sleep(60)
-materialize.check_tensor = stalled"""
+materialize._move = stalled"""
 
 
 @pytest.fixture(scope="module")

@@ -136,7 +136,7 @@ class WrittenIndex(ListIndex):
         return len(self._written.payload(self._i))
 
     def some(self, tiles: Ints) -> ListIndex:
-        """See `ListIndex`."""
+        """See `ListIndex`: ``tiles`` are [n] int64."""
         return self._written.cut(self._i).some(tiles)
 
     def to_bytes(self) -> bytes:

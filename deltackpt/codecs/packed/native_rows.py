@@ -37,13 +37,13 @@ class PackedRows:
 
     @property
     def changes(self) -> Ints:
-        """Changed elements of each row."""
+        """Changed elements of each row, [rows] int64."""
         changes: Ints = self.rows["changes"]
         return changes
 
     @property
     def widths(self) -> Ints:
-        """Bytes of an element of each row."""
+        """Bytes of an element of each row, [rows] int64."""
         widths: Ints = self.words[self.rows["dtype"], 0].astype(np.int64)
         return widths
 
