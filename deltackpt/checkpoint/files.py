@@ -162,7 +162,7 @@ def _folder_reason(folder: os.DirEntry[str]) -> str:
     names = {entry.name for entry in _entries(Path(folder.path))}
     if "deltackpt.json" in names:  # its own steps would go into each next one
         return "a deltackpt repository"
-    if {"cache.json", "lock"} <= names:
+    if {"current", "lock"} <= names:
         return "a managed cache"
     return "" if names else "an empty folder"
 

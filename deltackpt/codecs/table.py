@@ -88,6 +88,9 @@ def read_columns(data: bytes | memoryview, where: str, version: int = CODECS.ver
     return EntryTable(table, pieces) if pieces else []
 
 
+AGAIN = 64  # entries
+
+
 class _TableReader:
     """The entries of one table, one after the other."""
 
@@ -104,16 +107,22 @@ class _TableReader:
         """The same, runs of them by the kernels. ``table``: all bytes, uint8 [n]."""
         r = self._bytes
         left = r.number(MAX_ENTRIES)  # [F-TAB-1]
+        others = (
+            1  # entries that the kernels leave alone come in rows: the longer one is, the later they are asked again
+        )
         while left:
             if (run := read_run(table, r.at, left, self._before)) is not None:
                 r.raw(run.end - r.at)
                 left -= len(run.names)
                 self._before = run.last()
+                others = 1
                 yield run
-            else:
+                continue
+            for _ in range(min(others, left)):
                 begins = r.at
                 yield self._next(), r.at - begins
                 left -= 1
+            others = min(2 * others, AGAIN)
         self._end()
 
     def _next(self) -> Entry:

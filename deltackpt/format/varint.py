@@ -55,7 +55,11 @@ class VarintReader:
 
     def byte(self) -> int:
         """The next byte. Raises FormatError ``table-short``."""
-        return self.raw(1)[0]
+        at = self.at
+        if at >= len(self._data):  # [F-READ-2]
+            self.refuse("table-short", "0 bytes left", "1 bytes")
+        self.at = at + 1
+        return self._data[at]
 
     def number(self, limit: int = (1 << 63) - 1) -> int:
         """The next number, at most ``limit``. Raises FormatError ``table-short``, ``number-form``, ``number-limit``."""

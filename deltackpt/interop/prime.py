@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -52,14 +53,18 @@ class PrimeReader:
         return found
 
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
-        """The directory without its markers, as links."""
+        """The directory without its markers: shards as links, side files as copies."""
         into.mkdir()
         for path in sorted(step.path.rglob("*")):
             name = path.relative_to(step.path)
             if path.is_dir():
                 (into / name).mkdir()
-            elif path.name not in (*MARKERS, *self._markers):
-                (into / name).symlink_to(path.resolve())
+            elif path.name in (*MARKERS, *self._markers):
+                continue
+            elif path.suffix == ".safetensors" or path.is_symlink():
+                (into / name).symlink_to(path.absolute())
+            else:
+                shutil.copyfile(path, into / name)
         return into
 
     def prove(self, step: Step, new: State) -> None:

@@ -14,7 +14,9 @@ FIELDS = {"error", "exit_code", "where", "have", "need", "hint"}
 
 
 def test_1_a_bug_keeps_its_traceback(world: World) -> None:
-    broken = "import deltackpt.report.log as m\ndef boom(*a): raise RuntimeError('[red]b[/red]\\x1b[31m')\nm.log = boom"
+    broken = (
+        "import deltackpt.report.log as m\ndef boom(*a, **k): raise RuntimeError('[red]b[/red]\\x1b[31m')\nm.log = boom"
+    )
     done = deltackpt("log", world.repo, "--json", before=broken)
     assert (done.status, done.json["error"], done.json["exit_code"]) == (1, "bug", 1)
     assert done.err.startswith("Traceback (most recent call last):\n")
@@ -27,7 +29,7 @@ def test_no_secret_is_printed(world: World, tmp_path: Path) -> None:
     words = {"HF_TOKEN": "hf_hunter2hunter2", "AWS_SECRET_ACCESS_KEY": "hunter2/hunter2+hunter2"}
     words |= {"AZURE_STORAGE_CONNECTION_STRING": "AccountKey=hunter2hunter2==;"}
     said = " ".join(words.values()) + " https://me:hunter2@host/x?X-Amz-Signature=hunter2&b=1 Bearer hunter2"
-    broken = f"import deltackpt.report.log as m\ndef boom(*a):\n  raise RuntimeError({said!r})\nm.log = boom"
+    broken = f"import deltackpt.report.log as m\ndef boom(*a, **k):\n  raise RuntimeError({said!r})\nm.log = boom"
     for options in ([], ["--json"], ["--verbose"], ["--json", "--verbose"]):
         done = deltackpt("log", world.repo, *options, before=broken, **words)
         assert done.status == 1

@@ -64,7 +64,7 @@ def test_these_are_all_of_them() -> None:
         *((name, "--limit") for name in ("mirror", "push", "pull")),
         *((name, "--object-cache-size") for name in ("apply", "follow")),
         ("gc", "--keep-within"),
-        ("gc", "--grace"),
+        *((name, "--grace") for name in ("gc", "mirror", "follow", "serve-updates", "watch")),
         ("watch", "--settle"),
         ("watch", "--abandon"),
         ("serve-updates", "--timeout"),

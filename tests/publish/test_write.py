@@ -154,7 +154,7 @@ def test_strays_are_reported_and_left_out(world):
     assert not any("old.safetensors" in name or "optimizer" in name for name in world.objects())
 
 
-@pytest.mark.parametrize("name", ["chat\u00a0template.jinja", ".lock", ".tmp-1", "notes:v1.txt"])
+@pytest.mark.parametrize("name", ["chat\u0085template.jinja", ".lock", ".tmp-1", "notes:v1.txt"])
 def test_a_side_file_whose_name_no_store_takes_is_left_out(world, name):
     (world.dirs[2] / name).write_bytes(b"x")
     assert [left for left, _ in write(world.dirs[2], world.url).left_out] == [name]

@@ -43,7 +43,7 @@ class SlowStore(MemoryStore):
                 self.reads += 1
                 self.now_reading += 1
                 self.together = max(self.together, self.now_reading)
-            time.sleep(0.002)
+            time.sleep(0.02)
             with self._count:
                 self.now_reading -= 1
         return super().get(name, limit)
