@@ -21,6 +21,8 @@ from deltackpt.store.fsspec_store import FsspecDriver, open_fsspec
 from deltackpt.store.remote import RemoteStore
 from tests.store.conftest import QUICK
 
+pytestmark = pytest.mark.stores
+
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
