@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pty
@@ -229,7 +230,9 @@ def test_watch_ends_with_one_code(tmp_path: Path) -> None:
 
 def test_a_second_signal_ends_it_at_once_and_with_the_same_code(world: World, tmp_path: Path) -> None:
     """While a store does not answer, which is waited for longer than anybody who pressed Ctrl-C wants to."""
+    pytest.importorskip("aiohttp")
     with socket.socket() as deaf:
+        deaf.settimeout(60)
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/repo"
@@ -249,7 +252,8 @@ def test_a_server_that_is_dead_is_no_missing_repository(tmp_path: Path) -> None:
         "quick = dataclasses.replace(retry.DEFAULT, total=0.2)\n"
         "fsspec_store.open_fsspec.__defaults__ = (quick,)"
     )
-    for scheme in ("http", "https", "ftp"):
+    web = ("http", "https") if importlib.util.find_spec("aiohttp") else ()
+    for scheme in (*web, "ftp"):
         for line in (["log"], ["status"], ["follow", tmp_path / "cache", "--once"]):
             name, *rest = line
             done = deltackpt(name, f"{scheme}://127.0.0.1:{port}/repo", *rest, before=quick)
