@@ -88,7 +88,8 @@ def read_columns(data: bytes | memoryview, where: str, version: int = CODECS.ver
     return EntryTable(table, pieces) if pieces else []
 
 
-AGAIN = 64  # entries
+PATIENCE = 8  # times in a row that the kernels are asked for nothing: what they leave alone comes in rows
+AGAIN = 64  # entries, after that, before they are asked again
 
 
 class _TableReader:
@@ -107,22 +108,20 @@ class _TableReader:
         """The same, runs of them by the kernels. ``table``: all bytes, uint8 [n]."""
         r = self._bytes
         left = r.number(MAX_ENTRIES)  # [F-TAB-1]
-        others = (
-            1  # entries that the kernels leave alone come in rows: the longer one is, the later they are asked again
-        )
+        missed = 0  # times in a row that the kernels were asked for nothing
         while left:
             if (run := read_run(table, r.at, left, self._before)) is not None:
                 r.raw(run.end - r.at)
                 left -= len(run.names)
                 self._before = run.last()
-                others = 1
+                missed = 0
                 yield run
                 continue
-            for _ in range(min(others, left)):
+            missed += 1
+            for _ in range(min(1 if missed < PATIENCE else AGAIN, left)):
                 begins = r.at
                 yield self._next(), r.at - begins
                 left -= 1
-            others = min(2 * others, AGAIN)
         self._end()
 
     def _next(self) -> Entry:
