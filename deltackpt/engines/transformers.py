@@ -122,11 +122,12 @@ def _move(repo: Repository, plan: Plan, changes: StepChanges, found: dict[str, W
     sums = known.sums
     try:
         if card is None:
-            sums = _hop(plan.target, repo, changes, found, _Known(known.repository, known.link, sums), written)
-        for number, hop in enumerate(plan.patches if card is not None else ()):
-            target, start = repo.load(hop.end), _Known(known.repository, hop.start, sums)
-            decoded = decode_on(card, changes.patches[number], found) if card is not None else CardChanges()
-            sums = _hop(target, repo, changes.hop(number), found, start, written, decoded)
+            sums = _hop(plan.target, repo, changes, found, known, written, CardChanges())
+        else:
+            for number, hop in enumerate(plan.patches):
+                target, start = repo.load(hop.end), _Known(known.repository, hop.start, sums)
+                decoded = decode_on(card, changes.patches[number], found)
+                sums = _hop(target, repo, changes.hop(number), found, start, written, decoded)
     except BaseException:
         for scatter in reversed(written):
             scatter.rollback()
@@ -137,10 +138,9 @@ def _move(repo: Repository, plan: Plan, changes: StepChanges, found: dict[str, W
 
 def _hop(
     target: Manifest, repo: Repository, changes: StepChanges, found: dict[str, WeightPlace], known: _Known,
-    written: list[Scatter], decoded: CardChanges | None = None,
+    written: list[Scatter], card: CardChanges,
 ) -> dict[str, Sums]:  # fmt: skip
     """Prove and write one move, whose scatter joins ``written``; -> the sums after it."""
-    card = decoded or CardChanges()
     writes = _prepare(changes, found, card.gained.keys())
     sums = _check(target, repo.digests(target), found, writes, known, card.gained)
     written.append(Scatter([*writes.values(), *card.writes]))

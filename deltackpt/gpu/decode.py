@@ -79,10 +79,10 @@ class DecodedChanges:
         self._put(self.old)
 
     def _put(self, values: torch.Tensor) -> None:
-        from deltackpt.gpu.triton.step_back import write
+        from deltackpt.gpu.triton.compare import advance
 
         with current(values.device):
-            write(self._addresses, self._owner, self._starts, self.positions, values)
+            advance(self._addresses, self._owner, self._starts, self.positions, values)
 
 
 def takes(task: DecodeTask) -> bool:

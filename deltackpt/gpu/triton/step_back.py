@@ -1,4 +1,4 @@
-"""Kernels that read what changes became, and write it (FORMAT section "Steps"): a program is a tile."""
+"""The kernel that reads what changes became (FORMAT section "Steps"): a program is a tile."""
 
 from typing import Any
 
@@ -84,18 +84,6 @@ def _values(
         report(defects, tile, _PADDING, (rest > 0) & (padding != 0))
 
 
-@triton.jit
-def _write(addresses, owner, starts, positions, values, word: tl.constexpr):
-    tile = tl.program_id(0)
-    base = tl.load(addresses + tl.load(owner + tile)).to(tl.pointer_type(word))
-    start = tl.load(starts + tile)
-    stop = tl.load(starts + tile + 1)
-    for i in range(start, stop, _CHUNK):
-        at = i + tl.arange(0, _CHUNK)
-        live = at < stop
-        tl.store(base + tl.load(positions + at, live, 0), tl.load(values + at, live, 0), live)
-
-
 def step(
     grids: Any, owner: Any, scales: Any, words: Any, spans: Any, runs: Any, starts: Any,
     found: tuple[Any, Any, Any], keys: tuple[Any, Any], defects: Any, exponent: tuple[int, int],
@@ -113,10 +101,3 @@ def step(
         *keys, news, sums, defects, word=TYPES[width], width=width, low=exponent[0], bits=exponent[1], num_warps=4,
     )  # fmt: skip
     return news, sums
-
-
-def write(addresses: Any, owner: Any, starts: Any, positions: Any, values: Any) -> None:
-    """Write ``values`` to the ``positions`` of every tile's tensor, the address of whose first word is given."""
-    _write[(owner.numel(),)](
-        addresses, owner, starts, positions, values, word=TYPES[values.element_size()], num_warps=4
-    )  # fmt: skip
