@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from deltackpt.errors import StoreError
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.publish.manifest import AnchorPolicy, build_manifest, saves_nothing, since_anchor
 from deltackpt.publish.objects import StepObjects
@@ -71,8 +73,9 @@ class RepositorySink:
         return self.objects.part_bytes(most)
 
     def put(self, part: EncodedPart) -> None:
-        """Put a part in the background. Raises what an earlier one raised."""
-        self.objects.put(part)
+        """Put a part in the background. Raises what an earlier one raised, or ConflictError ``lease-lapsed``."""
+        with self._lease_first():
+            self.objects.put(part)
 
     def add(self, parts: Iterable[File], anchor: tuple[File, ...] | None) -> None:
         """Name the parts, and the anchor, that are durable: those of all ranks, where several publish one step."""
@@ -83,18 +86,12 @@ class RepositorySink:
 
         Raises ConflictError ``lease-lapsed``, ``ref-moved``, ``ref-forked``, FormatError, and what `Store.put` raises.
         """
-        target, repo = self.target, self.objects.repo
-        if self._policy is not None and self._wants_anchor(record, self._policy):
-            whole = sum(shard.size for shard in record.files.shards)
-            if target.parent is not None and saves_nothing(self.objects.patch_bytes, whole):
-                self.objects.drop_parts()
-                record = record.unpatched()
-            self._anchor = self._store_whole(record)
-        manifest = build_manifest(self.objects, record, target.before, target.parent, self._parts, self._anchor)
+        with self._lease_first():
+            manifest = self._durable(record)
         self._verify()
         self._lease.check()
         self.manifest, self.committing = manifest, True
-        link = repo.publish(manifest, target.ref, target.head, self._lease.check)
+        link = self.objects.repo.publish(manifest, self.target.ref, self.target.head, self._lease.check)
         self._lease.published(link)
         return CommittedStep(link, manifest, sum(file.size for file in self.objects.stored))
 
@@ -102,6 +99,27 @@ class RepositorySink:
         """Delete what was put, unless the commit may have taken effect."""
         if not self.committing:  # [S-PUB-4]
             self.objects.withdraw()
+
+    def _durable(self, record: StepCommit) -> Manifest:
+        """The manifest of the step, once all that it names is in the store."""
+        before, parent = self.target.before, self.target.parent
+        if self._policy is not None and self._wants_anchor(record, self._policy):
+            whole = sum(shard.size for shard in record.files.shards)
+            if parent is not None and saves_nothing(self.objects.patch_bytes, whole):
+                self.objects.drop_parts()
+                record = record.unpatched()
+            self._anchor = self._store_whole(record)
+        return build_manifest(self.objects, record, before, parent, self._parts, self._anchor)
+
+    @contextmanager
+    def _lease_first(self) -> Iterator[None]:
+        """Where the store fails and the lease has lapsed, the lease is what is told: a gc may have removed a file while
+        it was being put."""
+        try:
+            yield
+        except StoreError:
+            self._lease.check()
+            raise
 
     def _wants_anchor(self, record: StepCommit, policy: AnchorPolicy) -> bool:
         before = self.target.before
