@@ -19,7 +19,8 @@ WHEELS := $(WHEELS_VENV)/.stamp
 # Threads bind to pthread_create of the glibc they are built with: of 2.34 and newer that is glibc 2.34.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 
-PYTEST := $(PY) -m pytest -n auto
+WORKERS ?= auto
+PYTEST := $(PY) -m pytest -n $(WORKERS)
 
 SECONDS ?= 600
 READERS := part table table_v2 manifest edge layout digests checkpoint index
