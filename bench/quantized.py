@@ -1,8 +1,8 @@
 """What a step costs once it is quantised: elements that change, and bytes of the patch, beside the bf16 patch's.
 
-Tensors made as in `packed.py`: fp32 masters moved by AdamW and rounded to bf16, here quantised by each recipe. Scales are
-told apart from values, and both from their floor given the old exponent (`floor.py`; of packed and integer values, whose
-words have no exponent, the floor of positions and steps).
+Tensors made as in `packed.py`: fp32 masters moved by AdamW and rounded to bf16, here quantised by each recipe. Scales
+are told apart from values, and both from their floor given the old exponent (`floor.py`; of packed and integer values,
+whose words have no exponent, the floor of positions and steps).
 
     python bench/quantized.py [--rows 2048] [--columns 2048] [--tensors 3] [--recipe NAME ...]
 """
