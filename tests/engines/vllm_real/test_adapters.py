@@ -7,12 +7,11 @@ torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
 from support.vllm_tiny import PROMPTS, model_of, tiny  # noqa: E402
+from test_server import ASK, Server, _nothing_runs_on  # noqa: E402, F401
 
 from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
-
-from .test_server import ASK, Server, _nothing_runs_on  # noqa: E402, F401
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
