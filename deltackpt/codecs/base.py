@@ -17,7 +17,7 @@ from enum import Enum, IntEnum
 from typing import ClassVar, Protocol, TypeVar
 
 from deltackpt.codecs.bits import Ints
-from deltackpt.codecs.many import ManyChanges
+from deltackpt.codecs.many import EncodedRows, ManyChanges
 from deltackpt.codecs.types import (
     Change,
     ChangedElements,
@@ -177,9 +177,11 @@ class Codec(Protocol[D]):
         ``shape`` as the header of a checkpoint has it. ``boxed``: a box of a tensor.
         """
 
-    def encode_many(self, changes: ManyChanges, which: Sequence[int]) -> Sequence[Encoded | None]:
-        """`encode` of the tensors ``which`` of many, whole ones whose dtypes it takes."""
-        return [self.encode(changes.change(i), changes.shapes[i], boxed=False) for i in which]
+    def encode_rows(self, changes: ManyChanges, which: Ints) -> EncodedRows | None:
+        """`encode` of the tensors ``which`` (int64, rising) of many, whole ones that changed and whose dtypes it takes,
+        in one call. None for an encoding, or a machine, that encodes each by itself.
+        """
+        return None
 
     def encode_changes(
         self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape

@@ -20,6 +20,7 @@ from deltackpt.format.names import check_path
 from deltackpt.format.record import RecordKind
 from deltackpt.format.safetensors_header import RESERVED, Header, Tensor, parse_header
 from deltackpt.format.state_digest import StateText
+from deltackpt.format.tensor_columns import TensorColumns
 
 FORMAT = "deltackpt-layout"
 VERSION = 1
@@ -55,9 +56,25 @@ class TensorsByName:
     """The tensors of some headers, each by its name, in the order of the names' bytes."""
 
     def __init__(self, headers: Sequence[Header]) -> None:
+        self._headers = headers
         found = {t.name: t for header in headers for t in header.tensors}
         # Code points sort as their UTF-8 bytes do.
         self.tensors: Mapping[str, Tensor] = {name: found[name] for name in sorted(found)}
+
+    @cached_property
+    def names(self) -> list[str]:
+        """In their order."""
+        return list(self.tensors)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """Where each name is in that order."""
+        return {name: i for i, name in enumerate(self.names)}
+
+    @cached_property
+    def columns(self) -> TensorColumns:
+        """The same tensors."""
+        return TensorColumns.of(self._headers, list(self.tensors.values()))
 
     @classmethod
     def of(cls, headers: Sequence[Header]) -> TensorsByName:
@@ -84,18 +101,19 @@ class Layout:
     side: tuple[Side, ...]
 
     @cached_property
-    def _named(self) -> TensorsByName:
+    def named(self) -> TensorsByName:
+        """The tensors of all shards."""
         return TensorsByName.of([shard.header for shard in self.shards])
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor by name, in the order of the names' bytes."""
-        return self._named.tensors
+        return self.named.tensors
 
     @property
     def state_text(self) -> StateText:
         """What the state digests of steps of this layout have in common."""
-        return self._named.state_text
+        return self.named.state_text
 
     @property
     def size(self) -> int:

@@ -157,6 +157,22 @@ def digest_many(runs: Array, threads: int = 1) -> Array:
     return sums
 
 
+HASHED = 240  # bytes of a run up to which `xxh3_many` leaves it alone
+
+
+def xxh3_many(runs: Array, threads: int = 1) -> Array:
+    """The xxh3-128 of many runs of bytes, uint8 [n, 16], most significant byte first; anything for those of at most
+    `HASHED` bytes.
+
+    ``runs``: int64 [n, 2], the address of each and its bytes.
+    """
+    assert LIB is not None
+    runs = np.ascontiguousarray(runs, np.int64)
+    found = np.empty((len(runs), 16), np.uint8)
+    LIB.dk_xxh3_many(address(runs), len(runs), threads, address(found))
+    return found
+
+
 def table_names(names: list[bytes]) -> list[bytes]:
     """Each of some names by what it shares with the one before it, as a part table of version 2 has it."""
     assert LIB is not None
