@@ -31,6 +31,7 @@ BATCH = 4 << 20  # bytes of one state's tensors: both stay in the cache while th
 
 
 MOST = 1024  # tensors of a batch
+GATHERED = 64 << 20  # bytes of a tensor up to which dense change is gathered, and any encoding tried
 PIECE = 8 << 20  # bytes of a larger tensor that are hashed at a time
 
 
@@ -127,11 +128,13 @@ def compare_batch(names: Sequence[str], old: State, new: State) -> ComparedBatch
             before, after = old.read_range(names), new.read_range(names)
             return _compared(names, (columns.forms, form), (before, after), (widths, sizes), others)
     if kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
-        return ComparedBatch([], NONE, NO_HASHES, NO_HASHES, [difference(name, old, new) for name in names])
+        return ComparedBatch(
+            [], NONE, NO_HASHES, NO_HASHES, [difference(name, old, new, most=GATHERED) for name in names]
+        )
     for name in names:
         a, b = old.tensors.get(name), new.tensors.get(name)
         if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
-            others.append(difference(name, old, new))
+            others.append(difference(name, old, new, most=GATHERED))
         else:
             held.append(name)
     (old_data, old_at), (new_data, new_at) = _read(old, held), _read(new, held)

@@ -125,10 +125,11 @@ def _candidates(change: Change, shape: Shape, *, boxed: bool) -> dict[str, Encod
             if codec.auto is when and (encoded := _tried(codec, change, shape, boxed=boxed)):
                 found[codec.name] = encoded
 
-    attempt(Auto.SPARSE)
-    if not found:
-        attempt(Auto.SPARSE_ELSE)
-    if not found or len(change.positions) * DENSE > change.elements:
+    if change.withheld is None:
+        attempt(Auto.SPARSE)
+        if not found:
+            attempt(Auto.SPARSE_ELSE)
+    if not found or change.count * DENSE > change.elements:
         attempt(Auto.DENSE)
     return found
 

@@ -7,6 +7,7 @@ manifest names it by sha256, and the state digest in the manifest is the sha256 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,13 @@ class TensorDigests(Mapping[str, TensorDigest]):
         found = [digests[name] for name in named.tensors]
         sums = np.array([digest.sums for digest in found], np.uint64).reshape(-1, 2)
         return cls(named, sums, hashes([digest.xxh3 for digest in found]))
+
+
+class DigestRows(NamedTuple):
+    """The digests of some tensors: ``sums``, uint64 [n, 2], and ``xxh3``, uint8 [n, 16]."""
+
+    sums: Words
+    xxh3: Hashes
 
 
 def hashes(found: Sequence[bytes]) -> Hashes:

@@ -43,6 +43,9 @@ class InMemoryPatch:
         if tensor is None or change is None or change.base is None:
             self.whole = False
             return
+        if change.withheld is not None:
+            self.whole = False
+            return
         if len(change.positions) == 0:
             return
         positions = change.positions.astype(np.uint32) if change.elements <= 1 << 32 else change.positions

@@ -20,6 +20,7 @@ from deltackpt.codecs.packed.native_rows import PackedRows, Positions32
 from deltackpt.codecs.types import Decoded, Elements
 from deltackpt.errors import DeltackptError
 from deltackpt.format.dtypes import DTYPES, uint
+from deltackpt.format.layout import TensorsByName
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.kernels import address
 from deltackpt.patch.apply import changes_elements
@@ -33,10 +34,30 @@ MOST = 1024  # tensors of a batch
 
 @dataclass(frozen=True)
 class TensorRun:
-    """``tensors`` side by side: their bytes are in ``data``, uint8, in this order and without gaps."""
+    """``tensors`` side by side: their bytes are in ``data``, uint8, in this order and without gaps.
+
+    ``named`` are all tensors of the step that they are of.
+    """
 
     tensors: Sequence[Tensor]
     data: Bytes
+    named: TensorsByName
+
+    @cached_property
+    def numbers(self) -> Ints:
+        """Of each among the ``named``: int64 [tensors]."""
+        return np.array([*map(self.named.numbers.__getitem__, [t.name for t in self.tensors])], np.int64)
+
+    @property
+    def widths(self) -> Ints:
+        """Bytes of a storage element of each: int64 [tensors]."""
+        widths: Ints = self.named.columns.widths[self.numbers]
+        return widths
+
+    @cached_property
+    def places(self) -> Ints:
+        """Address and bytes of each: int64 [tensors, 2]."""
+        return np.array([address(self.data) + self.starts[:-1], np.diff(self.starts)]).T
 
     @cached_property
     def starts(self) -> Ints:
@@ -93,13 +114,13 @@ class RunRoom:
     def __init__(self) -> None:
         self._local = threading.local()
 
-    def run(self, tensors: Sequence[Tensor]) -> TensorRun:
+    def run(self, tensors: Sequence[Tensor], named: TensorsByName) -> TensorRun:
         """A run whose ``data`` is anything, until the next call of this thread."""
         size = tensors[-1].end - tensors[0].start
         held: Bytes | None = getattr(self._local, "room", None)
         if held is None or len(held) < size:
             held = self._local.room = np.empty(max(size, RUN), np.uint8)
-        return TensorRun(tensors, held[:size])
+        return TensorRun(tensors, held[:size], named)
 
 
 def runs(tensors: Iterable[Tensor], limit: int = RUN) -> Iterator[list[Tensor]]:
@@ -114,12 +135,12 @@ def runs(tensors: Iterable[Tensor], limit: int = RUN) -> Iterator[list[Tensor]]:
         yield run
 
 
-def changes_of(patch: Patch, tensors: Sequence[Tensor]) -> int:
-    """How many elements of some tensors a patch changes, at most."""
+def changes_of(patch: Patch, tensors: Sequence[Tensor], named: TensorsByName, numbers: Ints) -> int:
+    """How many elements of some tensors, which have these ``numbers`` (int64 [tensors]) among the ``named``, a patch
+    changes, at most."""
     if not (isinstance(patch, PartsPatch) and patch.whole is not None):
         return sum(found.changes for tensor in tensors if (found := patch.tensor(tensor.name)) is not None)
-    places = patch.whole.places([tensor.name for tensor in tensors])
-    return sum(table.changes[place[1]] for place in places if place is not None and (table := place[0].table))
+    return int(patch.whole.rows_of(named).changes[numbers].sum())
 
 
 def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
@@ -175,26 +196,27 @@ class _Found:
 def _find(patch: Patch, run: TensorRun) -> _Found | None:
     """None where a tensor gets another dtype or shape, or goes. Raises DeltackptError where anything is wrong."""
     whole = patch.whole if isinstance(patch, PartsPatch) and kernels.LIB is not None else None
-    numbers: dict[PartReader, tuple[list[int], list[int]]] = {}
+    batches: list[tuple[Ints, PackedRows]] = []
+    alone: Sequence[int] = range(len(run.tensors))
+    if whole is not None:
+        held = whole.rows_of(run.named)
+        part, entry = held.part[run.numbers], held.entry[run.numbers]
+        if not held.fits[run.numbers].all():
+            return None
+        for k in np.unique(part[entry >= 0]).tolist():
+            which = np.flatnonzero((part == k) & (entry >= 0))
+            reader = whole.parts[k]
+            if not isinstance(reader, PartReader):
+                return None
+            batches.append((which, reader.rows_of(entry[which])))
+        alone = np.flatnonzero((part >= 0) & (entry < 0)).tolist()
     others = []
-    places = whole.places([tensor.name for tensor in run.tensors]) if whole is not None else [None] * len(run.tensors)
-    for i, (tensor, place) in enumerate(zip(run.tensors, places, strict=True)):
-        if place is not None and isinstance(part := place[0], PartReader) and part.table is not None:
-            row = part.table.row_numbers[place[1]]
-            if row >= 0:
-                if part.table.forms[row] != (tensor.dtype, tensor.shape):
-                    return None
-                which, held = numbers.setdefault(part, ([], []))
-                which.append(i)
-                held.append(place[1])
-                continue
-        elif whole is not None and place is None:
-            continue
+    for i in alone:
+        tensor = run.tensors[i]
         if (found := patch.tensor(tensor.name)) is not None:
             if not changes_elements((tensor.dtype, tensor.shape), found):
                 return None
             others.append((i, found))
-    batches = [(np.array(which), part.rows_of(np.array(held))) for part, (which, held) in numbers.items()]
     if any(int(rows.rows["elements"].max()) > 1 << 32 for _, rows in batches):  # positions that 32 bits do not hold
         return None
     return _Found(batches, others)

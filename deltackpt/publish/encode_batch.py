@@ -12,11 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from deltackpt.checkpoint.batch import BATCH, NO_HASHES, ComparedBatch, batches, compare_batch, release
-from deltackpt.checkpoint.diff import Difference, State, difference
+from deltackpt.checkpoint.diff import Difference, State, difference, gathered
 from deltackpt.checkpoint.rows import ReadsRanges
-from deltackpt.codecs import Encoded, Entry
+from deltackpt.codecs import CODECS, Encoded, Entry
+from deltackpt.codecs.base import Auto
 from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.entry_block import EntryBlock
+from deltackpt.codecs.select import AUTO
 from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED, Hashes, TensorDigests, Words, hashes, proves
 from deltackpt.format.dtypes import DTYPES, nbytes
@@ -27,6 +29,7 @@ from deltackpt.patch.encode import encode_entries, encode_entry
 
 Compare = Callable[[str, State, State], Difference]
 CompareBatch = Callable[[Sequence[str], State, State], ComparedBatch]
+_DENSE = {AUTO, *(codec.name for codec in CODECS if codec.auto in (Auto.DENSE, Auto.WHOLE))}  # look at all elements
 NO_SUMS = np.zeros((0, 2), np.uint64)
 
 
@@ -164,7 +167,9 @@ class BatchEncoder:
         if found.empty:
             sums = before.sums if before is not None else ZERO  # else it is wrong
             return TensorOfStep(name, None, None, None, TensorDigest(sums, found.new_xxh3))
-        if change.base is None or before is None:
+        if change.withheld is not None and self._encoding not in _DENSE:
+            change = gathered(change)
+        if change.base is None or before is None or change.withheld is not None:
             sums = state_digest.of_run(change.target)
         else:
             sums = state_digest.add(before.sums, state_digest.of_change(change.positions, change.old, change.new))
@@ -207,4 +212,4 @@ def _counts(found: Difference) -> Counts:
     if change.base is None:
         new = found.old_xxh3 is None
         return Counts(added=int(new), changed=int(not new), changed_elements=change.elements)
-    return Counts(changed=1, changed_elements=len(change.positions))
+    return Counts(changed=1, changed_elements=change.count)

@@ -10,11 +10,13 @@ import numpy as np
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import State
+from deltackpt.checkpoint.rows import TensorRows
 from deltackpt.codecs.base import Effect
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.tensor_columns import NameRange
 from deltackpt.kernels import address, addresses
 from deltackpt.patch.apply import changes_elements, decode_step, replace_whole, write_step
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch, describe
@@ -23,7 +25,7 @@ from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.scratch import writable_copy
+from deltackpt.restore.scratch import SpillBuffer, writable_copy
 from deltackpt.store.readahead import ObjectRange, ReadAhead
 from deltackpt.util.guard import map_guarded
 from deltackpt.util.mapped_file import FileMapping
@@ -111,7 +113,8 @@ class Replay:
         self._base = base
         self._patches = patches
         self._journal = journal
-        self._number = {name: i for i, name in enumerate(layout.tensors)} if journal is not None else {}
+        self.named = layout.named
+        self._number = layout.named.numbers
 
     @classmethod
     @contextmanager
@@ -155,12 +158,21 @@ class Replay:
     def read_many(self, names: Sequence[str]) -> tuple[Sequence[Bytes], Sequence[int]]:
         """`bytes_of` of each tensor, [n] uint8, and the address of its first one."""
         tensors = [self.tensors[name] for name in names]
-        run = TensorRun(tensors, np.empty(sum(t.end - t.start for t in tensors), np.uint8))
+        run = TensorRun(tensors, np.empty(sum(t.end - t.start for t in tensors), np.uint8), self.named)
         if not tensors or self._journal is not None or not self.write_run(run):
             data = [self.bytes_of(name) for name in names]
             return data, addresses(*data)
         at = run.starts.tolist()
         return [run.data[a:b] for a, b in pairwise(at)], [address(run.data) + first for first in at[:-1]]
+
+    def read_range(self, names: NameRange) -> TensorRows:
+        """`bytes_of` of each tensor of a range of ``named``."""
+        data, at = self.read_many(names)
+        return TensorRows(np.array(at, np.int64), data.__getitem__)
+
+    def release_range(self, names: NameRange) -> None:
+        """Of what was read alone: a run was released when it was copied."""
+        self.release_many(names)
 
     def release_many(self, names: Sequence[str]) -> None:
         """`release` of each."""
@@ -181,8 +193,7 @@ class Replay:
                 continue
             if (changes := decode_run(patch, run)) is None:
                 return False
-            numbers = np.array([self._number[tensor.name] for tensor in run.tensors])
-            self._journal.append_run(numbers, k, changes)
+            self._journal.append_run(run.numbers, k, changes)
             changes.write_to(run)
         return True
 
@@ -224,7 +235,7 @@ class Replay:
         """The tensor after patch ``k``, recorded in the journal if there is one: ``current`` itself if it may be."""
         decoded = None
         if self._journal is not None:
-            decoded = decode_step(current, known, found)
+            decoded = decode_step(current, known, found, SpillBuffer())
             assert decoded is not None
             self._journal.append(self._number[name], k, decoded)
         if not current.flags.writeable:
