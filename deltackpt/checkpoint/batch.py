@@ -112,9 +112,13 @@ class ComparedBatch:
 
     def differences(self) -> Iterator[Difference]:
         """Of each tensor, what `difference` finds."""
+        yield from self.together()
+        yield from self.others
+
+    def together(self) -> Iterator[Difference]:
+        """The same of ``names`` alone."""
         for i, name in enumerate(self.names):
             yield Difference(name, self.changes.change(i), self.old_xxh3[i].tobytes(), self.new_xxh3[i].tobytes())
-        yield from self.others
 
 
 def compare_batch(names: Sequence[str], old: State, new: State) -> ComparedBatch:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.checkpoint.files import ESCAPES, MAX_SIDE, WeightMap, find_files, slices
-from deltackpt.checkpoint.rows import TensorRows
+from deltackpt.checkpoint.rows import MappedFiles, TensorRows
 from deltackpt.checkpoint.sniff import SNIFF_BYTES, sniff
 from deltackpt.errors import CheckpointError, FormatError, UsageError
 from deltackpt.format.layout import Shard, TensorsByName
@@ -24,7 +24,7 @@ from deltackpt.format.safetensors_header import head_size, parse_header
 from deltackpt.format.tensor_columns import NameRange
 from deltackpt.util.disk import open_regular
 from deltackpt.util.guard import Guard, map_guarded
-from deltackpt.util.mapped_file import FileMapping, joined_columns
+from deltackpt.util.mapped_file import FileMapping
 
 
 class Stamp(NamedTuple):
@@ -146,17 +146,15 @@ class Checkpoint:
             at.append(mapped.address + tensor.start)
         return data, at
 
+    @cached_property
+    def files(self) -> MappedFiles:
+        """The tensors of the shards, many at once."""
+        paths = [shard.path for shard in self.shards]
+        return MappedFiles(self.named, lambda i: self._map(paths[i]), lambda i: self._maps.get(paths[i]))
+
     def read_range(self, names: NameRange) -> TensorRows:
         """`bytes_of` of each tensor of a range of ``named``."""
-        columns = self.named.columns
-        shard, starts = columns.shard[names.rows], columns.starts[names.rows]
-        mapped = {int(i): self._map(self.shards[i].path) for i in np.unique(shard)}
-        first = np.array([mapped[i].address if i in mapped else 0 for i in range(len(self.shards))], np.int64)
-
-        def view(i: int) -> npt.NDArray[np.uint8]:
-            return mapped[int(shard[i])].data[starts[i] : columns.ends[names.first + i]]
-
-        return TensorRows(first[shard] + starts, view)
+        return self.files.read(names.rows)
 
     def open_shard(self, path: str) -> BinaryIO:
         """The file of a shard, to be read. Raises CheckpointError ``checkpoint-changed``, ``not-readable``."""
@@ -207,11 +205,7 @@ class Checkpoint:
 
     def release_range(self, names: NameRange) -> None:
         """`release` of whole tensors, a range of ``named``."""
-        columns = self.named.columns
-        shard, starts, ends = columns.shard[names.rows], columns.starts[names.rows], columns.ends[names.rows]
-        for i in np.unique(shard):
-            if (mapped := self._maps.get(self.shards[i].path)) is not None:
-                mapped.release(*joined_columns(starts[shard == i], ends[shard == i]))
+        self.files.release(names.rows)
 
     def verify_unchanged(self) -> None:
         """Raise CheckpointError ``checkpoint-changed`` if a shard was written to or replaced since `open`."""

@@ -6,6 +6,7 @@ the side files' bytes are. With the values of the tensors it rebuilds every file
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,7 +88,8 @@ class TensorsByName:
     @cached_property
     def state_text(self) -> StateText:
         """See `Layout`."""
-        return StateText((t.name, t.dtype, t.shape) for t in self.tensors.values())
+        held = self.tensors.values()
+        return StateText(self.names, [t.dtype for t in held], [t.shape for t in held])
 
 
 _KNOWN: WeakValueDictionary[tuple[bytes, ...], TensorsByName] = WeakValueDictionary()
@@ -153,7 +155,8 @@ def decode(data: bytes, where: str) -> Layout:
         raise _refuse(where, "a path twice, or one inside another", "each file once")
     if len(layout.tensors) != tensors:  # [F-LAY-4]
         raise _refuse(where, "a tensor in two shards", "each tensor once")
-    if any(name.startswith(RESERVED) for name in layout.tensors):  # [F-PART-9]
+    names = layout.named.names
+    if any(name.startswith(RESERVED) for name in names[bisect_left(names, RESERVED) :][:1]):  # [F-PART-9]
         need = f"names that do not start with {RESERVED}"
         raise FormatError("name-refused", where=where, have="a reserved tensor name", need=need)
     return layout

@@ -40,14 +40,15 @@ class TensorColumns:
             none = np.zeros(0, np.int64)
             return cls([], none, none, none, none, [], none)
         shard_of = {t.name: i for i, header in enumerate(headers) for t in header.tensors}
-        names, dtypes, shapes, starts, ends = zip(*tensors, strict=True)
-        shard = np.array([*map(shard_of.__getitem__, names)], np.int64)
+        dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
+        starts, ends = np.array([t.start for t in tensors]), np.array([t.end for t in tensors])
+        shard = np.array([shard_of[t.name] for t in tensors], np.int64)
         known: dict[tuple[str, tuple[int, ...]], int] = {}
         form = np.array([known.setdefault(key, len(known)) for key in zip(dtypes, shapes, strict=True)], np.int64)
         forms = [(DTYPES[dtype], shape) for dtype, shape in known]
         first = np.array([header.data_start for header in headers], np.int64)[shard]
         widths = np.array([dtype.width for dtype, _ in forms], np.int64)[form]
-        return cls(tensors, shard, first + np.array(starts), first + np.array(ends), form, forms, widths)
+        return cls(tensors, shard, first + starts, first + ends, form, forms, widths)
 
     @cached_property
     def sizes(self) -> Ints:

@@ -85,6 +85,15 @@ def scatter_many(jobs: Array) -> int | None:
     return None if found < 0 else found
 
 
+def copy_many(copies: Array) -> None:
+    """Runs of bytes, each to its place. ``copies``: int64 [n, 3], the address to write to, that to read from, and the
+    bytes; no place may have bytes that are still to be read.
+    """
+    assert LIB is not None
+    copies = np.ascontiguousarray(copies, np.int64)
+    LIB.dk_copy_many(address(copies), len(copies))
+
+
 def digest_run(words: Array, first: int) -> tuple[int, int]:
     """Both sums, modulo 2^64, of a run of unsigned words, [n], that begins at element ``first``."""
     assert LIB is not None

@@ -25,6 +25,7 @@ from deltackpt.format.safetensors_header import Tensor
 from deltackpt.kernels import address
 from deltackpt.patch.apply import changes_elements
 from deltackpt.patch.base import Bytes, Patch, TensorPatch
+from deltackpt.patch.in_memory import ChangeColumns, InMemoryPatch
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import PartsPatch
 
@@ -57,7 +58,8 @@ class TensorRun:
     @cached_property
     def places(self) -> Ints:
         """Address and bytes of each: int64 [tensors, 2]."""
-        return np.array([address(self.data) + self.starts[:-1], np.diff(self.starts)]).T
+        places: Ints = np.array([address(self.data) + self.starts[:-1], np.diff(self.starts)]).T
+        return places
 
     @cached_property
     def starts(self) -> Ints:
@@ -138,6 +140,9 @@ def runs(tensors: Iterable[Tensor], limit: int = RUN) -> Iterator[list[Tensor]]:
 def changes_of(patch: Patch, tensors: Sequence[Tensor], named: TensorsByName, numbers: Ints) -> int:
     """How many elements of some tensors, which have these ``numbers`` (int64 [tensors]) among the ``named``, a patch
     changes, at most."""
+    if isinstance(patch, InMemoryPatch) and patch.columns is not None and patch.columns.named is named:
+        alone = (patch.one(tensor.name) for tensor in tensors)
+        return int(patch.columns.counts[numbers].sum()) + sum(found.changes for found in alone if found is not None)
     if not (isinstance(patch, PartsPatch) and patch.whole is not None):
         return sum(found.changes for tensor in tensors if (found := patch.tensor(tensor.name)) is not None)
     return int(patch.whole.rows_of(named).changes[numbers].sum())
@@ -148,6 +153,8 @@ def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
 
     None where it cannot be done at once, or where anything is wrong.
     """
+    if isinstance(patch, InMemoryPatch) and (held := patch.columns) is not None and held.named is run.named:
+        return _held_changes(patch, held, run)
     try:
         if (found := _find(patch, run)) is None:
             return None
@@ -167,6 +174,19 @@ def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
         np.concatenate([np.zeros(0, np.uint8), *(values for _, values in arrays)]),
         others,
     )
+
+
+def _held_changes(patch: InMemoryPatch, held: ChangeColumns, run: TensorRun) -> RunChanges:
+    which = np.flatnonzero(held.counts[run.numbers])
+    numbers = run.numbers[which]
+    counts, widths = held.counts[numbers], held.widths[numbers]
+    firsts, bytes_at = starts(counts), starts(counts * widths)
+    positions, values = np.empty(firsts[-1], np.uint32), np.empty(bytes_at[-1], np.uint8)
+    for to, begins, size in ((positions, held.positions, 4), (values, held.values, widths)):
+        at = (firsts if to is positions else bytes_at)[:-1] * to.itemsize
+        kernels.copy_many(np.array([address(to) + at, begins[numbers], counts * size]).T)
+    alone = [(i, found.decoded) for i, t in enumerate(run.tensors) if (found := patch.one(t.name)) is not None]
+    return RunChanges(which, counts, widths, positions, values, alone)
 
 
 def advance_run(patch: Patch, run: TensorRun) -> bool:

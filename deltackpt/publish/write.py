@@ -217,8 +217,7 @@ class _WriteJob:
 
     def _hold(self, compared: ComparedBatch) -> None:
         if self._in_memory is not None:
-            for found in compared.differences():
-                self._in_memory.add(found, self._new.tensors.get(found.name))
+            self._in_memory.add_batch(compared, self._new)
 
     def follow(self, repo: Repository, ref: str, done: CommittedStep) -> None:
         """Let the cache follow to the step that was published."""

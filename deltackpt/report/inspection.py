@@ -175,7 +175,7 @@ def _patch(repo: Repository, m: Manifest, rows: list[TensorEntry]) -> Inspection
         step=m.step,
         parent=m.parent.step if m.parent else None,
         files=[f.size for f in m.patch or ()],
-        rows=sorted(rows, key=lambda row: (row.name.encode(), row.offset or ())),
+        rows=sorted(rows, key=lambda row: (row.name, row.offset or ())),  # code points sort as their UTF-8 bytes do
         elements=m.counts.elements,
     )
 
