@@ -58,7 +58,7 @@ class Auto(IntEnum):
     """When `auto` tries an encoding. Of all that it tried, the smallest wins, if it is smaller than the tensor."""
 
     ASKED = 0  # never: only where the writer asks for it by name
-    SPARSE = 1  # for every change
+    SPARSE = 1  # for every change, but a dense one of a tensor that is too large to hold what changed
     SPARSE_ELSE = 2  # for every change that no SPARSE encoding carries
     DENSE = 3  # where more than a quarter of the elements changed, or where nothing sparse carries the change
     WHOLE = 4  # where there are no old elements, or where nothing else is smaller than the tensor

@@ -27,10 +27,12 @@ from deltackpt.patch.apply import changes_elements
 from deltackpt.patch.base import Bytes, Patch, TensorPatch
 from deltackpt.patch.in_memory import ChangeColumns, InMemoryPatch
 from deltackpt.patch.part import PartReader
+from deltackpt.patch.squashed import SquashedPatch
 from deltackpt.patch.tensor import PartsPatch
 
 RUN = 4 << 20  # bytes of a batch: it stays in the cache of a processor from one pass over it to the next
 MOST = 1024  # tensors of a batch
+MANY = 1000  # tensors of a step, above which they go through several patches by runs
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,11 @@ def changes_of(patch: Patch, tensors: Sequence[Tensor], named: TensorsByName, nu
     return int(patch.whole.rows_of(named).changes[numbers].sum())
 
 
+def by_runs(named: TensorsByName) -> bool:
+    """Do small tensors go through several patches by runs, and not each by itself as soon as a patch arrives?"""
+    return len(named.names) > MANY
+
+
 def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
     """What a patch changes in a run; ``run.data`` holds the old elements, and is not written to.
 
@@ -155,6 +162,8 @@ def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
     """
     if isinstance(patch, InMemoryPatch) and (held := patch.columns) is not None and held.named is run.named:
         return _held_changes(patch, held, run)
+    if isinstance(patch, SquashedPatch) and kernels.LIB is not None and by_runs(run.named):
+        return _squashed_changes(patch, run)
     try:
         if (found := _find(patch, run)) is None:
             return None
@@ -180,13 +189,33 @@ def _held_changes(patch: InMemoryPatch, held: ChangeColumns, run: TensorRun) -> 
     which = np.flatnonzero(held.counts[run.numbers])
     numbers = run.numbers[which]
     counts, widths = held.counts[numbers], held.widths[numbers]
-    firsts, bytes_at = starts(counts), starts(counts * widths)
-    positions, values = np.empty(firsts[-1], np.uint32), np.empty(bytes_at[-1], np.uint8)
-    for to, begins, size in ((positions, held.positions, 4), (values, held.values, widths)):
-        at = (firsts if to is positions else bytes_at)[:-1] * to.itemsize
-        kernels.copy_many(np.array([address(to) + at, begins[numbers], counts * size]).T)
+    positions = np.empty(counts.sum(), np.uint32)
+    kernels.copy_many(np.array([address(positions) + 4 * starts(counts)[:-1], held.positions[numbers], 4 * counts]).T)
+    values = _side_by_side(held.values[numbers], counts * widths)
     alone = [(i, found.decoded) for i, t in enumerate(run.tensors) if (found := patch.one(t.name)) is not None]
     return RunChanges(which, counts, widths, positions, values, alone)
+
+
+def _side_by_side(at: Ints, sizes: Ints) -> Bytes:
+    """Runs of bytes, of which each begins at an address, one after the other."""
+    held = np.empty(sizes.sum(), np.uint8)
+    kernels.copy_many(np.array([address(held) + starts(sizes)[:-1], at, sizes]).T)
+    return held
+
+
+def _squashed_changes(patch: SquashedPatch, run: TensorRun) -> RunChanges | None:
+    """Through all patches, and what differs then."""
+    new = TensorRun(run.tensors, run.data.copy(), run.named)
+    if not all(advance_run(step, new) for step in patch.patches):
+        return None
+    (old_at, sizes), (new_at, _) = run.places.T, new.places.T
+    if (sizes // run.widths > 1 << 32).any():
+        return None
+    rows, memory = kernels.diff_many(np.array([old_at, new_at, sizes // run.widths, run.widths]).T)
+    which = np.flatnonzero(rows[:, 7])
+    counts, widths = rows[which, 7], rows[which, 3]
+    values = _side_by_side(rows[which, 6], counts * widths)
+    return RunChanges(which, counts, widths, memory[0].astype(np.uint32), values)
 
 
 def advance_run(patch: Patch, run: TensorRun) -> bool:
