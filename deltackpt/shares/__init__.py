@@ -9,7 +9,7 @@ A carrier asks `share_of` at both of its ends: what one sends is what the other 
 from deltackpt.shares.bounds import Bounds, Held
 from deltackpt.shares.needs import Cut, EntryShare, PartShare, coalesce, share_of
 from deltackpt.shares.overlap import Cell, Layouts, Move, Overlap, cells, overlaps
-from deltackpt.shares.proof import ShareProof
+from deltackpt.shares.proof import ProofReport, ShareProof
 from deltackpt.shares.reader import ShareReader
 from deltackpt.shares.step import StagedShare, stage
 from deltackpt.shares.tensors import HeldTensor, HeldTensors
@@ -26,6 +26,7 @@ __all__ = [
     "Move",
     "Overlap",
     "PartShare",
+    "ProofReport",
     "ShareProof",
     "ShareReader",
     "StagedShare",

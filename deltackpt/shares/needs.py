@@ -224,7 +224,7 @@ def _in_entry(entry: Entry, boxes: Sequence[Bounds], where: str) -> tuple[Bounds
         if len(box) == 1 and len(stored) > 1 and entry.dtype.bits < 8 * entry.dtype.width:
             found += of_run(stored, *box[0])
             continue
-        if len(box) != len(stored) or any(b > n for (_, b), n in zip(box, stored, strict=True)):
+        if len(box) != len(stored) or any(a < 0 or b > n for (a, b), n in zip(box, stored, strict=True)):
             have = f"a rank that holds {[list(axis) for axis in box]}"[:160]
             need = f"a box of {list(stored)}"[:160]
             raise ChainError("base-shape", where=f"{where}, {entry.name[:80]!r}", have=have, need=need)

@@ -1,7 +1,7 @@
 """A step at one rank: its share is read and decoded, proven with those of all ranks, and only then written.
 
 `stage` reads and decodes, and writes nothing. The ranks add up `StagedShare.proof`, somebody compares the sum with the
-step's digests, and when all agree each calls `StagedShare.write`.
+step's digests, and when all agree each calls `StagedShare.write` with the report.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from deltackpt.patch.source import PartSource
 from deltackpt.patch.tensor import check_together
 from deltackpt.repository.chain import Hop
 from deltackpt.restore.patch_reader import check_origin
-from deltackpt.shares.needs import EntryShare
-from deltackpt.shares.proof import ShareProof
+from deltackpt.shares.needs import Cut, EntryShare
+from deltackpt.shares.proof import ProofReport, ShareProof
 from deltackpt.shares.reader import ShareReader, incomplete
 from deltackpt.shares.tensors import HeldTensors
 
@@ -28,15 +28,28 @@ OldElements = Callable[[EntryShare], Elements]
 @dataclass(frozen=True)
 class StagedShare:
     """``changes``: a rank's new elements, tensor by tensor: flat positions in the whole tensor, int64 [n], and words
-    [n]. ``proof``: the sums of what it holds once they are written. ``size``: bytes of the share, without tables."""
+    [n]. ``proof``: the sums of what it holds once they are written. ``size``: bytes of the share, without tables.
+    ``unchecked``: tensors of which runs of elements were read that have no checksum: sums alone prove them.
+    """
 
     tensors: HeldTensors
     changes: tuple[tuple[str, Decoded], ...]
     proof: ShareProof
     size: int
+    unchecked: frozenset[str]
 
-    def write(self) -> None:
-        """Put the new elements where the rank holds them."""
+    def write(self, report: ProofReport) -> None:
+        """Put the new elements where the rank holds them; ``report`` is of the proofs of all ranks together.
+
+        Raises ChainError ``tensor-differs``, and writes nothing, where a tensor is in no proof, or where nothing proves
+        what was read of it: nobody holds some elements of it, and its bytes have no checksum.
+        """
+        proven, known = {*report.proven}, {*report.proven, *report.open}
+        for name, _ in self.changes:
+            if name not in known or (name in self.unchecked and name not in proven):
+                have, need = "bytes that no checksum and no sum proves", "a proof of all ranks"
+                hint = "Let some rank hold the rest of the tensor, or read it whole."
+                raise ChainError("tensor-differs", where=repr(name[:80]), have=have, need=need, hint=hint)
         for name, new in self.changes:
             self.tensors.write(name, new)
 
@@ -55,7 +68,7 @@ def stage(
     for reader in readers:
         check_origin(reader.index, hop)
     check_together([reader.index for reader in readers])
-    changes, proof = list[tuple[str, Decoded]](), before
+    changes, proof, unchecked = list[tuple[str, Decoded]](), before, set[str]()
     for reader in readers:
         where = reader.index.where
         if reader.share.removed:
@@ -72,7 +85,9 @@ def stage(
             change = new.positions, tensors.old(name, new.positions), new.values
             proof = proof.after(name, tensors.tensors[name].shape, change)
             changes.append((name, new))
-    return StagedShare(tensors, tuple(changes), proof, sum(reader.share.size for reader in readers))
+            unchecked |= {name} if one.cut is Cut.ELEMENTS else set()
+    size = sum(reader.share.size for reader in readers)
+    return StagedShare(tensors, tuple(changes), proof, size, frozenset(unchecked))
 
 
 def _check(one: EntryShare, tensors: HeldTensors, where: str) -> None:

@@ -277,7 +277,7 @@ def test_a_damaged_tile_is_told_and_one_of_another_rank_is_not_read():
 def test_what_does_not_fit_is_refused():
     old, new = states()
     index = PartReader(memoryview(part_of(old, new, "full")), "part")
-    bad: list[Held] = [{"a": [((0, 513), (0, 1))]}, {"a": [((0, 1),)]}, {"n": [((0, 1), (0, 1))]}]
+    bad: list[Held] = [{"a": [((0, 513), (0, 1))]}, {"a": [((0, 1),)]}, {"n": [((0, 1), (0, 1))]}, {"n": [((-1, 4),)]}]
     for held in bad:
         with pytest.raises(ChainError, match="a rank that holds"):
             share_of(index, held)
@@ -385,7 +385,7 @@ def test_cells_that_overlap_or_lie_elsewhere_are_refused():
     old, _ = states()
     for boxes in ([((0, 400), (0, 512)), ((100, 112), (0, 512))], [((0, 513), (0, 512))], [((0, 512),)]):
         proof = ShareProof({"a": dict.fromkeys(boxes, (1, 2))})
-        with pytest.raises(ChainError, match="outside or counted twice"):
+        with pytest.raises(ChainError, match=r"outside of it|that overlap"):
             proof.check(tables(old), digests(old), "base")
     with pytest.raises(ChainError, match="a tensor that the step has not"):
         ShareProof({"z": {}}).check(tables(old), digests(old), "base")

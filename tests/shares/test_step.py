@@ -17,7 +17,7 @@ from deltackpt.errors import ChainError, FormatError
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.restore.source import RepositorySource
-from deltackpt.shares import EntryShare, ShareProof, cells, stage
+from deltackpt.shares import EntryShare, ProofReport, ShareProof, cells, stage
 from deltackpt.store import MemoryStore
 
 FORMS = {"q": ("BF16", (512, 512)), "o": ("BF16", (512, 768)), "norm": ("F32", (64,)), "scale": ("F32", ())}
@@ -97,7 +97,7 @@ def test_ranks_follow_a_chain_by_their_shares(chain):
         report = group.proof.check(repo.layout(manifest).tensors, repo.digests(manifest), f"step {step}")
         assert (set(report.proven), report.open) == (set(FORMS), ())
         for one in staged:
-            one.write()
+            one.write(report)
         assert all(same(held, several[step]) for held in group.ranks)
 
 
@@ -164,5 +164,29 @@ def test_tiles_that_do_not_fit_need_the_others_elements(chain):
     with pytest.raises(ChainError, match="other ranks hold elements"):
         stage(RepositorySource(repo), Hop.of(log[1]), held, proof)
     done = stage(RepositorySource(repo), Hop.of(log[1]), held, proof, old_of(several[0]))
-    done.write()
+    report = done.proof.check(repo.layout(log[1]).tensors, repo.digests(log[1]), "step 1")
+    assert report.open == ("q",)  # nobody else is asked, but its tiles have checksums
+    done.write(report)
     assert same(held, several[1])
+
+
+def test_elements_that_nothing_proves_are_not_written(tmp_path):
+    """Rows of `full` have no checksum: they are written where the ranks hold all of the tensor between them."""
+    world, several = World(tmp_path), states(1)
+    world.publish(several[0])
+    world.publish(several[1], encoding="full")
+    repo, _ = opened(world)
+    step = next(iter(repo.log("main")))
+    held = [holding(several[0], {"q": split_on(several[0], 0, rank, 2)["q"]}) for rank in range(2)]
+    proofs = [ShareProof.of(one, {"q": list(one.held["q"])}) for one in held]
+    staged = [stage(RepositorySource(repo), Hop.of(step), *pair) for pair in zip(held, proofs, strict=True)]
+    assert staged[0].unchecked == {"q"}
+    tables, digests = repo.layout(step).tensors, repo.digests(step)
+    for report in (staged[0].proof.check(tables, digests, "alone"), ProofReport((), ())):
+        with pytest.raises(ChainError, match="no checksum and no sum"):
+            staged[0].write(report)
+    assert same(held[0], several[0])
+    report = (staged[0].proof + staged[1].proof).check(tables, digests, "both")
+    for one in staged:
+        one.write(report)
+    assert all(same(one, several[1]) for one in held)
