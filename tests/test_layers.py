@@ -19,6 +19,7 @@ ORDER = [
     "patch",
     "repository",
     "restore",
+    "shares",
     "cache",
     "publish",
     "compaction",

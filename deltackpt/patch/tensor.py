@@ -173,10 +173,7 @@ def grouped(parts: Sequence[Part]) -> Mapping[str, EncodedTensor]:
 
     Raises FormatError ``version-mixed``, ``boxes-too-many``, ``boxes-overlap``.
     """
-    versions = sorted({part.version for part in parts})
-    if len(versions) > 1:  # [F-META-5]
-        have = f"parts of versions {' and '.join(map(str, versions))}"
-        raise FormatError("version-mixed", where=parts[0].where, have=have, need="one version in a patch")
+    check_versions(parts)
     if all(part.table is not None for part in parts):
         apart = WholeTensors(parts)
         if len(apart) == sum(len(part.entries) for part in parts):
@@ -185,10 +182,37 @@ def grouped(parts: Sequence[Part]) -> Mapping[str, EncodedTensor]:
     for part in parts:
         for entry in part.entries:
             held.setdefault(entry.name, []).append((part, entry))
+    check_boxes(held, parts[0].where)
+    return {name: EncodedTensor(tuple(found)) for name, found in held.items()}
+
+
+def check_together(parts: Sequence[PartIndex]) -> None:
+    """Do the parts of a patch fit together? All are of one version, and what several hold of a tensor are boxes.
+
+    Raises FormatError ``version-mixed``, ``boxes-too-many``, ``boxes-overlap``.
+    """
+    check_versions(parts)
+    held: dict[str, list[tuple[PartIndex, Entry]]] = {}
+    if len(parts) > 1 or any(part.table is None for part in parts):
+        for part in parts:
+            for entry in part.entries:
+                held.setdefault(entry.name, []).append((part, entry))
+        check_boxes(held, parts[0].where)
+
+
+def check_versions(parts: Sequence[PartIndex]) -> None:
+    """Raise FormatError ``version-mixed`` unless all parts are of one version."""
+    versions = sorted({part.version for part in parts})
+    if len(versions) > 1:  # [F-META-5]
+        have = f"parts of versions {' and '.join(map(str, versions))}"
+        raise FormatError("version-mixed", where=parts[0].where, have=have, need="one version in a patch")
+
+
+def check_boxes(held: Mapping[str, Sequence[tuple[PartIndex, Entry]]], where: str) -> None:
+    """Raise FormatError ``boxes-too-many``, ``boxes-overlap`` for entries of a tensor that do not fit together."""
     for name, found in held.items():
         if len(found) > 1:
-            _check_boxes(name, [entry for _, entry in found], parts[0].where)
-    return {name: EncodedTensor(tuple(found)) for name, found in held.items()}
+            _check_boxes(name, [entry for _, entry in found], where)
 
 
 @dataclass(frozen=True)
