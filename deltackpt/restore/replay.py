@@ -24,6 +24,7 @@ from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.scratch import writable_copy
+from deltackpt.restore.source import RepositorySource
 from deltackpt.store.readahead import ObjectRange, ReadAhead
 from deltackpt.util.guard import map_guarded
 from deltackpt.util.mapped_file import FileMapping
@@ -51,16 +52,21 @@ class Anchor:
             for t in shard.header.tensors
         }
         self._maps: dict[str, FileMapping] = {}
-        for file in files if repo.store.capabilities.local else ():
+        # Of a store that is not trusted, all of it is proven first: the digests of tensors withstand no forger.
+        self._proven = {} if repo.trust is None else _proven(repo, files)  # [S-SIG-14]
+        for file in files if repo.store.capabilities.local and not self._proven else ():
             if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
                 with path.open("rb") as f:
                     self._maps[file.name], _ = map_guarded(f.fileno(), file.size, path)  # proven as it is used
-        ahead = [(name, at) for name in order if (at := self._at.get(name)) and at.length and at.file not in self._maps]
+        here = self._maps.keys() | self._proven.keys()
+        ahead = [(name, at) for name in order if (at := self._at.get(name)) and at.length and at.file not in here]
         self._runs = ReadAhead(repo.store, ahead) if ahead else None
 
     def bytes_of(self, name: str) -> Bytes:
         """All bytes of a tensor: uint8, read-only, not proven. Raises what `Store.get_range` raises."""
         at = self._at[name]
+        if at.file in self._proven:
+            return self._proven[at.file][at.start : at.end]
         if at.file in self._maps:
             return self._maps[at.file].data[at.start : at.end]
         if self._runs is not None and (found := self._runs.take(name)) is not None:
@@ -85,6 +91,12 @@ class Anchor:
         """Read nothing more ahead."""
         if self._runs is not None:
             self._runs.close()
+
+
+def _proven(repo: Repository, files: Sequence[File]) -> dict[str, Bytes]:
+    """The bytes of files by name, uint8, proven by sha256: mapped, where the store is remote from temporary copies."""
+    source = RepositorySource(repo)
+    return {file.name: np.frombuffer(source.part(file), np.uint8) for file in files}
 
 
 def check_left_over(base: Iterable[str], patches: Sequence[Patch], layout: Layout) -> None:
