@@ -137,7 +137,7 @@ class SignedKeySet:
 
 
 class _Fields(Fields):
-    """Typed access, of which the code is ``signature-field`` [S-SIG-1] [S-SIG-9]."""
+    """Typed access, of which the code is ``signature-field`` [S-SIG-1] [S-SIG-17]."""
 
     def refuse(self, name: str, have: str, need: str) -> NoReturn:
         raise FormatError("signature-field", where=f"{self._where}, {name}", have=have, need=need)
@@ -191,7 +191,7 @@ _KEYS_KNOWN = {"format", "version", "repository", "number", "keys", "threshold",
 
 def _object(data: bytes, limit: int, names: set[str], where: str) -> dict[str, Any]:
     value = loads_strict(data, limit=limit, where=where)
-    if not isinstance(value, dict) or value.keys() != names:  # [S-SIG-1] [S-SIG-9]
+    if not isinstance(value, dict) or value.keys() != names:  # [S-SIG-1] [S-SIG-17]
         raise _refused(where, "another kind of JSON", ", ".join(sorted(names)))
     check_canonical(dumps(value) == data, where)
     return value

@@ -17,9 +17,7 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
     leads to can be reached otherwise, or `resolve` says that it cannot; `verify` names the damage. So is one that
     ``vouches`` says nobody signed: no manifest names it, so that no signature of a step covers it."""
 
-    def __init__(
-        self, store: Store, repository: str, vouches: Callable[[Link], bool] = lambda record: True
-    ) -> None:
+    def __init__(self, store: Store, repository: str, vouches: Callable[[Link], bool] = lambda record: True) -> None:
         self._store = store
         self._repository = repository
         self._vouches = vouches

@@ -66,6 +66,11 @@ class Refs:
             if _REF.fullmatch(name) and info.name.endswith(".json"):
                 yield name
 
+    def unproven(self, name: str) -> Ref | None:
+        """The branch ``refs/NAME`` or tag ``tags/NAME``, without `check`. Raises what `branch` raises."""
+        own = _checked(name.partition("/")[2])
+        return self._read(f"{name}.json", own, check=False)
+
     def parse_branch(self, name: str, raw: bytes) -> Ref:
         """The branch whose object has these bytes. Raises FormatError, UsageError ``ref-name``."""
         found = self._parse(f"refs/{_checked(name)}.json", name, raw)

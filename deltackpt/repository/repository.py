@@ -169,6 +169,13 @@ class Repository:
         """The tag, or None. Raises FormatError, UsageError ``ref-name``."""
         return self._refs.tag(name)
 
+    def unproven(self, name: str) -> Ref | None:
+        """The branch ``refs/NAME`` or tag ``tags/NAME``, whoever signed it, for one who will; None if it is not there.
+
+        Raises FormatError, UsageError ``ref-name``.
+        """
+        return self._refs.unproven(name)
+
     def refs(self, prefix: str = "refs/") -> Iterator[Ref]:
         """All branches (``refs/``) or tags (``tags/``). Raises FormatError for one that is damaged."""
         return self._refs.all(prefix)
@@ -246,6 +253,11 @@ class Repository:
         what it says, there or not.
         """
         return self._finder.find(spec, ref)
+
+    def find_unproven(self, spec: str | int, ref: str = "main") -> Link:
+        """`find`, whoever signed the step and the branch, for one who will."""
+        plain = StepFinder(self._objects, Refs(self._objects), self.manifests, self.id)
+        return plain.find(spec, ref)
 
     def gone(self, step: int) -> NotFoundError:
         """The error for a step that is not there, or no longer; names the nearest ones that are."""

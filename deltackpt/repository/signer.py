@@ -61,9 +61,9 @@ class RecordSigner:
         if name is not None:
             last = self._memory.seen(name, signed=True)
             said = list(self._own(link, name))
-            if last is not None and last.link != link and not any(one.statement.time > last.time for one in said):
-                if name.startswith("refs/") and last.link.step >= link.step:
-                    raise self._behind(name, link, last.link)
+            moved = last is not None and last.link != link and all(one.statement.time <= last.time for one in said)
+            if last is not None and moved and name.startswith("refs/") and last.link.step >= link.step:
+                raise self._behind(name, link, last.link)
             least = max([last.time if last else 0, *(one.statement.time for one in said)])
             previous = said[0].statement.previous if said else previous
         return self._put(Statement(self._identity, name, link, previous, _after(least)))

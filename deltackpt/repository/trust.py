@@ -228,7 +228,7 @@ class Trust:
             self._check_history(name, link, seen)
 
     def _check_history(self, name: str, link: Link, seen: Seen) -> None:
-        """[S-SIG-9]: from the step that was seen the branch came here by steps that follow it, or by a signed rewind."""
+        """[S-SIG-9]: from the step that was seen the branch came by steps that follow it, or by a signed rewind."""
         at: Link | None = link
         try:
             while at is not None and at != seen.link and at.step > seen.link.step:

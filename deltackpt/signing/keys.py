@@ -59,7 +59,9 @@ class PrivateKey:
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             locked = "passphrase" in str(error).lower() or "password" in str(error).lower()
             have = "a key with a passphrase" if locked else "something else"
-            hint = "ssh-agent can hold it: --sign 'command:ssh-keygen -Y sign -n deltackpt -f KEY.pub'." if locked else ""
+            hint = (
+                "ssh-agent can hold it: --sign 'command:ssh-keygen -Y sign -n deltackpt -f KEY.pub'." if locked else ""
+            )
             raise _unusable(where, have, "an OpenSSH private key without a passphrase", hint) from None
         if not isinstance(key, module.Ed25519PrivateKey):
             raise _unusable(where, "a key of another kind", "an ed25519 key", "`deltackpt keygen` makes one.")
@@ -70,9 +72,7 @@ class PrivateKey:
         ed25519.library()
         from cryptography.hazmat.primitives import serialization as form
 
-        return bytes(
-            self._key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
-        )
+        return bytes(self._key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()))
 
 
 class SigningCommand:

@@ -110,12 +110,15 @@ class TrustMemory:
             raise self._damaged(error.strerror or "an error") from error
         try:
             value = loads_strict(raw, limit=_MOST, where=str(self._path))
-            if value.keys() == {"keys", "seen", "signed"} and (value["keys"] is None or isinstance(value["keys"], dict)):
-                if isinstance(value["seen"], dict) and isinstance(value["signed"], dict):
-                    return dict(value)
-        except (FormatError, AttributeError, TypeError) as error:
+        except FormatError as error:
             raise self._damaged() from error
-        raise self._damaged()
+        if not isinstance(value, dict) or value.keys() != {"keys", "seen", "signed"}:
+            raise self._damaged()
+        if not isinstance(value["seen"], dict) or not isinstance(value["signed"], dict):
+            raise self._damaged()
+        if value["keys"] is not None and not isinstance(value["keys"], dict):
+            raise self._damaged()
+        return value
 
     def _change(self, change: Callable[[dict[str, Any]], object]) -> None:
         value = self._read()

@@ -92,7 +92,9 @@ def parse_keys(text: str, where: object) -> KeySet:
             continue
         at = f"{where}, line {number}"
         if words[0].startswith("-"):
-            raise _unusable(at, "no public key", "a line of OpenSSH", "The public key is in the file that ends in .pub.")
+            raise _unusable(
+                at, "no public key", "a line of OpenSSH", "The public key is in the file that ends in .pub."
+            )
         if words[0] in ("threshold", "repository", "number", "expires"):
             if len(words) != 2 or words[0] in said:
                 raise _unusable(at, f"{words[0]} without one value, or twice", f"{words[0]} and its value, once")

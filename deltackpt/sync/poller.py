@@ -107,6 +107,7 @@ class MirrorFollower:
             if not self._pollers:  # a trainer that has yet to publish, or a place where the repository is not any more
                 raise self._source.absent()
             self._listed = time.monotonic()
+            self._mirror.copy_signatures()
         moved = [poller for poller in self._pollers.values() if poller.poll() is not None]
         if not moved:
             return None
