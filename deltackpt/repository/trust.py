@@ -64,7 +64,6 @@ class Trust:
             known = self._proven.get(name)
             if known is not None and known.link == link and self._fresh(known.time):
                 return
-            self._proven.pop(name, None)
             found = self._vouched(name, link)
             self._check_order(name, link, found)
             if not self._fresh(found.time):  # [S-SIG-7]

@@ -128,7 +128,7 @@ class TrustMemory:
             return
         try:
             make_private(self._folder)
-            with lock_file(self._folder / "lock") as fd, locked(fd):
+            with lock_file(self._folder / ".lock") as fd, locked(fd):
                 value = self._read()  # another process may have been here
                 change(value)
                 replace_file(self._path, dumps(value), sync=True)
@@ -160,7 +160,7 @@ def check_place(url: str, repository: str, folder: str | os.PathLike[str] | None
     if not known:
         try:
             make_private(base)
-            with lock_file(base / "lock") as fd, locked(fd):
+            with lock_file(base / ".lock") as fd, locked(fd):
                 replace_file(path, repository.encode(), sync=True)
         except OSError as error:
             logger.warning("%s: %s: which repository is there is not remembered", base, error.strerror or error)
