@@ -104,7 +104,7 @@ class TrustMemory:
             return self._own
         try:
             raw = self._path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {"keys": None, "seen": {}, "signed": {}}
         except OSError as error:
             raise self._damaged(error.strerror or "an error") from error

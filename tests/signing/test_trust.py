@@ -186,7 +186,9 @@ def test_signatures_of_other_names_and_forms_are_passed_over(world: World) -> No
     folder = f"signatures/{links[1].step:08d}-{links[1].id}/"
     right = next(iter(store.list(folder)))
     raw = store.get(right.name, 1 << 20)
-    for number, other in enumerate((b"", b"{}", raw + b" ", raw[:-1], raw.replace(b'"version":1', b'"version":2'), raw)):
+    for number, other in enumerate(
+        (b"", b"{}", raw + b" ", raw[:-1], raw.replace(b'"version":1', b'"version":2'), raw)
+    ):
         store.put(f"{folder}{KEY.public[:16]}-{9 * 10**15 + number:016d}.json", [other])
     store.put(f"{folder}x.json", [raw])
     assert len(list(read_signatures(store, links[1]))) == 1

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.chains import World
 
 from deltackpt.format.signature import KeySet, Signature, SignedStatement, Statement
 from deltackpt.repository import Repository
 from deltackpt.signing.keys import PrivateKey
 from deltackpt.signing.policy import TrustPolicy
 from deltackpt.store import MemoryStore
+from support.chains import World
 
 
 def keys_of(*keys: PrivateKey, threshold: int = 1, **more: object) -> KeySet:
