@@ -34,10 +34,12 @@ def desk(tmp_path: Path, world: World) -> Desk:
 
 def test_from_a_key_to_a_step(desk: Desk) -> None:
     made = desk("keygen", desk.root / "c", "--comment", "me and\nyou", "--json").json
-    assert made["key"].startswith("ssh-ed25519 ") and made["key"].endswith(" me and you")
+    assert made["key"].startswith("ssh-ed25519 ")
+    assert made["key"].endswith(" me and you")
     assert (desk.root / "c").stat().st_mode & 0o777 == 0o600
     again = desk("keygen", desk.root / "c")
-    assert again.status == 7 and "output-exists" not in again.out
+    assert again.status == 7
+    assert "output-exists" not in again.out
     assert desk.write(0, "--sign", desk.root / "a").status == 0
     text = (desk.root / "a").read_text()
     done = desk.write(1, DELTACKPT_SIGN_KEY=text)  # the key itself
@@ -64,7 +66,8 @@ def test_steps_that_are_signed_later(desk: Desk) -> None:
     assert desk.write(1).status == 0
     pub = desk.root / "a.pub"
     stale = desk("apply", desk.repo, desk.root / "out", "--trust", pub)
-    assert stale.status == 4 and "deltackpt sign" in stale.err
+    assert stale.status == 4
+    assert "deltackpt sign" in stale.err
     assert desk("sign", desk.repo).status == 2
     done = desk("sign", desk.repo, "--all", "--sign", desk.root / "a", "--json")
     assert [(one["name"], one["step"]) for one in done.json["signed"]] == [("refs/main", 1), (None, 0)]
@@ -87,7 +90,8 @@ def test_key_sets(desk: Desk) -> None:
     (desk.root / "KEYS").write_text(shown.out)
     assert shown.out.splitlines()[1:3] == ["number 1", "threshold 2"]
     refused = desk("apply", desk.repo, desk.root / "out", "--trust", desk.root / "a.pub")
-    assert refused.status == 4 and "expected 2" in refused.err
+    assert refused.status == 4
+    assert "expected 2" in refused.err
     assert desk("sign", desk.repo, "--sign", desk.root / "b").status == 0
     for keys in ("a.pub", "KEYS"):
         assert desk("apply", desk.repo, desk.root / f"out-{keys}", "--trust", desk.root / keys).status == 0
@@ -97,7 +101,8 @@ def test_first_use_is_told(desk: Desk) -> None:
     assert desk.write(0, "--sign", desk.root / "a").status == 0
     done = desk("apply", desk.repo, desk.root / "out", "--trust", "first-use")
     assert done.status == 0
-    assert "trusted on first use" in done.err and "SHA256:" in done.err
+    assert "trusted on first use" in done.err
+    assert "SHA256:" in done.err
     assert desk.write(1, "--sign", desk.root / "b", memory="other").status == 0
     assert desk("apply", desk.repo, desk.root / "no", "--trust", "first-use").status == 4
 
@@ -130,5 +135,6 @@ def test_a_private_key_is_no_argument_and_in_no_message(desk: Desk) -> None:
     ):
         assert done.status in (2, 6)
         squeezed = "".join((done.out + done.err).replace("\\n", "").split())
-        assert secret not in squeezed and json.dumps(secret)[1:-1] not in squeezed
+        assert secret not in squeezed
+        assert json.dumps(secret)[1:-1] not in squeezed
     assert not desk.repo.exists() or not list(desk.repo.glob("refs/*"))

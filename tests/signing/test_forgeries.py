@@ -109,14 +109,14 @@ def scene(tmp_path: Path) -> Scene:
 
 def test_none_of_some_hundred_is_taken(scene: Scene, tmp_path: Path) -> None:
     counts = scene.run(range(400), tmp_path / "out", apply_every=8)
-    assert counts["refused"] > 200 and counts["right"] > 200, counts
-    assert counts["restored"] > 5 and counts["not restored"] > 5, counts
+    assert min(counts["refused"], counts["right"]) > 200, counts
+    assert min(counts["restored"], counts["not restored"]) > 5, counts
 
 
 @pytest.mark.heavy
 def test_none_of_ten_thousand_is_taken(scene: Scene, tmp_path: Path) -> None:
     counts = scene.run(range(400, 10_400), tmp_path / "out", apply_every=10)
-    assert counts["refused"] > 5000 and counts["right"] > 5000, counts
+    assert min(counts["refused"], counts["right"]) > 5000, counts
 
 
 def test_every_attack_alone_is_refused_or_in_vain(scene: Scene) -> None:

@@ -66,12 +66,15 @@ def test_gc_keeps_signatures_of_what_stays_and_removes_others(world: World) -> N
     publish_keys(world.repo, keys_of(KEY), [KEY])
     fold(world.writer, links[0], links[5], threads=1)
     before = signatures(world.repo)
-    assert {link.id for link in links} < before and len(before) == 7
+    assert {link.id for link in links} < before
+    assert len(before) == 7
     collect(world.repo, Policy(last=1, grace=0))
     left = {link.id for link in world.repo.steps()}
-    assert links[5].id in left and links[2].id not in left
+    assert links[5].id in left
+    assert links[2].id not in left
     edges = {name[-69:-5] for name in world.repo.edges().names}
-    assert signatures(world.repo) == left | edges and edges
+    assert signatures(world.repo) == left | edges
+    assert edges
     world.check(links[5], reader(world.repo, TRUSTED))
 
 
@@ -124,7 +127,8 @@ def test_a_follower_keeps_what_it_holds_and_goes_on_when_it_is_signed(world: Wor
             """While it waits, somebody signs."""
             current = self._current()
             second = Repository.open(world.url).secure(sign=KEY)
-            assert second.signer is not None and current == links[1]
+            assert second.signer is not None
+            assert current == links[1]
             sign_records(second, second.signer, ["latest"])
             return True
 

@@ -89,7 +89,8 @@ def test_a_signed_rewind_is_followed_and_an_unsigned_one_is_not(world: World) ->
     state = world.states[links[1].id]
     world.publish(state, resume_from=1)
     after = world.repo.ref()
-    assert after is not None and after.link.step == 2
+    assert after is not None
+    assert after.link.step == 2
     assert reader(world.repo, TRUSTED).find("latest") == after.link
     world.run(2)  # the rewind lies between what was seen and what is there
     assert reader(world.repo, TRUSTED).find("latest").step == 4
@@ -145,7 +146,8 @@ def test_a_branch_that_nobody_confirms_is_stale(world: World, monkeypatch: pytes
     with pytest.raises(ChainError, match="signature-stale"):
         repo.check_again("main")
     refused("signature-stale", reader(world.repo, policy))
-    assert world.writer is not None and world.writer.signer is not None
+    assert world.writer is not None
+    assert world.writer.signer is not None
     monkeypatch.setattr(time, "time_ns", lambda: int((now + 2000) * 1e9))
     sign_records(world.writer, world.writer.signer, ["latest"])
     assert repo.find("latest") == links[1]
@@ -206,7 +208,8 @@ def test_more_than_one_signer(world: World) -> None:
     assert repo.find("latest") == links[1]
     assert repo.find(0) == links[0]
     for _ in range(2):  # two statements of one key are one signer
-        assert world.writer is not None and world.writer.signer is not None
+        assert world.writer is not None
+        assert world.writer.signer is not None
         world.run(1)
         sign_records(world.writer, world.writer.signer, ["latest"])
         refused("signature-missing", reader(world.repo, both))
@@ -239,8 +242,10 @@ def test_folds_and_later_anchors_are_used_where_they_are_signed(world: World) ->
     assert len(world.repo.edges()) == 2
     assert len(reader(world.repo, TRUSTED).edges()) == 0
     report = verify_repository(reader(world.repo, TRUSTED), threads=1)
-    assert {found.code for found in report.findings} == {"signature-missing"} and len(report.findings) == 2
-    assert world.writer is not None and world.writer.signer is not None
+    assert {found.code for found in report.findings} == {"signature-missing"}
+    assert len(report.findings) == 2
+    assert world.writer is not None
+    assert world.writer.signer is not None
     sign_records(world.writer, world.writer.signer, ["latest"], edges=True)
     repo = reader(world.repo, TRUSTED)
     assert len(repo.edges()) == 2
@@ -275,10 +280,12 @@ def test_a_cache_that_was_filled_without_signatures_is_built_anew(world: World, 
     world.run(3)
     apply_to_cache(world.repo, tmp_path / "cache", threads=1)
     done = apply_to_cache(reader(world.repo, TRUSTED), tmp_path / "cache", threads=1)
-    assert done.rebuilt is not None and "no signature" in done.rebuilt
+    assert done.rebuilt is not None
+    assert "no signature" in done.rebuilt
     world.run(1)
     done = apply_to_cache(reader(world.repo, TRUSTED), tmp_path / "cache", threads=1)
-    assert done.rebuilt is None and done.anchor is None
+    assert done.rebuilt is None
+    assert done.anchor is None
     apply_to_cache(world.repo, tmp_path / "cache", threads=1)
     assert apply_to_cache(reader(world.repo, TRUSTED), tmp_path / "cache", threads=1).rebuilt is not None
 
@@ -335,13 +342,15 @@ def test_keys_are_rotated_and_revoked(world: World, tmp_path: Path, monkeypatch:
     sign_records(world.writer, world.writer.signer, [], whole=True)
     assert reader(repo, TRUSTED).find(0) == links[0]
     found = newest_keys(repo)
-    assert found is not None and found.keys.number == 2
+    assert found is not None
+    assert found.keys.number == 2
     repo.store.delete("keys/00000002.json")  # a revocation is not forgotten
     sign_records(Repository.open(world.url), (Repository.open(world.url).secure(sign=KEY)).signer, ["1"])  # type: ignore[arg-type]
     with memory(monkeypatch, tmp_path / "newcomer"):
         assert reader(repo, TRUSTED).find(1) == links[1]
     refused_keys = reader(repo, TRUSTED)
-    assert refused_keys.trust is not None and refused_keys.trust.keys().number == 2
+    assert refused_keys.trust is not None
+    assert refused_keys.trust.keys().number == 2
 
 
 def test_key_sets_of_somebody_else(world: World) -> None:

@@ -1,4 +1,5 @@
-"""The rules of spec/STORE.md and spec/SIGNATURES.md are about conduct, which no vector can show: each with the test that shows it."""
+"""The rules of spec/STORE.md and spec/SIGNATURES.md are about conduct, of which vectors show little: each with the test
+that shows it."""
 
 SHOWN_BY = {
     "S-FOL-1": "store/test_counted_requests.py::test_a_bucket_follower_stays_inside_the_limits",
