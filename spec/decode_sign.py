@@ -1,6 +1,6 @@
 """The signatures of SIGNATURES.md, made from that text and RFC 8032 alone: ed25519 in plain integers, slow and small.
 
-    python spec/decode_sign.py REPO NAME KEY...     which record NAME (refs/main, tags/best) is at, by these public keys
+python spec/decode_sign.py REPO NAME KEY...     which record NAME (refs/main, tags/best) is at, by these public keys
 """
 
 import hashlib
