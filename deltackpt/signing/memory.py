@@ -1,6 +1,6 @@
 """What a reader and a signer remember of a repository, so that nothing older passes for new.
 
-One small JSON file for each repository, in ``DELTACKPT_TRUST_DIR``, or ``deltackpt/trust`` below the user's
+Two small JSON files for each repository, in ``DELTACKPT_TRUST_DIR``, or ``deltackpt/trust`` below the user's
 ``XDG_STATE_HOME``; processes of one user share it.
 """
 
@@ -43,102 +43,109 @@ class TrustMemory:
     newest statement that was accepted, or with ``signed`` the newest that was made here.
 
     Where the folder cannot be written to, the process remembers alone, and a warning says so. A damaged file is no
-    empty one: UsageError ``trust-memory``.
+    empty one: UsageError ``trust-memory``. Key sets are synced; a power cut may lose the last statements, as syncing
+    each would take longer than all else of a step.
     """
 
     def __init__(self, repository: str, folder: str | os.PathLike[str] | None = None) -> None:
         self._folder = Path(folder) if folder is not None else default_folder()
-        self._path = self._folder / f"{repository}.json"
-        self._own: dict[str, Any] | None = None  # where nothing can be written
+        self._names = self._folder / f"{repository}.json"
+        self._keys = self._folder / f"{repository}.keys.json"
+        self._own: dict[Path, dict[str, Any]] = {}  # where nothing can be written
 
     def keys(self, root: KeySet | None) -> KeySet | None:
         """The newest set that was reached from ``root``; None if none was, or from another root."""
-        found = self._read()["keys"]
-        if found is None or found.get("root") != _root(root):
+        found = self._read(self._keys)
+        if not found or found.get("root") != _root(root):
             return None
         try:
-            return key_set(found.get("set"), str(self._path))
+            return key_set(found.get("set"), str(self._keys))
         except FormatError as error:
-            raise self._damaged() from error
+            raise _damaged(self._keys) from error
 
     def learn_keys(self, root: KeySet | None, keys: KeySet) -> None:
         """Remember a set, unless a later one of the same root is."""
 
         def change(value: dict[str, Any]) -> None:
-            old = value["keys"]
-            if old is None or old.get("root") != _root(root) or old["set"]["number"] <= keys.number:
-                value["keys"] = {"root": _root(root), "set": keys.to_dict()}
+            if not value or value.get("root") != _root(root) or value["set"]["number"] <= keys.number:
+                value.update(root=_root(root), set=keys.to_dict())
 
-        self._change(change)
+        self._change(self._keys, change, sync=True)
 
     def seen(self, name: str, *, signed: bool = False) -> Seen | None:
         """The newest statement about a name, None if there was none."""
-        found = self._read()["signed" if signed else "seen"].get(name)
+        found = self._read(self._names).get(_field(name, signed))
         return None if found is None else self._seen(found)
 
     def learn(self, name: str, new: Seen, *, signed: bool = False) -> None:
         """Remember a statement, unless a later one is."""
 
         def change(value: dict[str, Any]) -> None:
-            known = value["signed" if signed else "seen"]
-            if name not in known or self._seen(known[name]).time < new.time:
-                known[name] = new.to_dict()
+            known = value.get(_field(name, signed))
+            if known is None or self._seen(known).time < new.time:
+                value[_field(name, signed)] = new.to_dict()
 
-        self._change(change)
+        self._change(self._names, change, sync=False)
 
     def forget(self, name: str) -> None:
         """What was signed under a name."""
-        self._change(lambda value: value["signed"].pop(name, None))
+        self._change(self._names, lambda value: value.pop(_field(name, True), None), sync=True)
 
     def _seen(self, value: Any) -> Seen:
         try:
-            f = Fields({**value, "link": {"step": value["step"], "id": value["id"]}}, str(self._path))
+            f = Fields({**value, "link": {"step": value["step"], "id": value["id"]}}, str(self._names))
             link = f.link("link")
             assert link is not None
             return Seen(link, f.number("time", MAX_TIME))
         except (FormatError, KeyError, TypeError) as error:
-            raise self._damaged() from error
+            raise _damaged(self._names) from error
 
-    def _read(self) -> dict[str, Any]:
-        if self._own is not None:
-            return self._own
+    def _read(self, path: Path) -> dict[str, Any]:
+        if path in self._own:
+            return self._own[path]
         try:
-            raw = self._path.read_bytes()
+            raw = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            return {"keys": None, "seen": {}, "signed": {}}
+            return {}
         except OSError as error:
-            raise self._damaged(error.strerror or "an error") from error
+            raise _damaged(path, error.strerror or "an error") from error
+        if not raw:  # all that a power cut left of a new file
+            return {}
         try:
-            value = loads_strict(raw, limit=_MOST, where=str(self._path))
+            value = loads_strict(raw, limit=_MOST, where=str(path))
         except FormatError as error:
-            raise self._damaged() from error
-        if not isinstance(value, dict) or value.keys() != {"keys", "seen", "signed"}:
-            raise self._damaged()
-        if not isinstance(value["seen"], dict) or not isinstance(value["signed"], dict):
-            raise self._damaged()
-        if value["keys"] is not None and not isinstance(value["keys"], dict):
-            raise self._damaged()
+            raise _damaged(path) from error
+        if not isinstance(value, dict):
+            raise _damaged(path)
         return value
 
-    def _change(self, change: Callable[[dict[str, Any]], object]) -> None:
-        value = self._read()
+    def _change(self, path: Path, change: Callable[[dict[str, Any]], object], *, sync: bool) -> None:
+        value = dict(self._read(path))
         before = dumps(value)
         change(value)
-        if dumps(value) == before or self._own is not None:
+        if dumps(value) == before:
+            return
+        if path in self._own:
+            self._own[path] = value
             return
         try:
             make_private(self._folder)
             with lock_file(self._folder / ".lock") as fd, locked(fd):
-                value = self._read()  # another process may have been here
+                value = dict(self._read(path))  # another process may have been here
                 change(value)
-                replace_file(self._path, dumps(value), sync=True)
+                replace_file(path, dumps(value), sync=sync)
         except OSError as error:
             logger.warning("%s: %s: what was seen is not remembered", self._folder, error.strerror or error)
-            self._own = value
+            self._own[path] = value
 
-    def _damaged(self, have: str = "something else") -> UsageError:
-        hint = "If it was damaged, remove it: the next reading is then a first one."
-        return UsageError("trust-memory", where=self._path, have=have, need="what was seen", hint=hint)
+
+def _field(name: str, signed: bool) -> str:
+    return f"{'signed' if signed else 'seen'} {name}"
+
+
+def _damaged(path: Path, have: str = "something else") -> UsageError:
+    hint = "If it was damaged, remove it: the next reading is then a first one."
+    return UsageError("trust-memory", where=path, have=have, need="what was seen", hint=hint)
 
 
 def check_place(url: str, repository: str, folder: str | os.PathLike[str] | None = None) -> None:
