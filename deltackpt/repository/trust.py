@@ -159,16 +159,13 @@ class Trust:
             for one in (read_signatures(self.store, link) if link else ())
             if one.statement.repository == self._identity and ed25519.verify(one.by, one.statement.encode())
         }
-        if len(found) != 1:
-            have = f"signatures of {len(found)} keys" if found else "no signature"
-            hint = "Ask who publishes it for the public key, and give --trust KEYS."
-            raise ChainError(
-                "first-use-unclear" if found else "signature-missing",
-                where=f"{self.store.url}, {link.name}" if link else self.store.url,
-                have=have,
-                need="those of one key, to be trusted from now on",
-                hint=hint,
-            )
+        where = f"{self.store.url}, {link.name}" if link else self.store.url
+        need, hint = "those of one key, to be trusted from now on", "Ask who publishes it, and give --trust KEYS."
+        if not found:
+            raise ChainError("signature-missing", where=where, have="no signature", need=need, hint=hint)
+        if len(found) > 1:
+            have = f"signatures of {len(found)} keys"
+            raise ChainError("first-use-unclear", where=where, have=have, need=need, hint=hint)
         keys = KeySet(self._identity, 0, (found.pop(),))
         self._say_first(keys)
         return keys
