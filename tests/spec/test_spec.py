@@ -214,7 +214,8 @@ def reader_tables():
 def test_codes_in_the_text():
     """The codes of the format are those that the texts name; the tables of a reader have one a row."""
     registered = {code for code, _ in OF_THE_FORMAT}
-    spans = {span for text in (FORMAT, VERSION1, STORE, SIGNATURES) for span in re.findall(r"`([a-z]+(?:-[a-z]+)+)`", text)}
+    texts = (FORMAT, VERSION1, STORE, SIGNATURES)
+    spans = {span for text in texts for span in re.findall(r"`([a-z]+(?:-[a-z]+)+)`", text)}
     single = {code for code in registered if "-" not in code}
     assert spans - {"deltackpt-digests", "deltackpt-layout", "deltackpt-edge"} == registered - single
     assert single == {"grid", "padding"}
