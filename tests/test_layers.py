@@ -15,6 +15,7 @@ ORDER = [
     "format",
     "codecs",
     "store",
+    "signing",
     "checkpoint",
     "patch",
     "repository",

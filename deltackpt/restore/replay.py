@@ -28,6 +28,7 @@ from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.scratch import SpillBuffer, writable_copy
+from deltackpt.restore.source import RepositorySource
 from deltackpt.store.readahead import ObjectRange, ReadAhead
 from deltackpt.util.guard import map_guarded
 from deltackpt.util.mapped_file import FileMapping
@@ -51,14 +52,17 @@ class Anchor:
         self._store = repo.store
         self._held = [(file.name, shard.header) for file, shard in zip(files, layout.shards, strict=True)]
         self._maps: dict[str, FileMapping] = {}
-        for file in files if repo.store.capabilities.local else ():
+        # Of a store that is not trusted, all of it is proven first: the digests of tensors withstand no forger.
+        self._proven = {} if repo.trust is None else _proven(repo, files)  # [S-SIG-14]
+        for file in files if repo.store.capabilities.local and not self._proven else ():
             if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
                 with path.open("rb") as f:
                     self._maps[file.name], _ = map_guarded(f.fileno(), file.size, path)  # proven as it is used
+        here = self._maps.keys() | self._proven.keys()
         ahead = []
-        if len(self._maps) < len(files):
+        if len(here) < len(files):
             held = ((name, at) for name in order if (at := self._at.get(name)) is not None)
-            ahead = [(name, at) for name, at in held if at.length and at.file not in self._maps]
+            ahead = [(name, at) for name, at in held if at.length and at.file not in here]
         self.files: MappedFiles | None = None
         if len(self._maps) == len(files) > 0:
             maps = [self._maps[file.name] for file in files]
@@ -76,6 +80,8 @@ class Anchor:
     def bytes_of(self, name: str) -> Bytes:
         """All bytes of a tensor: uint8, read-only, not proven. Raises what `Store.get_range` raises."""
         at = self._at[name]
+        if at.file in self._proven:
+            return self._proven[at.file][at.start : at.end]
         if at.file in self._maps:
             return self._maps[at.file].data[at.start : at.end]
         if self._runs is not None and (found := self._runs.take(name)) is not None:
@@ -100,6 +106,12 @@ class Anchor:
         """Read nothing more ahead."""
         if self._runs is not None:
             self._runs.close()
+
+
+def _proven(repo: Repository, files: Sequence[File]) -> dict[str, Bytes]:
+    """The bytes of files by name, uint8, proven by sha256: mapped, where the store is remote from temporary copies."""
+    source = RepositorySource(repo)
+    return {file.name: np.frombuffer(source.part(file), np.uint8) for file in files}
 
 
 def check_left_over(base: Iterable[str], patches: Sequence[Patch], layout: Layout) -> None:
