@@ -12,6 +12,7 @@ import torch
 
 from deltackpt.codecs import CHOICES
 from deltackpt.errors import UsageError
+from deltackpt.hooks.live import LiveSession, check_live
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.side import Side
 from deltackpt.publish.manifest import AnchorPolicy
@@ -60,6 +61,7 @@ class HookOptions:
     timeout: float = TIMEOUT
     metadata: Mapping[str, Any] | None = None
     report: Callable[[StepMetrics], None] | None = None
+    live: LiveSession | None = None
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -120,6 +122,7 @@ class HookOptions:
         known = self.metadata is None or isinstance(self.metadata, Mapping)
         require("metadata", self.metadata, known, "a mapping that JSON can hold, or None")
         require("report", self.report, self.report is None or callable(self.report), "a function, or None")
+        check_live(self.live)
 
 
 _CAST = "a floating-point torch.dtype, {name: torch.dtype}, a function, or None"

@@ -18,6 +18,7 @@ from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.finite import counts_after, refuse
+from deltackpt.hooks.live import LiveBase, LiveSession, LiveSide, LiveTrainer, live_group
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import everyones, existing, extractor, process_groups
 from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
@@ -47,6 +48,7 @@ class _Decision:
 
     skip: bool = False  # its changes go into the next one
     merge: bool = False
+    live_merge: bool = False
     whole: bool = False
 
 
@@ -97,6 +99,7 @@ class TrainerHook:
     ``timeout``     seconds that ranks wait for each other: more than the slowest of them takes to store its share
     ``metadata``    of every step's manifest
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
+    ``live``        a `deltackpt.live.Session`, which takes every step to engines as well
 
     An error loses no step: what was not published is published with the next one. `step`, `close` and the constructor
     are called by all ranks. Raises UsageError ``hook-option`` or ``encoding-choice`` for a value that an option does
@@ -130,14 +133,16 @@ class TrainerHook:
         timeout: float = TIMEOUT,
         metadata: Mapping[str, Any] | None = None,
         report: Callable[[StepMetrics], None] | None = None,
+        live: LiveSession | None = None,
     ) -> None:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, model=model, locate=locate, snapshot=snapshot, full=full,
             errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, anchor=anchor, side=side,
             encoding=encoding, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
-            sharded=sharded, timeout=timeout, metadata=metadata, report=report,
+            sharded=sharded, timeout=timeout, metadata=metadata, report=report, live=live,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
+        delivering = live_group(live, self._group.size > 1, timeout)
         # Rank 0 gives up before the others take it for lost.
         self._stall = STALL if self._group.size == 1 else 0.9 * timeout
         self.metrics: StepMetrics | None = None  # of the last published step
@@ -157,6 +162,7 @@ class TrainerHook:
         self._last: int | None = start.link.step if start.link else None
         self._whole = start.link is None or start.fresh or anchor.now
         self._pending = Pending(queue)
+        self._live = self._live_side(live, delivering, start)
         self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
         atexit.register(_abandon, weakref.ref(self))
 
@@ -200,6 +206,16 @@ class TrainerHook:
         publisher = Publisher(self.repo, options.ref, group, state, publishing)
         publisher.base, publisher.seek, publisher.fresh = start.base, start.seek, start.fresh
         return publisher
+
+    def _live_side(self, live: LiveSession | None, group: ProcessGroup, start: _Start) -> LiveSide | None:
+        if live is None:
+            return None
+        base, options = None if start.fresh else start.base, self._options
+        sums = {name: digest.sums for name, digest in base.digests.items()} if base else {}
+        known = LiveBase(base.link, base.manifest.state, sums) if base else None
+        encode = EncodeOptions(options.encoding, options.threads_or_default)
+        trainer = LiveTrainer(self.repo, options.ref, group, self.publisher.state, encode, known)
+        return LiveSide(live, trainer, options.queue, options.timeout, start.fresh or start.link is None)
 
     @property
     def last_step(self) -> int | None:
@@ -247,30 +263,40 @@ class TrainerHook:
                 self._capture.nonfinite = counts
         finally:
             if self._pending.was_put(number):
+                if self._live is not None:
+                    self._live.put(item, decision.live_merge)
                 self._whole, self._skipped, self._last = False, None, number
             else:
                 self._pending.cancel_merge()
+                if self._live is not None:
+                    self._live.cancel_merge()
         if self._capture.anchors_from_weights:  # they may not change until the anchor is stored
-            self._pending.wait(lambda: not self._pending.snapshot_in_use, self._stall, until_error=False)
+            self._pending.wait(lambda: not self._snapshot_in_use, self._stall, until_error=False)
+        if self._live is not None:
+            self._live.wait(self._stall)
+
+    @property
+    def _snapshot_in_use(self) -> bool:
+        return self._pending.snapshot_in_use or (self._live is not None and self._live.snapshot_in_use)
 
     def _decide(self) -> _Decision:
         """At rank 0: what to do with this step, once the queue is not full."""
         merge = False
         if self._options.full == "merge":
             self._raise_error(ordinary=self._options.errors == "raise")
-            if self._pending.snapshot_in_use:
+            if self._snapshot_in_use:
                 return _Decision(skip=True)
             merge = self._pending.reserve_merge()
         else:
             self._wait_for_queue(raise_errors=self._options.errors == "raise")
         whole, self.publisher.due = self._whole or self.publisher.due, False
-        return _Decision(merge=merge, whole=whole)
+        return _Decision(merge=merge, live_merge=self._live is not None and self._live.reserve_merge(), whole=whole)
 
     def _wait_for_queue(self, raise_errors: bool) -> None:
         """Wait until the snapshot may change, and, unless steps are merged, until the queue is not full."""
 
         def ready() -> bool:
-            return not self._pending.snapshot_in_use and (self._options.full == "merge" or not self._pending.full)
+            return not self._snapshot_in_use and (self._options.full == "merge" or not self._pending.full)
 
         while True:
             self._raise_error(ordinary=raise_errors)
@@ -292,7 +318,7 @@ class TrainerHook:
             check_plan(now, self._layout)
 
     def _publish(self, item: CapturedStep) -> StepMetrics:
-        found = self.publisher.publish(item)
+        found = self._live.publish(self.publisher, item) if self._live else self.publisher.publish(item)
         found = replace(found, queue=len(self._pending) - 1)
         base = self.publisher.base
         try:
@@ -349,6 +375,8 @@ class TrainerHook:
             self._worker.wait(PATIENCE)  # to withdraw an unfinished step; a second interrupt ends this too
             raise
         finally:
+            if self._live is not None:
+                self._live.close(patience)
             self._capture.close()
 
     def __enter__(self) -> TrainerHook:
