@@ -34,7 +34,8 @@ def accept(wire: Wire, token: str, deadline: Deadline) -> dict[str, Any]:
 def introduce(wire: Wire, token: str, hello: Mapping[str, Any], deadline: Deadline) -> None:
     """The other end: ``hello`` says the ``kind`` of the connection, and what goes with it.
 
-    Raises UsageError ``live-token`` where the tokens differ, FormatError ``live-message`` for a peer that is no session.
+    Raises UsageError ``live-token`` where the tokens differ, FormatError ``live-message`` for a peer that is
+    no session.
     """
     greeting = wire.receive(deadline)
     if greeting.get("deltackpt-live") != PROTOCOL:

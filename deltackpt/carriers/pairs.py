@@ -23,7 +23,7 @@ PIECE = 16 << 20  # bytes of one message
 
 
 class Pair:
-    """One end of a pair of ranks, 0 the publisher's. Raises StoreError ``live-lost`` where the other does not answer."""
+    """One end of a pair of ranks, 0 the publisher's. Raises StoreError ``live-lost`` where the other is silent."""
 
     def __init__(self, store: Any, prefix: str, rank: int, host: str, where: str, deadline: Deadline) -> None:
         import torch.distributed as dist

@@ -167,8 +167,8 @@ def _offer(found: object, where: str) -> PartOffer:
 
 
 def _tensor(found: object, where: str) -> Tensor:
-    known = isinstance(found, list) and [type(x) for x in found] == [str, str, list, int]
-    if not known or found[1] not in DTYPES or not all(type(n) is int and n >= 0 for n in found[2]):  # type: ignore[index]
+    row: list[Any] = found if isinstance(found, list) else []
+    known = [type(x) for x in row] == [str, str, list, int] and row[1] in DTYPES
+    if not known or not all(type(n) is int and n >= 0 for n in row[2]):
         raise foreign(where, f"a tensor {str(found)[:80]}", "name, dtype, shape, bytes")
-    name, dtype, shape, size = found  # type: ignore[misc]
-    return Tensor(name, dtype, tuple(shape), 0, size)
+    return Tensor(row[0], row[1], tuple(row[2]), 0, row[3])

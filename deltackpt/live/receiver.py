@@ -182,6 +182,7 @@ class LiveReceiver:
         seat = self._seat
         assert seat is not None
         answer = {"round": step.round}
+        self._tell(LiveEvent("announce", step.step))
         try:
             ready = seat.prepare(step, pause)
         except DeltackptError as error:

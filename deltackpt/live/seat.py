@@ -40,8 +40,8 @@ class Seat:
         return self._welcome.timeout
 
     def meet(self, welcome: Welcome, pause: Pause) -> None:
-        """Come to the step that is live, or to the repository's newest. Raises ChainError ``tensor-shape`` for a session
-        of other tensors, and what reading the repository raises."""
+        """Come to the step that is live, or to the repository's newest. Raises ChainError ``tensor-shape`` for a
+        session of other tensors, and what reading the repository raises."""
         mine, theirs = ({n: (t.dtype, tuple(t.shape)) for n, t in w.table.items()} for w in (self._welcome, welcome))
         if mine != theirs:
             have = "a session of other tensors"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from deltackpt.format import state_digest
-from deltackpt.format.dtypes import nbytes, DTYPES
+from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.live import LiveTrainer

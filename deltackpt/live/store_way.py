@@ -17,7 +17,6 @@ from deltackpt.repository import Repository
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.identify import step_of_state
 
-
 Pause = Callable[[], AbstractContextManager[object]]
 
 
