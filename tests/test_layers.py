@@ -18,6 +18,7 @@ ORDER = [
     "checkpoint",
     "patch",
     "repository",
+    "shares",
     "restore",
     "cache",
     "publish",

@@ -17,7 +17,7 @@ import zstandard
 
 from deltackpt.codecs.base import Auto, BaseUse, Codec, CodecEntry, Pieces, Shape
 from deltackpt.codecs.bits import Ints
-from deltackpt.codecs.boxes import flat_index
+from deltackpt.codecs.boxes import run_elements, runs
 from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Positions, Source
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType, in_order, out_of_order, uint
@@ -101,17 +101,26 @@ class Chunks(Pieces[ChunkIndex]):
     """Chunks of an entry: runs of CHUNK elements."""
 
     in_order = True
+    whole = False
 
     def lengths(self, detail: ChunkIndex) -> Ints:
         """Bytes of every chunk, int64 [chunks]."""
         return detail.lengths
 
     def touched(self, entry: CodecEntry[ChunkIndex], offset: Shape, shape: Shape) -> Ints:
-        """All chunks from the one of the first element of the box to that of its last, int64 [n]."""
-        stored = entry.storage
-        first = flat_index(stored, offset) // CHUNK
-        last = flat_index(stored, [o + n - 1 for o, n in zip(offset, shape, strict=True)]) // CHUNK
-        return np.arange(first, last + 1)
+        """Chunks with an element of the box, int64 [n]: of a box that is narrower than the tensor, all between its
+        first row and its last, unless a row is longer than a chunk.
+        """
+        return np.flatnonzero(self.held(entry, offset, shape))
+
+    def elements(self, entry: CodecEntry[ChunkIndex], pieces: Ints) -> Ints:
+        """CHUNK, and fewer in the last one: int64 [n]."""
+        return np.minimum(entry.elements - pieces * CHUNK, CHUNK)
+
+    def held(self, entry: CodecEntry[ChunkIndex], offset: Shape, shape: Shape) -> Ints:
+        """By the runs of elements that the box is, int64 [chunks]."""
+        edges = np.minimum(np.arange(chunks(entry.elements) + 1) * CHUNK, entry.elements)
+        return np.diff(run_elements(*runs(entry.storage, offset, shape), edges))
 
     def decode(
         self, entry: CodecEntry[ChunkIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
