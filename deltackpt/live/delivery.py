@@ -127,7 +127,7 @@ class Delivery:
             self._parent = state
 
         try:
-            done = run(made, durable if first else None, decide)
+            done = run(made, self.live.tensors, durable if first else None, decide)
         except Exception as error:
             self._tell(LiveEvent("not-live", captured.step, text=getattr(error, "code", type(error).__name__)))
             raise

@@ -12,6 +12,7 @@ import torch
 
 from deltackpt.carriers.handshake import introduce
 from deltackpt.carriers.wire import Deadline, Wire, error_of, foreign
+from deltackpt.engines.tracing import Load
 from deltackpt.errors import ChainError, DeltackptError, FormatError, NotFoundError, StoreError, UsageError
 from deltackpt.live.events import LiveEvent, Report, teller
 from deltackpt.live.messages import Announcement, Welcome
@@ -52,6 +53,7 @@ def join(
     rank: int = 0,
     ranks: int = 1,
     rename: Rename | None = None,
+    load: Load | None = None,
     repository: str | None = None,
     timeout: float = 60.0,
     report: Report | None = None,
@@ -63,6 +65,8 @@ def join(
     ``model``       a torch module with the whole tensors of the session under some names, or a function that gives
                     `HeldWeights` for what the session has
     ``engine``      a name; ``rank`` of its ``ranks``: ranks of one engine switch together
+    ``load``        the engine's own loader of (name, tensor): it is traced once; this rank then holds what it copies
+                    into the parameters of ``model``, in host memory, and pulls the tiles of that alone
     ``rename``      gives the checkpoint's name for a module's, None to leave one out
     ``repository``  where this rank reads what it missed; None: the URL that the trainer uses
     ``timeout``     seconds in which the trainer has to answer
@@ -164,6 +168,8 @@ class LiveReceiver:
             return None
         except BaseException as error:
             self._fall_out(error)
+            if isinstance(error, ChainError) and error.code == "base-shape":
+                return None  # slices that tiles do not fit
             if isinstance(error, ChainError):
                 self._seat.distrust()
             raise
@@ -194,7 +200,7 @@ class LiveReceiver:
             return None
         self._tell(LiveEvent("agree", step.step))
         try:
-            wire.send({**answer, "vote": "ready"}, Deadline(self._timeout))
+            wire.send({**answer, "vote": "ready", "proof": seat.proof}, Deadline(self._timeout))
             decided = self._decision(wire, step)
         except DeltackptError as error:
             if not self._resolve(step, error):
@@ -232,6 +238,8 @@ class LiveReceiver:
         was not, or this rank comes to it by the repository."""
         assert self._seat is not None
         self._fall_out(error)
+        if not self._seat.whole:
+            return False  # slices are proven by the trainer, which has not said so
         try:
             deadline = Deadline(min(CONNECT, self._timeout))
             if (found := self._ask(deadline)) is not None:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import selectors
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from deltackpt.carriers.wire import Deadline, error_of
 from deltackpt.errors import DeltackptError
+from deltackpt.format.digests import UNSTATED
+from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.state_digest import TensorDigest
 from deltackpt.live.events import LiveEvent, Report
 from deltackpt.live.members import Member, Members
 from deltackpt.live.messages import Announcement
+from deltackpt.shares import ShareProof
 
 MESSAGE = 5.0  # seconds that one message may take to pass, once it has begun
 
@@ -34,6 +38,7 @@ class Round:
         self._members, self._asked, self._step, self._tell = members, asked, step, tell
         self._limit, self._timeout = limit, timeout
         self.ready: list[Member] = []
+        self._proofs: dict[Member, Any] = {}
         self.seconds: dict[str, float] = {}
 
     def vote(self) -> None:
@@ -50,13 +55,37 @@ class Round:
             elif answer.get("vote") != "ready":
                 error = error_of(answer.get("error"), member.name)
                 self._let_go(member, "refused", f"{error.code}: {error.sentence()}")
+        self._proofs = {m: answer.get("proof") or {} for m, answer in answers.items()}
         self.ready = self._whole_engines(ready)
         self.seconds["move"] = time.monotonic() - began
+
+    def prove(self, tensors: Mapping[str, Tensor]) -> None:
+        """Add up what the ranks of each engine have sent of their slices: an engine whose ranks together do not have
+        the step is let go."""
+        for engine in {m.engine for m in self.ready if self._proofs[m]}:
+            ranks = [m for m in self.ready if m.engine == engine]
+            try:
+                self._add_up(ranks, tensors)
+            except DeltackptError as error:
+                for member in self._send(ranks, {"drop": self._step.round, "why": error.code}):
+                    self._let_go(member, "refused", f"{error.code}: {error.sentence()}")
+                self.ready = [m for m in self.ready if m not in ranks]
+
+    def _add_up(self, ranks: Iterable[Member], tensors: Mapping[str, Tensor]) -> None:
+        total = ShareProof()
+        for member in ranks:
+            total = total + ShareProof.from_dict(self._proofs[member], member.name)
+        need = {name: TensorDigest(sums, UNSTATED) for name, sums in self._step.sums.items()}
+        known = {name: tensors[name] for name in need if name in tensors}
+        total.check(known, need, f"step {self._step.step}")
 
     def hold(self) -> None:
         """Tell those who are ready that it takes longer. Who is gone meanwhile is let go, and its engine with it."""
         alive = self._send(self.ready, {"hold": self._step.round})
-        self.ready = self._whole_engines(alive)
+        for member in alive:
+            if member.wire.ended:
+                self._let_go(member, "left", "the connection was closed")
+        self.ready = self._whole_engines(m for m in alive if m.wire.fileno() >= 0)
 
     def withdraw(self, why: str) -> None:
         """No one is to write."""
@@ -145,17 +174,21 @@ class Round:
 Decide = Callable[[], None]
 
 
-def run(step: Round, durable: Callable[[Callable[[], None]], None] | None, decide: Decide) -> list[Member]:
+def run(
+    step: Round, tensors: Mapping[str, Tensor], durable: Callable[[Callable[[], None]], None] | None, decide: Decide
+) -> list[Member]:
     """The whole of a round. ``durable`` waits until the repository has the step, calling what it is given once in a
     while; None: that is not waited for. ``decide`` is called at the instant of the decision. -> who has written.
 
     Raises what ``durable`` raises, when everyone was told not to write.
     """
     step.vote()
+    step.prove(tensors)
     step.agree()
     try:
         if durable is not None:
             durable(step.hold)
+        step.hold()
         decide()
     except BaseException as error:
         step.withdraw(getattr(error, "code", type(error).__name__))

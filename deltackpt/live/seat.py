@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from deltackpt.carriers.pulled import ManySources, PulledParts
 from deltackpt.errors import ChainError, DeltackptError
@@ -10,10 +11,10 @@ from deltackpt.format import state_digest
 from deltackpt.format.state_digest import Sums
 from deltackpt.live.events import LiveEvent, Report
 from deltackpt.live.messages import Announcement, Welcome
+from deltackpt.live.parts import StepParts
 from deltackpt.live.store_way import HeldState, Pause, StoredStep, StoreWay
 from deltackpt.live.weights import HeldWeights, Prepared
 from deltackpt.repository import Repository
-from deltackpt.restore.patch_reader import PatchReader
 
 
 class Seat:
@@ -24,7 +25,7 @@ class Seat:
     ) -> None:
         self.step: int | None = None
         self.state: str | None = None
-        self.received = self.moved = 0  # bytes of parts: in all, and for the last step
+        self.moved = 0  # bytes of parts, for the last step
         self._weights, self._welcome, self._token, self._tell = weights, welcome, token, tell
         self._url = repository or welcome.repository
         self._way: StoreWay | None = None
@@ -32,12 +33,28 @@ class Seat:
         self._known: Mapping[str, Sums] = {}  # of all tensors of the step that it is at
         self._all: Mapping[str, Sums] = {}  # the same, of the step that it is ready for
         self._ready: tuple[Announcement, Prepared | None] | None = None
+        self._gone = 0
         self._sources: dict[tuple[str, int], PulledParts] = {}
 
     @property
     def timeout(self) -> float:
         """Seconds, of the session."""
         return self._welcome.timeout
+
+    @property
+    def whole(self) -> bool:
+        """Can this rank prove a step by itself?"""
+        return self._weights.whole
+
+    @property
+    def received(self) -> int:
+        """Bytes of parts that came from the trainer's ranks, in all."""
+        return self._gone + sum(source.received for source in self._sources.values())
+
+    @property
+    def proof(self) -> dict[str, Any]:
+        """What this rank adds to the proof of its engine's ranks, for the step that it is ready for."""
+        return self._ready[1].proof if self._ready is not None and self._ready[1] is not None else {}
 
     def meet(self, welcome: Welcome, pause: Pause) -> None:
         """Come to the step that is live, or to the repository's newest. Raises ChainError ``tensor-shape`` for a
@@ -60,7 +77,7 @@ class Seat:
 
     def _is(self, welcome: Welcome) -> bool:
         """Are the weights those of the step that is live?"""
-        return self._digest(welcome.sums) == welcome.state and self._same(welcome.sums)
+        return self._weights.whole and self._digest(welcome.sums) == welcome.state and self._same(welcome.sums)
 
     def _same(self, sums: Mapping[str, Sums]) -> bool:
         return all(sums.get(name) == found for name, found in self._sums.items())
@@ -95,12 +112,11 @@ class Seat:
             have, need = "sums of another state", f"state {step.state[:16]}"
             raise ChainError("state-unexpected", where=f"step {step.step}, as it was announced", have=have, need=need)
         self._tell(LiveEvent("move", step.step))
-        with PatchReader.open(self._source(step), step.hop) as patch:
-            self._tell(LiveEvent("prove", step.step))
-            if step.full:
-                prepared = self._weights.prepare_all(patch, sums)
-            else:
-                prepared = self._weights.prepare(patch, self._sums, step.sums)
+        before = self.received
+        parts = StepParts(self._source(step), step.hop, step.full)
+        prepared = self._weights.take(parts, self._sums, sums if step.full else step.sums)
+        self._tell(LiveEvent("prove", step.step))
+        self.moved = self.received - before
         self._all = sums
         self._ready = (step, prepared)
         return True
@@ -116,7 +132,7 @@ class Seat:
         if step.full:
             self.step = self.state = None
         prepared.write()
-        self._sums = dict(prepared.sums)
+        self._sums = dict(prepared.sums) if self._weights.whole else {}
         self._known, self.step, self.state = self._all, step.step, step.state
         return prepared.elements
 
@@ -164,11 +180,10 @@ class Seat:
                 made = PulledParts(part.address, part.rank, self._token, self._welcome.carrier, limit)
                 self._sources[part.address] = made
             owners[part.file.name] = self._sources[part.address]
-            self.moved += part.file.size
-        self.received += self.moved
         return ManySources(owners)
 
     def _close_sources(self) -> None:
+        self._gone = self.received
         for source in self._sources.values():
             source.close()
         self._sources.clear()

@@ -63,8 +63,9 @@ class StoreWay:
         head = self._repo.ref(self._ref)
         if head is None:
             return None
-        have = self.has(at.state) if at.state is not None else None
-        if at.step is not None and have is None and head.link.step < at.step and not back:
+        have = self.has(at.state) if at.state is not None and weights.whole else None
+        behind = at.step is not None and head.link.step < at.step
+        if have is None and behind and not back:
             return None
         with pinned(self._repo, head.link, self._ref, have=have) as (link, _):
             target = self._repo.load(link)

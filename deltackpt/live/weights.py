@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -18,6 +18,7 @@ from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums
+from deltackpt.live.parts import StepParts
 from deltackpt.patch.base import Bytes, Patch
 from deltackpt.torch_views.names import Rename
 
@@ -26,6 +27,7 @@ class Prepared(Protocol):
     """A step that is proven, and can be written without asking anybody. `sums` are those of what it leads to."""
 
     sums: Mapping[str, Sums]
+    proof: dict[str, Any]  # to be added to those of the engine's other ranks: `ShareProof.to_dict`; {} for none
 
     @property
     def elements(self) -> int:
@@ -41,22 +43,28 @@ class Prepared(Protocol):
 class HeldWeights(Protocol):
     """The weights of one rank, by the names of the checkpoint."""
 
+    @property
+    def whole(self) -> bool:
+        """Does it hold each of its tensors whole? If not, a step is proven by the sums of several ranks."""
+
     def digest(self) -> Mapping[str, Sums]:
         """The sums of every tensor that it holds whole, read where they are."""
 
-    def prepare(self, patch: Patch, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> Prepared:
-        """What a patch changes here. ``known`` are the sums of what is here, ``want`` those after the step, of the
-        tensors that change. Nothing is written.
+    def take(self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> Prepared:
+        """Move and prove a step; nothing is written. ``known`` are the sums of what is here, ``want`` those after the
+        step, of the tensors that change.
 
-        Raises ChainError ``base-differs`` where the sums do not come out, ``tensor-shape``, ``tied-differs``.
+        Raises ChainError ``base-differs`` where the sums do not come out, ``tensor-shape``, ``tied-differs``, and what
+        fetching the parts raises.
         """
 
-    def prepare_all(self, patch: Patch, want: Mapping[str, Sums]) -> Prepared:
-        """The same where the patch holds all of the weights, whatever is here now."""
+    def prepare(self, patch: Patch, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> Prepared:
+        """The same of a patch that is there, for weights that are `whole`."""
 
     def load(self, read: ReadTensor, want: Mapping[str, Sums], *, prove_first: bool) -> int:
         """Write all bytes of every tensor, as ``read`` gives them, uint8, each proven before it is written, or with
-        ``prove_first`` all before the first is. -> elements. Raises ChainError ``base-differs``."""
+        ``prove_first`` all before the first is. -> elements. Raises ChainError ``base-differs``.
+        """
 
 
 @dataclass
@@ -65,6 +73,7 @@ class PreparedChanges:
 
     sums: Mapping[str, Sums]
     scatter: Scatter
+    proof: dict[str, Any] = field(default_factory=dict)
 
     @property
     def elements(self) -> int:
@@ -86,6 +95,7 @@ class PreparedAll:
 
     sums: Mapping[str, Sums]
     words: list[tuple[WeightPlace, Bytes]]
+    proof: dict[str, Any] = field(default_factory=dict)
 
     @property
     def elements(self) -> int:
@@ -105,9 +115,18 @@ class ModuleWeights:
         """Raises what `engines.module.places` raises."""
         self._found = places(model, table, rename)
 
+    whole = True
+
     def digest(self) -> dict[str, Sums]:
         """The sums of every tensor."""
         return {name: sums for name, (_, _, sums) in weights_of(self._found).items()}
+
+    def take(
+        self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]
+    ) -> PreparedChanges | PreparedAll:
+        """See `HeldWeights.take`. Whole parts are fetched."""
+        with parts.patch() as patch:
+            return self._prepare_all(patch, want) if parts.full else self.prepare(patch, known, want)
 
     def prepare(self, patch: Patch, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> PreparedChanges:
         """See `HeldWeights.prepare`. The old words are read out of the module, and are in the proof."""
@@ -122,12 +141,11 @@ class ModuleWeights:
             words = old.view(uint(place.dtype.width))[new.positions]
             writes[name] = ModuleWrite(place, new.positions, new.values, words)
             sums[name] = state_digest.add(known[name], state_digest.of_change(new.positions, words, new.values))
-        _check(sums, {**known, **want})
+        check_sums(sums, {**known, **want})
         check_ties(self._found, writes)
         return PreparedChanges(sums, Scatter(list(writes.values())))
 
-    def prepare_all(self, patch: Patch, want: Mapping[str, Sums]) -> PreparedAll:
-        """See `HeldWeights.prepare_all`."""
+    def _prepare_all(self, patch: Patch, want: Mapping[str, Sums]) -> PreparedAll:
         sums: dict[str, Sums] = {}
         words: list[tuple[WeightPlace, Bytes]] = []
         for name, place in self._found.items():
@@ -138,7 +156,7 @@ class ModuleWeights:
             found = held.whole()
             sums[name] = state_digest.of_run(found)
             words.append((place, found.view("u1")))
-        _check(sums, want)
+        check_sums(sums, want)
         first: dict[object, str] = {}
         for name, place in self._found.items():
             if sums[other := first.setdefault(place.alias, name)] != sums[name]:
@@ -152,11 +170,11 @@ class ModuleWeights:
     def load(self, read: ReadTensor, want: Mapping[str, Sums], *, prove_first: bool) -> int:
         """See `HeldWeights.load`."""
         for name, place in self._found.items() if prove_first else ():
-            _check({name: _sums(place, read(name))}, want)
+            check_sums({name: _sums(place, read(name))}, want)
         for name, place in self._found.items():
             data = read(name)
             if not prove_first:
-                _check({name: _sums(place, data)}, want)
+                check_sums({name: _sums(place, data)}, want)
             place.fill(data)
         return sum(place.tensor.numel() for place in self._found.values())
 
@@ -171,7 +189,8 @@ def _sums(place: WeightPlace, data: Bytes) -> Sums:
     return state_digest.of_run(data.view(uint(place.dtype.width)))
 
 
-def _check(sums: Mapping[str, Sums], want: Mapping[str, Sums]) -> None:
+def check_sums(sums: Mapping[str, Sums], want: Mapping[str, Sums]) -> None:
+    """Raise ChainError ``base-differs`` for the first tensor whose sums are not those that are wanted."""
     for name, found in sums.items():
         if want.get(name) != found:  # [F-APPLY-5]
             have, need = "elements that do not add up to the step's", "those of the step"

@@ -113,6 +113,7 @@ def test_a_late_engine_catches_up_by_the_repository(tmp_path, zeros):
         engine.reach(2)
         assert raw(engine.model) == raw(model)
         assert engine.receiver.received == 0
+        until(lambda: live.engines)
         nudge(model, 3)
         hook.step(3)
         engine.reach(3)

@@ -69,6 +69,7 @@ class Engine:
     def __init__(self, model: torch.nn.Module, address: str, **options: Any) -> None:
         self.model, self.address, self.options = model, address, options
         self.receiver: LiveReceiver | None = None
+        self.done: int | None = None
         self.steps: list[Any] = []
         self.errors: list[BaseException] = []
         self.events: list[Any] = []
@@ -80,18 +81,20 @@ class Engine:
         try:
             options = {"token": TOKEN, "timeout": 20.0, "report": self.events.append, **self.options}
             self.receiver = join(self.model, self.address, **options)
+            self.done = self.receiver.step
             while not self._stop.is_set():
                 try:
                     if (step := self.receiver.receive(0.05)) is not None:
                         self.steps.append(step)
                 except Exception as error:
                     self.errors.append(error)
+                self.done = self.receiver.step
         except BaseException as error:
             self.errors.append(error)
 
     def at(self, step: int) -> bool:
         """Is it at a step?"""
-        return self.receiver is not None and self.receiver.step == step
+        return self.done == step
 
     def reach(self, step: int) -> None:
         """Wait until it is at a step."""

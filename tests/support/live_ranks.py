@@ -13,7 +13,7 @@ import torch
 
 from deltackpt.hooks import TrainerHook
 from deltackpt.live import LiveEvent, Session, join
-from support.live import TOKEN, make_model, nudge, raw, until
+from support.live import TOKEN, Engine, make_model, nudge, raw, until
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["support.live_ranks"])
@@ -81,6 +81,36 @@ def trainer(out: str, repo: str, address: str, phase: str, step: int, how: int, 
             hook.step(number)
             note(path, address=live.address, step=number, digest=digest(model))
         live.wait_for(99, 2.0)
+
+
+def sharded(rank: int, world: int, root: Path, carrier: str, *, device: str) -> None:
+    """A rank of a trainer with FSDP 2: every rank offers what it owns; the first one has an engine in a thread."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    model, whole, mesh = make_model(), make_model(), init_device_mesh(device, (world,))
+    fully_shard(model, mesh=mesh)
+    live = Session("127.0.0.1:0", token=TOKEN, mode="sync", carrier=carrier, engines=1, timeout=60.0)
+    with TrainerHook(model, root / "repo", threads=1, timeout=100, live=live) as hook:
+        reader = Engine(make_model(zeros=True), live.address) if rank == 0 else None
+        for step in range(3):
+            nudge(whole, step)
+            for name, value in model.state_dict().items():
+                full = whole.state_dict()[name]
+                if isinstance(value, DTensor):
+                    value.to_local().copy_(distribute_tensor(full, mesh, value.placements).to_local())
+                else:
+                    value.copy_(full)
+            hook.step(step)
+            if reader is not None:
+                reader.reach(step)
+                assert raw(reader.model) == raw(whole)
+                assert reader.steps[-1].way == "live"
+            dist.barrier()
+        if reader is not None:
+            reader.close()
 
 
 def start(work, *args: Any):
