@@ -11,15 +11,25 @@ import secrets
 import threading
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from deltackpt.carriers.one_sided import OneSided, api
 from deltackpt.carriers.wire import Deadline, Wire, foreign, lost
 from deltackpt.errors import UsageError
 
-BACKENDS = ("gloo",)
 PIECE = 16 << 20  # bytes of one message
+
+
+class Payload(Protocol):
+    """One end of a way for bytes beside the connection that asks for them."""
+
+    def send(self, chunks: Iterable[memoryview], total: int, deadline: Deadline) -> None:
+        """So many bytes, uint8."""
+
+    def receive(self, into: memoryview, deadline: Deadline) -> None:
+        """So many bytes as ``into`` has, uint8."""
 
 
 class Pair:
@@ -67,10 +77,12 @@ class PairHost:
         self._store: Any = None
         self._lock = threading.Lock()
 
-    def open(self, wire: Wire, backend: str) -> Pair:
+    def open(self, wire: Wire, carrier: str) -> Payload:
         """Tell the peer where to meet, and meet it."""
-        if backend not in BACKENDS:
-            raise foreign(wire.where, f"a backend {backend!r}", ", ".join(BACKENDS))
+        if carrier == "nixl":
+            return OneSided(wire)
+        if carrier != "gloo":
+            raise foreign(wire.where, f"a carrier {carrier!r}", "gloo or nixl")
         import torch.distributed as dist
 
         with self._lock:
@@ -86,8 +98,10 @@ class PairHost:
         self._store = None
 
 
-def meet(wire: Wire, host: str, deadline: Deadline) -> Pair:
+def meet(wire: Wire, host: str, carrier: str, deadline: Deadline) -> Payload:
     """The receiver's end of a pair with the publisher at ``host``."""
+    if carrier == "nixl":
+        return OneSided(wire)
     import torch.distributed as dist
 
     place = wire.receive(deadline)
@@ -101,11 +115,13 @@ def meet(wire: Wire, host: str, deadline: Deadline) -> Pair:
     return Pair(store, prefix, 1, wire.local_host, wire.where, deadline)
 
 
-def check_backend(name: str) -> None:
-    """Raise UsageError ``live-option`` unless torch.distributed is there, and has the backend."""
+def check_carrier(name: str) -> None:
+    """Raise UsageError ``live-option``, or ExtraMissingError, unless what a carrier needs is there."""
+    if name == "nixl":
+        api()
     import torch.distributed as dist
 
-    if not dist.is_available() or (name == "gloo" and not dist.is_gloo_available()):
+    if name == "gloo" and not (dist.is_available() and dist.is_gloo_available()):
         need = "torch.distributed with Gloo"
         raise UsageError("live-option", where="carrier", have="a torch without it", need=need)
 

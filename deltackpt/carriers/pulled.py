@@ -7,21 +7,22 @@ import threading
 from collections.abc import Sequence
 
 from deltackpt.carriers.handshake import introduce
-from deltackpt.carriers.pairs import Pair, meet
+from deltackpt.carriers.pairs import Payload, meet
 from deltackpt.carriers.wire import Deadline, Wire, error_of, foreign
 from deltackpt.errors import DeltackptError, FormatError
 from deltackpt.format.manifest import File
 from deltackpt.patch.index import Span
 from deltackpt.patch.part import PartReader
 
-CARRIERS = ("tcp", "gloo")
+CARRIERS = ("tcp", "gloo", "nixl")
 Address = tuple[str, int]
 
 
 class PulledParts:
     """A `PartSource` over one publishing rank, at ``address``.
 
-    ``carrier`` says what the payload goes over: "tcp", the connection itself, or "gloo". ``timeout`` in seconds is for
+    ``carrier`` says what the payload goes over: "tcp", the connection itself, "gloo" or "nixl". ``timeout`` in seconds is
+    for
     one request, its bytes included. It connects when it is first asked, and again after an error.
     """
 
@@ -32,7 +33,7 @@ class PulledParts:
         self.received = 0  # bytes of payload, in all
         self._address, self._token, self._carrier, self._timeout = address, token, carrier, timeout
         self._wire: Wire | None = None
-        self._pair: Pair | None = None
+        self._pair: Payload | None = None
         self._lock = threading.Lock()
 
     def part(self, file: File) -> memoryview:
@@ -91,7 +92,7 @@ class PulledParts:
             try:
                 pair = None if self._carrier == "tcp" else self._carrier
                 introduce(wire, self._token, {"kind": "pull", "pair": pair}, deadline)
-                self._pair = meet(wire, self._address[0], deadline) if pair else None
+                self._pair = meet(wire, self._address[0], pair, deadline) if pair else None
             except BaseException:
                 wire.close()
                 raise

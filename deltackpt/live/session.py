@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from deltackpt.carriers.memory import PartsInMemory
-from deltackpt.carriers.pairs import check_backend
+from deltackpt.carriers.pairs import check_carrier
 from deltackpt.carriers.server import PartServer
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
@@ -35,7 +35,7 @@ class Session:
                      "sync": when the engines have it
     ``durable``      "first": engines switch when the repository has the step; "behind": at once, and the session tells
                      of steps that the repository does not get
-    ``carrier``      what bytes go over: "tcp", or "gloo", that of torch.distributed
+    ``carrier``      what bytes go over: "tcp"; "gloo", that of torch.distributed; or "nixl", one-sided reads
     ``engines``      how many engine ranks the first step waits for, at most ``load_timeout`` seconds
     ``timeout``      seconds that anybody waits for anybody else with a step
     ``load_timeout`` the same, where all of the weights go
@@ -69,8 +69,7 @@ class Session:
         self._delivery: Delivery | None = None
         self._state: LiveState | None = None
         self._closed = threading.Event()
-        if carrier != "tcp":
-            check_backend(carrier)
+        check_carrier(carrier)
 
     # What a user asks
 

@@ -1,11 +1,14 @@
 """A trainer's steps go live: from its memory into engines, and are those that the repository publishes."""
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from support.live import TOKEN, Engine, make_model, nudge, raw  # noqa: E402
 
+from deltackpt.errors import ExtraMissingError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.live import Session  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
@@ -17,8 +20,10 @@ def session(**options):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("durable", ["first", "behind"])
-@pytest.mark.parametrize("carrier", ["tcp", "gloo"])
+@pytest.mark.parametrize("carrier", ["tcp", "gloo", "nixl"])
 def test_every_step_goes_live_from_zeros_on(tmp_path, mode, durable, carrier):
+    if carrier == "nixl":
+        pytest.importorskip("nixl_cu13")
     model, events = make_model(), []
     live = session(mode=mode, durable=durable, carrier=carrier, engines=2, report=events.append)
     with TrainerHook(model, tmp_path / "repo", threads=1, live=live) as hook:
@@ -40,3 +45,10 @@ def test_every_step_goes_live_from_zeros_on(tmp_path, mode, durable, carrier):
         assert live.step == 3
     repo = Repository.open(tmp_path / "repo")
     assert repo.load(repo.head().link).state == live.state
+
+
+def test_a_carrier_whose_library_is_not_there(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nixl_cu13", None)
+    with pytest.raises(ExtraMissingError) as error:
+        session(carrier="nixl")
+    assert "nixl-cu13" in error.value.hint
