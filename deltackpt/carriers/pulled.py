@@ -21,9 +21,8 @@ Address = tuple[str, int]
 class PulledParts:
     """A `PartSource` over one publishing rank, at ``address``.
 
-    ``carrier`` says what the payload goes over: "tcp", the connection itself, "gloo" or "nixl". ``timeout`` in seconds is
-    for
-    one request, its bytes included. It connects when it is first asked, and again after an error.
+    ``carrier`` says what the payload goes over: "tcp", the connection itself, "gloo" or "nixl". ``timeout`` in seconds
+    is for one request, its bytes included. It connects when it is first asked, and again after an error.
     """
 
     parallel = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from deltackpt.errors import ConflictError, DeltackptError, UsageError
 HANDSHAKE = 10.0  # seconds that a peer has to show its token
 IDLE = 0.5  # seconds after which a waiting thread looks whether it should end
 MAX_PEERS = 8192  # connections at a time
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[Wire, Mapping[str, Any]], bool]
 
@@ -93,6 +96,8 @@ class PartServer:
                 self._serve_pulls(wire, hello)
         except DeltackptError:
             pass  # the peer was told, or is gone
+        except Exception:
+            log.exception("a connection of %s ends", wire.where)
         finally:
             with self._lock:
                 self._wires.discard(wire)

@@ -138,10 +138,11 @@ class Wire:
 
     def readable(self, seconds: float) -> bool:
         """Is there a byte, or the end of the connection, within some seconds?"""
-        if self._sock.fileno() < 0:
-            return True
         poll = select.poll()  # unlike `select.select` it takes any number of descriptors
-        poll.register(self._sock, select.POLLIN)
+        try:
+            poll.register(self._sock, select.POLLIN)
+        except (OSError, ValueError):  # closed by another thread
+            return True
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     @property

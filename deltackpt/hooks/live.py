@@ -91,7 +91,7 @@ class LiveSide:
     def __init__(self, session: LiveSession, trainer: LiveTrainer, queue: int, timeout: float, fresh: bool) -> None:
         """``fresh``: the weights are of no step, so that the first one put is all of them. Raises what the session
         raises."""
-        self._session, self._whole = session, fresh
+        self._session, self._whole, self._told = session, fresh, False
         session.open(trainer)
         self._pending = Pending(queue)
         self._worker = Worker(self._pending, trainer.group, self._deliver, timeout, session.close)  # type: ignore[arg-type]
@@ -114,6 +114,9 @@ class LiveSide:
         if self._worker.alive:
             self._pending.put(replace(item, whole=self._whole), into_last=into_last)
             self._whole = False
+        elif not self._told:
+            self._told = True
+            log.warning("the live session has ended: engines go on by the repository (%s)", self._worker.fatal)
 
     def wait(self, timeout: float) -> None:
         """In a session of mode "sync": wait until no step waits for engines. Errors of the session are none of

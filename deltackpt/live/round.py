@@ -25,6 +25,8 @@ from deltackpt.shares import ShareProof
 
 MESSAGE = 5.0  # seconds that one message may take to pass, once it has begun
 
+LOOK = 0.5  # seconds after which a waiting thread looks around
+
 Answer = dict[str, Any]
 
 
@@ -142,8 +144,9 @@ class Round:
                 with suppress(ValueError, KeyError, OSError):
                     waiting.register(member.wire, selectors.EVENT_READ, member)
             missing = set(asked)
-            while missing and waiting.get_map() and deadline.left > 0:
-                for key, _ in waiting.select(deadline.left):
+            while missing and deadline.left > 0:
+                missing -= {m for m in missing if m.wire.fileno() < 0}  # let go by another thread
+                for key, _ in waiting.select(min(deadline.left, LOOK)):
                     answer = self._answer_of(key.data)
                     if answer == {}:
                         continue

@@ -27,7 +27,7 @@ class Seat:
         self.state: str | None = None
         self.moved = 0  # bytes of parts, for the last step
         self._weights, self._welcome, self._token, self._tell = weights, welcome, token, tell
-        self._url = repository or welcome.repository
+        self._url = repository  # None: the trainer's
         self._way: StoreWay | None = None
         self._sums: Mapping[str, Sums] = weights.digest()  # of what this rank holds
         self._known: Mapping[str, Sums] = {}  # of all tensors of the step that it is at
@@ -64,6 +64,8 @@ class Seat:
             have = "a session of other tensors"
             raise ChainError("tensor-shape", where=welcome.repository, have=have, need="those of the one before")
         self._close_sources()
+        if welcome.repository != self._welcome.repository:
+            self._way = None
         self._welcome = welcome
         if self.state is None and welcome.state is not None and self._is(welcome):
             self.step, self.state, self._known = welcome.step, welcome.state, dict(welcome.sums)
@@ -128,6 +130,7 @@ class Seat:
         assert self._ready[0] is step, "the step that is ready"
         prepared, self._ready = self._ready[1], None
         if prepared is None:
+            self.step = step.step
             return 0
         if step.full:
             self.step = self.state = None
@@ -169,7 +172,9 @@ class Seat:
 
     def _store_way(self) -> StoreWay:
         if self._way is None:
-            self._way = StoreWay(Repository.open(self._url), self._welcome.ref, self._welcome.table)
+            self._way = StoreWay(
+                Repository.open(self._url or self._welcome.repository), self._welcome.ref, self._welcome.table
+            )
         return self._way
 
     def _source(self, step: Announcement) -> ManySources:

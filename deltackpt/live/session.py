@@ -127,7 +127,12 @@ class Session:
             mine = (here, self._server.port)
         except Exception as failed:
             error = failed
-        collect(trainer.group, None, error)
+        try:
+            collect(trainer.group, None, error)
+        except BaseException:
+            if not isinstance(error, UsageError) or error.code != "live-closed":
+                self.close()
+            raise
         addresses = [place for place in everyone(trainer.group, mine) if place is not None]
         if leads:
             self._state = LiveState.of(trainer)
