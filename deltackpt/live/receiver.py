@@ -18,7 +18,8 @@ from deltackpt.live.events import LiveEvent, Report, teller
 from deltackpt.live.messages import Announcement, Welcome
 from deltackpt.live.options import check_seconds, check_token, host_and_port
 from deltackpt.live.seat import Seat
-from deltackpt.live.store_way import Pause
+from deltackpt.live.slices import traced
+from deltackpt.live.store_way import Pause, StoredStep
 from deltackpt.live.weights import HeldWeights, ModuleWeights
 from deltackpt.torch_views.names import Rename
 
@@ -82,9 +83,12 @@ def join(
     if type(rank) is not int or type(ranks) is not int or not 0 <= rank < ranks:
         need = "a rank below the number of ranks"
         raise UsageError("live-option", where="join", have=f"rank {rank!r} of {ranks!r}", need=need)
-    made = (
-        (lambda welcome: ModuleWeights(model, welcome.table, rename)) if isinstance(model, torch.nn.Module) else model
-    )
+
+    def made(welcome: Welcome) -> HeldWeights:
+        if not isinstance(model, torch.nn.Module):
+            return model(welcome)
+        return ModuleWeights(model, welcome.table, rename) if load is None else traced(load, model, welcome.table)
+
     hello = {"kind": "join", "engine": engine, "rank": rank, "ranks": ranks}
     receiver = LiveReceiver(address, token, hello, made, repository, timeout, teller(report))
     receiver.connect(timeout, nullcontext)
@@ -152,8 +156,11 @@ class LiveReceiver:
         """
         if self._closed or self._seat is None:
             raise UsageError("live-closed", where="a live receiver", have="one that was closed", need="an open one")
+        before = self._seat.state
         if self._wire is None and not self._back(pause):
             return self._by_store(pause, timeout)
+        if self._seat.state != before:
+            return self._stored(self._seat.last)
         wire = self._wire
         assert wire is not None
         try:
@@ -162,6 +169,8 @@ class LiveReceiver:
             message = wire.receive(Deadline(self._timeout))
             if "announce" in message:
                 return self._take(wire, Announcement.of(message["announce"], wire.where), pause)
+            if "live" in message and message.get("state") != self._seat.state:
+                return self._stored(self._seat.catch_up(pause))  # it went live without this rank
             return None  # a word on a round that is over
         except (StoreError, FormatError, NotFoundError) as error:
             self._fall_out(error)  # nothing is wrong with the weights
@@ -290,6 +299,11 @@ class LiveReceiver:
         found = self._seat.catch_up(pause)
         if found is None or found.state == before:
             time.sleep(min(timeout, RETRY))
+            return None
+        return self._stored(found)
+
+    def _stored(self, found: StoredStep | None) -> LiveStep | None:
+        if found is None:
             return None
         self._tell(LiveEvent("by-store", found.link.step, text=self.why))
         return LiveStep(found.link.step, found.state, "store", found.elements, found.read)

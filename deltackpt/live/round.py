@@ -108,6 +108,12 @@ class Round:
         self.seconds["write"] = time.monotonic() - began
         return done
 
+    def tell_others(self, done: Iterable[Member]) -> None:
+        """Who is in and was not part of it learns that the step is live, and where: in the repository."""
+        there = set(done)
+        others = [m for m in self._members.all() if m not in there]
+        self._send(others, {"live": self._step.step, "state": self._step.state})
+
     def agree(self) -> None:
         """All votes are in."""
         self._phase("agree")
@@ -196,4 +202,6 @@ def run(
     except BaseException as error:
         step.withdraw(getattr(error, "code", type(error).__name__))
         raise
-    return step.write()
+    done = step.write()
+    step.tell_others(done)
+    return done

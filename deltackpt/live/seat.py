@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from deltackpt.carriers.pulled import ManySources, PulledParts
-from deltackpt.errors import ChainError, DeltackptError
+from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
 from deltackpt.format.state_digest import Sums
 from deltackpt.live.events import LiveEvent, Report
@@ -26,6 +26,7 @@ class Seat:
         self.step: int | None = None
         self.state: str | None = None
         self.moved = 0  # bytes of parts, for the last step
+        self.last: StoredStep | None = None  # what came from the repository last
         self._weights, self._welcome, self._token, self._tell = weights, welcome, token, tell
         self._url = repository  # None: the trainer's
         self._way: StoreWay | None = None
@@ -70,12 +71,7 @@ class Seat:
         if self.state is None and welcome.state is not None and self._is(welcome):
             self.step, self.state, self._known = welcome.step, welcome.state, dict(welcome.sums)
         if welcome.state is not None and self.state != welcome.state:
-            self.catch_up(pause, welcome.step)
-        elif welcome.state is None:
-            try:
-                self.catch_up(pause)
-            except DeltackptError as error:  # the first step brings all weights
-                self._tell(LiveEvent("behind", text=f"the repository: {error.sentence()}"))
+            self.catch_up(pause, welcome.step)  # before the first step there is nothing to catch up to: it brings all
 
     def _is(self, welcome: Welcome) -> bool:
         """Are the weights those of the step that is live?"""
@@ -99,6 +95,8 @@ class Seat:
         for an announcement that does not agree with itself.
         """
         self._ready, self.moved = None, 0
+        if step.full and self._weights.whole and self._digest(self._sums) == step.state:
+            self.state, self._known = step.state, dict(step.sums)  # the weights that training began with
         if self.state == step.state:
             self._ready = (step, None)
             return True
@@ -157,6 +155,10 @@ class Seat:
         found = self._store_way().catch_up(self._weights, at, pause, back=back)
         if found is None:
             return None
+        if found.state == self.state:
+            self.step = found.link.step
+            return found
+        self.last = found
         self.step, self.state, self._known = found.link.step, found.state, dict(found.sums)
         self._sums = {name: found.sums[name] for name in self._sums}
         return found

@@ -63,6 +63,8 @@ class StoreWay:
         head = self._repo.ref(self._ref)
         if head is None:
             return None
+        if at.state is not None and at.state == self._repo.load(head.link).state:
+            return StoredStep(head.link, at.state, at.sums, 0, 0)
         have = self.has(at.state) if at.state is not None and weights.whole else None
         behind = at.step is not None and head.link.step < at.step
         if have is None and behind and not back:

@@ -98,7 +98,8 @@ class Engine:
 
     def reach(self, step: int) -> None:
         """Wait until it is at a step."""
-        until(lambda: self.at(step))
+        until(lambda: self.at(step) or (self.errors and self.receiver is None))
+        assert self.at(step), self.errors
 
     def close(self) -> None:
         self._stop.set()
