@@ -161,6 +161,19 @@ class LiveSide:
         self._session.close()
 
 
+def live_side(
+    live: LiveSession | None, group: ProcessGroup, publisher: Publisher, queue: int, timeout: float
+) -> LiveSide | None:
+    """The live side of a hook whose ``publisher`` has not published yet. ``timeout`` in seconds is how long ranks wait
+    for each other. Raises what the session raises."""
+    if live is None:
+        return None
+    base = None if publisher.fresh else publisher.base
+    known = LiveBase(base.link, base.manifest.state, {n: d.sums for n, d in base.digests.items()}) if base else None
+    trainer = LiveTrainer(publisher.repo, publisher.ref, group, publisher.state, publisher.encode, known)
+    return LiveSide(live, trainer, queue, timeout, group.broadcast(known is None))
+
+
 def check_live(live: Any) -> None:
     """Raise UsageError ``hook-option`` unless ``live`` is a session, or None."""
     needed = ("open", "deliver", "publishing", "published_step", "publish_failed", "close")

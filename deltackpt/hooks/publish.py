@@ -103,6 +103,7 @@ class Publisher:
         self.shares: list[Share] = []  # of the last step, at rank 0
         self.traffic: list[Traffic] = []  # of each rank for the last anchor
         self.state, self._options = state, options
+        self.encode = options.encode
         self._attempts: dict[str, Base] = {}  # by manifest id: what may be published though an error was raised
         self._tried: dict[int, CapturedStep] = {}
         self._seconds: dict[str, float] = {}

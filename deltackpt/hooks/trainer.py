@@ -18,7 +18,7 @@ from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.finite import counts_after, refuse
-from deltackpt.hooks.live import LiveBase, LiveSession, LiveSide, LiveTrainer, live_group
+from deltackpt.hooks.live import LiveSession, live_group, live_side
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import everyones, existing, extractor, process_groups
 from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
@@ -167,7 +167,7 @@ class TrainerHook:
         self._last: int | None = start.link.step if start.link else None
         self._whole = start.link is None or start.fresh or anchor.now
         self._pending = Pending(queue)
-        self._live = self._live_side(live, delivering, start)
+        self._live = live_side(live, delivering, self.publisher, queue, timeout)
         self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
         atexit.register(_abandon, weakref.ref(self))
 
@@ -213,16 +213,6 @@ class TrainerHook:
         publisher = Publisher(self.repo, options.ref, group, state, publishing)
         publisher.base, publisher.seek, publisher.fresh = start.base, start.seek, start.fresh
         return publisher
-
-    def _live_side(self, live: LiveSession | None, group: ProcessGroup, start: _Start) -> LiveSide | None:
-        if live is None:
-            return None
-        base, options = None if start.fresh else start.base, self._options
-        sums = {name: digest.sums for name, digest in base.digests.items()} if base else {}
-        known = LiveBase(base.link, base.manifest.state, sums) if base else None
-        encode = EncodeOptions(options.encoding, options.threads_or_default)
-        trainer = LiveTrainer(self.repo, options.ref, group, self.publisher.state, encode, known)
-        return LiveSide(live, trainer, options.queue, options.timeout, start.fresh or start.link is None)
 
     @property
     def last_step(self) -> int | None:

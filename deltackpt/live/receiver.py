@@ -16,7 +16,7 @@ from deltackpt.engines.tracing import Load
 from deltackpt.errors import ChainError, DeltackptError, FormatError, NotFoundError, StoreError, UsageError
 from deltackpt.live.events import LiveEvent, Report, teller
 from deltackpt.live.messages import Announcement, Welcome
-from deltackpt.live.options import check_seconds, check_token, host_and_port
+from deltackpt.live.options import check_seconds, check_token, host_and_port, require
 from deltackpt.live.seat import Seat
 from deltackpt.live.slices import traced
 from deltackpt.live.store_way import Pause, StoredStep
@@ -51,8 +51,7 @@ def join(
     *,
     token: str,
     engine: str = "engine",
-    rank: int = 0,
-    ranks: int = 1,
+    rank: tuple[int, int] = (0, 1),
     rename: Rename | None = None,
     load: Load | None = None,
     repository: str | None = None,
@@ -65,7 +64,7 @@ def join(
 
     ``model``       a torch module with the whole tensors of the session under some names, or a function that gives
                     `HeldWeights` for what the session has
-    ``engine``      a name; ``rank`` of its ``ranks``: ranks of one engine switch together
+    ``engine``      a name; ``rank``, (this one, of how many): ranks of one engine switch together
     ``load``        the engine's own loader of (name, tensor): it is traced once; this rank then holds what it copies
                     into the parameters of ``model``, in host memory, and pulls the tiles of that alone
     ``rename``      gives the checkpoint's name for a module's, None to leave one out
@@ -80,16 +79,15 @@ def join(
     host_and_port(address)
     check_token(token)
     check_seconds("timeout", timeout)
-    if type(rank) is not int or type(ranks) is not int or not 0 <= rank < ranks:
-        need = "a rank below the number of ranks"
-        raise UsageError("live-option", where="join", have=f"rank {rank!r} of {ranks!r}", need=need)
+    known = isinstance(rank, tuple) and [type(n) for n in rank] == [int, int] and 0 <= rank[0] < rank[1]
+    require("rank", rank, known, "a rank, and the number of ranks above it")
 
     def made(welcome: Welcome) -> HeldWeights:
         if not isinstance(model, torch.nn.Module):
             return model(welcome)
         return ModuleWeights(model, welcome.table, rename) if load is None else traced(load, model, welcome.table)
 
-    hello = {"kind": "join", "engine": engine, "rank": rank, "ranks": ranks}
+    hello = {"kind": "join", "engine": engine, "rank": rank[0], "ranks": rank[1]}
     receiver = LiveReceiver(address, token, hello, made, repository, timeout, teller(report))
     receiver.connect(timeout, nullcontext)
     return receiver

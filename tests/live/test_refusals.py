@@ -91,7 +91,7 @@ def test_a_name_that_is_taken(running):
     engine = Engine(make_model(), live.address, engine="one")
     until(lambda: live.engines == 1)
     for rank, ranks in ((0, 1), (1, 2)):
-        options = {"engine": "one", "rank": rank, "ranks": ranks}
+        options = {"engine": "one", "rank": (rank, ranks)}
         with pytest.raises(ConflictError) as error:
             join(make_model(), live.address, token=TOKEN, timeout=20, report=quiet, **options)
         assert error.value.code == "live-taken"
@@ -110,14 +110,14 @@ def test_another_model(running):
 def test_half_an_engine_takes_no_step(running):
     """One rank of two is there: it stays where it is, and comes after the step by the repository."""
     model, hook, live = running
-    half = Engine(make_model(), live.address, engine="two", rank=0, ranks=2)
+    half = Engine(make_model(), live.address, engine="two", rank=(0, 2))
     whole = Engine(make_model(), live.address, engine="one")
     until(lambda: live.engines == 2)
     nudge(model, 1)
     hook.step(1)
     whole.reach(1)
     assert half.receiver.step == 0
-    other = Engine(make_model(), live.address, engine="two", rank=1, ranks=2)
+    other = Engine(make_model(), live.address, engine="two", rank=(1, 2))
     until(lambda: live.engines == 3)
     nudge(model, 2)
     hook.step(2)

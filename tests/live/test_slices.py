@@ -72,7 +72,7 @@ def started(address):
     made = []
     for rank in range(2):
         model = Slices(rank)
-        made.append(Engine(model, address, engine="tp", rank=rank, ranks=2, load=model.load_weights))
+        made.append(Engine(model, address, engine="tp", rank=(rank, 2), load=model.load_weights))
     return made
 
 

@@ -59,7 +59,7 @@ def engine(out: str, address: str, name: str, phase: str, step: int, how: int, r
     """An engine's rank, from zeros on. It notes its step and the digest of its weights whenever they change."""
     torch.set_num_threads(1)
     model, path = make_model(zeros=True), Path(out)
-    options = {"token": TOKEN, "timeout": 20.0, "engine": name, "rank": rank, "ranks": ranks}
+    options = {"token": TOKEN, "timeout": 20.0, "engine": name, "rank": (rank, ranks)}
     receiver = join(model, address, report=at_phase(phase, step, how), **options)
     note(path, step=receiver.step, digest=digest(model), way="join")
     while True:
