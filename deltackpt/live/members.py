@@ -29,6 +29,7 @@ class Members:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, int], Member] = {}
+        self._closed = False
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -76,9 +77,13 @@ class Members:
     def wait(self, count: int, timeout: float) -> bool:
         """Wait until so many are in, or for ``timeout`` seconds. -> are they?"""
         with self._changed:
-            return self._changed.wait_for(lambda: len(self._held) >= count, timeout)
+            self._changed.wait_for(lambda: self._closed or len(self._held) >= count, timeout)
+            return len(self._held) >= count
 
     def close(self) -> None:
-        """Let all go."""
+        """Let all go, and wait for nobody any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         for member in self.all():
             self.drop(member)

@@ -171,7 +171,6 @@ class Session:
         """End the session: engines go on by the repository. Can be called again."""
         self._closed.set()
         self._gate.close()
-        for member in self._members.all():
-            self._members.drop(member)
+        self._members.close()
         if self._server is not None:
             self._server.close()
