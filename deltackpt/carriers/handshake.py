@@ -12,6 +12,7 @@ from deltackpt.carriers.wire import Deadline, Wire, error_of, foreign
 from deltackpt.errors import DeltackptError, UsageError
 
 PROTOCOL = 1
+FIRST = 4096  # bytes of the message of a peer that has not shown that it knows the token
 
 
 def accept(wire: Wire, token: str, deadline: Deadline) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def accept(wire: Wire, token: str, deadline: Deadline) -> dict[str, Any]:
     """
     nonce = secrets.token_hex(16)
     wire.send({"deltackpt-live": PROTOCOL, "nonce": nonce}, deadline)
-    hello = wire.receive(deadline)
+    hello = wire.receive(deadline, FIRST)
     both = f"{nonce} {hello.get('nonce')} {hello.get('kind')}"
     if not hmac.compare_digest(_proof(token, "client", both), str(hello.get("proof"))):
         error = _refused(wire.where)

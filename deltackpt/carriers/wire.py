@@ -107,13 +107,13 @@ class Wire:
         except OSError as error:
             raise lost(self.where, f"no way to send: {error}") from error
 
-    def receive(self, deadline: Deadline) -> dict[str, Any]:
-        """The next message. Raises FormatError ``live-message`` for what is none."""
+    def receive(self, deadline: Deadline, limit: int = MAX_MESSAGE) -> dict[str, Any]:
+        """The next message. Raises FormatError ``live-message`` for what is none, or has more than ``limit`` bytes."""
         head = bytearray(4)
         self.receive_into(memoryview(head), deadline)
         size = int.from_bytes(head, "big")
-        if size > MAX_MESSAGE:
-            raise foreign(self.where, f"a message of {size:,} bytes", f"at most {MAX_MESSAGE:,}")
+        if size > limit:
+            raise foreign(self.where, f"a message of {size:,} bytes", f"at most {limit:,}")
         data = bytearray(size)
         self.receive_into(memoryview(data), deadline)
         try:

@@ -16,7 +16,7 @@ from deltackpt.live import Session  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
 
 PHASES = ["announce", "move", "prove", "agree", "write"]
-TIMEOUT = 6.0
+TIMEOUT = 10.0
 LONGEST = 90.0  # seconds of one step, on a machine with other load
 
 
