@@ -11,7 +11,7 @@ from deltackpt.engines.cached_steps import Steps
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.proof import Proof, same
 from deltackpt.engines.regions import Region
-from deltackpt.format import state_digest
+from deltackpt.format.digests import proves
 from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor
@@ -49,7 +49,6 @@ def differing(steps: Steps, link: Link, proof: Proof, memory: Mapping[int, Memor
     for name, regions in proof.regions.items():
         if not regions:
             continue
-        words = read_tensor(regions, memory, table[name]).view(uint(DTYPES[table[name].dtype].width))
-        if state_digest.of_run(words) != digests[name].sums:
+        if not proves(read_tensor(regions, memory, table[name]), table[name].dtype, digests[name]):
             wrong.append(name)
     return wrong

@@ -18,6 +18,7 @@ from deltackpt.engines.scatter import Fallback, MemoryWrite
 from deltackpt.engines.step_changes import StepChanges
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
+from deltackpt.format.digests import proves
 from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.manifest import Link
 
@@ -69,10 +70,13 @@ class _Decoding:
         return made
 
     def _decoded(self, name: str, regions: Sequence[Region], changes: StepChanges) -> Decoded:
-        """The changed elements of a tensor, proven: the sums of the step before, moved by them, are the target's."""
+        """The changed elements of a tensor, proven: what the engine holds is the step before, and its sums moved by the
+        changes are the target's. The sums alone would not do: a step up from words that are all one off is as long."""
         tensor = self._table[name]
         old = read_tensor(regions, self._memory, tensor)
         other = Fallback(f"{name}: the engine's memory is not that of step {self._at.step}")
+        if not proves(old, tensor.dtype, self._before[name]):
+            raise other
         try:
             found = changes.of(name, old, (tensor.dtype, tuple(tensor.shape)))
         except ChainError as error:

@@ -90,5 +90,5 @@ def raise_first(reports: Sequence[RankReport], name: str) -> None:
         if (error := report.error) is not None:
             asleep = str(error["error"]) == "engine-asleep"
             code = "engine-wedged" if report.wedged else "engine-asleep" if asleep else "engine-refused"
-            have = f"{error['where']}: {error['have']} [{error['error']}]"
+            have = str(error["have"]) if asleep else f"{error['where']}: {error['have']} [{error['error']}]"
             raise ChainError(code, where=name, have=have, need=str(error["need"]), hint=str(error["hint"]))

@@ -35,12 +35,12 @@ def watch_sleep(worker: type) -> None:
 def _noted(call: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
     @functools.wraps(call)
     def noted(self: Any, *args: Any, **options: Any) -> Any:
-        tags = options.get("tags", args[0] if args else None)
+        given = next(iter((*args, *options.values())), None)  # the level, or the tags
         if note is _slept:  # before: a sleep that fails halfway has unmapped something
-            note(tags)
+            note(given)
             return call(self, *args, **options)
         found = call(self, *args, **options)
-        note(tags)
+        note(given)
         return found
 
     noted._deltackpt = True  # type: ignore[attr-defined]

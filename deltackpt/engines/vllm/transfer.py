@@ -12,7 +12,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from deltackpt.engines.vllm.endpoint import Attachment, UpdateCall, RankEndpoint
+from deltackpt.engines.vllm.endpoint import Attachment, RankEndpoint, UpdateCall
 from deltackpt.engines.vllm.rank import watch_workers
 from deltackpt.engines.vllm.release import check_backend
 from deltackpt.errors import UsageError
