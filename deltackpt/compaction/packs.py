@@ -93,10 +93,11 @@ def _apart(packs: Sequence[PackName]) -> list[PackName]:
 
 def _planned(listed: Sequence[_Record], done: Sequence[PackName], whole: Sequence[PackName]) -> Iterator[PlannedPack]:
     for run in _runs(listed, done):
-        for some in _cut(run):
+        for some, full in _cut(run):
             first, last, count = some[0].step, some[-1].step, len(some)
             packed = [pack.records for pack in whole if first <= pack.first and pack.last <= last]
-            if count - sum(packed) >= LEAST or (len(packed) > 1 and sum(packed) == count):
+            new = count - sum(packed)
+            if count > 1 and (new >= LEAST or (full and new) or (len(packed) > 1 and not new)):
                 yield PlannedPack(first, last, count, sum(record.info.size + 1 for record in some))
 
 
@@ -114,19 +115,19 @@ def _runs(listed: Sequence[_Record], done: Sequence[PackName]) -> Iterator[list[
     yield run
 
 
-def _cut(run: Sequence[_Record]) -> Iterator[list[_Record]]:
-    """Pieces that a pack takes; what there is of one step stays together."""
+def _cut(run: Sequence[_Record]) -> Iterator[tuple[list[_Record], bool]]:
+    """Pieces that a pack takes, and whether it is full; what there is of one step stays together."""
     some: list[_Record] = []
     size = 0
     for record in run:
         full = len(some) >= RECORDS or size + record.info.size > BYTES
         if some and full and record.step != some[-1].step:
-            yield some
+            yield some, True
             some, size = [], 0
         some.append(record)
         size += record.info.size + 1
     if some:
-        yield some
+        yield some, False
 
 
 def _made(repo: Repository, plan: Sequence[PlannedPack], progress: Progress) -> Iterator[MadePack | None]:

@@ -29,6 +29,7 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
         self._packs = packs if packs is not None and packs.useful else None
         self._packed: list[PackName] | None = None  # once they were listed
         self._alone = 0  # how many were read under their own names
+        self._steps: list[int] = []
         self.names = [info.name for info in store.list("edges/") if edge.NAME.fullmatch(info.name)]
         self._by_step: dict[int, list[str]] = {}
         for name in self.names:
@@ -57,9 +58,11 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
             return known
         if self._packed is None:
             self._packed = self._packs.names()
-        steps = sorted(step_of(other) for other in self.names)
-        at = bisect_left(steps, step_of(name))
-        return self._packs.records(self._packed, steps[max(0, at - AHEAD) : at + AHEAD]).get(sha256)
+            self._steps = sorted(map(step_of, self.names))
+        if not self._packed:
+            return None
+        at = bisect_left(self._steps, step_of(name))
+        return self._packs.records(self._packed, self._steps[max(0, at - AHEAD) : at + AHEAD]).get(sha256)
 
     def __getitem__(self, link: Link) -> tuple[Edge, ...]:
         if link.step not in self._by_step:
