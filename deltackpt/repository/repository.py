@@ -183,7 +183,7 @@ class Repository:
 
     def walk(self, target: Link) -> list[Manifest]:
         """The chain of a step, newest first, as far as it was not collected; over a network many are read together."""
-        return list(chain.walk(target, self.manifests.loading_ahead(target), self.edges()))
+        return list(chain.walk(target, self.manifests.loading_ahead(target, FAR), self.edges()))
 
     def edges(self) -> StoredEdges:
         """Folds and later anchors, as they are listed now."""
