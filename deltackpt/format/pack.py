@@ -21,6 +21,8 @@ from deltackpt.format.manifest import Manifest
 
 FOLDER = "packs/"
 MAX_PACK = 16 << 20
+MANY = 1000  # lines that are looked at one by one, however short they are
+SHORTEST = 210  # bytes of an edge with as little in it as may be, less a few
 
 _NAME = re.compile(r"packs/(\d{8,16})-(\d{8,16})-([1-9]\d{0,5})-([0-9a-f]{64})\.jsonl")
 _STEP_OF = re.compile(r"(?:steps|edges)/(\d{8,16})-([0-9a-f]{64})\.json")
@@ -73,7 +75,13 @@ def encode(records: Sequence[tuple[int, bytes]]) -> tuple[PackName, bytes]:
 def lines(data: bytes) -> dict[str, bytes]:
     """Every line of an object that should be a pack, by its sha256 in hex, which whoever wants a record knows
     ([F-LINE-5]). Nothing else is checked, and nothing refused."""
-    return {hashlib.sha256(line).hexdigest(): line for line in data.split(b"\n") if line}
+    found, start = {}, 0
+    while (end := data.find(b"\n", start)) >= 0:
+        if end - start >= SHORTEST:  # [F-READ-2]: memory is that of records, not of line feeds
+            line = data[start:end]
+            found[hashlib.sha256(line).hexdigest()] = line
+        start = end + 1
+    return found
 
 
 def decode(data: bytes, where: str) -> list[Manifest | Edge]:
@@ -83,6 +91,8 @@ def decode(data: bytes, where: str) -> list[Manifest | Edge]:
     """
     if len(data) > MAX_PACK:  # [F-LINE-1]
         raise FormatError("object-too-large", where=where, have=f"{len(data)} bytes", need=f"at most {MAX_PACK}")
+    if data.count(b"\n") > MANY + len(data) // SHORTEST:  # [F-READ-2]: before there is an object for each
+        _refuse(where, "more lines than its bytes have room for", "records")
     *found, rest = data.split(b"\n")
     if rest or not found:  # [F-LINE-1]
         _refuse(where, f"{len(found)} lines, and {len(rest)} bytes after them", "records, each ended by a line feed")

@@ -17,7 +17,7 @@ from deltackpt.format.pack import FOLDER, MAX_PACK, PackName, lines, packs_of
 from deltackpt.repository.objects import Objects
 
 FEW = 8  # records up to which each is asked for by itself
-KEPT = 64 << 20  # bytes of packs that are kept in memory
+KEPT = 32 << 20  # bytes of packs that are kept in memory
 READERS = 8
 
 Lines = Mapping[str, bytes]  # records by sha256, in hex

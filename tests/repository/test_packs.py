@@ -1,5 +1,6 @@
 """Packs: a late reader asks for few objects, and nothing else is different."""
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,9 @@ from deltackpt.collector.retention import Policy
 from deltackpt.collector.sweep import collect
 from deltackpt.compaction.packs import make_packs, plan_packs
 from deltackpt.errors import DeltackptError, StoreError
-from deltackpt.format.pack import PackName, encode, packs_of
+from deltackpt.format.edge import Edge
+from deltackpt.format.manifest import Link
+from deltackpt.format.pack import MAX_PACK, SHORTEST, PackName, decode, encode, lines, packs_of
 from deltackpt.report.log import log
 from deltackpt.report.status import status
 from deltackpt.repository import Repository
@@ -192,3 +195,25 @@ def test_which_packs_are_worth_keeping():
     assert worth_keeping([large], range(40)) == set()
     assert worth_keeping([pack(0, 10**15, 2), large], range(100)) == {large}
     assert worth_keeping([small], [3]) == set()
+
+
+def test_a_hostile_pack_takes_no_memory():
+    """16 MiB of line feeds, or of short lines, are no records."""
+    for data in (b"\n" * MAX_PACK, b"{}\n" * (MAX_PACK // 3)):
+        tracemalloc.start()
+        try:
+            assert lines(data) == {}
+            with pytest.raises(DeltackptError) as caught:
+                decode(data, "a pack")
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+        assert caught.value.code == "pack-field"
+
+
+def test_the_shortest_record_is_found():
+    edge = Edge("ab" * 16, None, Link(0, "0" * 64), (), "", 0).encode()
+    assert SHORTEST <= len(edge) < SHORTEST + 20
+    pack, data = encode([(0, edge)])
+    assert [*lines(data).values()] == [edge]
+    assert [record.encode() for record in decode(data, pack.name)] == [edge]
