@@ -12,6 +12,7 @@ from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo, Threads
+from deltackpt_cli.signing_options import Sign, opened
 
 if TYPE_CHECKING:
     from deltackpt.compaction.plan import CompactPlan, CompactResult
@@ -48,6 +49,7 @@ def compact(
     dry_run: Dry = False,
     ref: Ref = "main",
     threads: Threads = None,
+    sign: Sign = None,
 ) -> None:
     """Fold many patches into one, and pack manifests, so that late readers read less, by fewer requests.
 
@@ -56,9 +58,8 @@ def compact(
     if packs and (levels or start is not None or end != "latest" or cache is not None):
         raise UsageError("usage", where="--packs", have="an option of folds", need="--packs alone, or folds")
     from deltackpt.compaction.plan import LEVELS, plan_compact, plan_packs_alone
-    from deltackpt.repository import Repository
 
-    source = Repository.open(repo)
+    source = opened(repo, sign=sign)
     if packs:
         plan = plan_packs_alone(source, ref)
     else:

@@ -22,7 +22,8 @@ from deltackpt.util.parallel import ordered_map
 
 READERS = 16  # manifests that are asked for at a time where each takes a request
 TOGETHER = 4096  # manifests that are held at a time
-PAYLOADS = ("packs/", "patches/", "folds/", "states/", "anchors/")  # in the order in which a gc removes them
+# In the order in which a gc removes them.
+PAYLOADS = ("packs/", "signatures/", "patches/", "folds/", "states/", "anchors/")
 FOLDERS = ("steps/", "edges/", *PAYLOADS)
 
 
@@ -122,7 +123,7 @@ def _node(repo: Repository, link: Link, packed: bytes | None) -> Node:
 
 def _edges(repo: Repository) -> tuple[tuple[Edge, ...], tuple[DeltackptError, ...]]:
     """Those that can be read, and the errors of the others, which a gc removes unless a wanted step may need them."""
-    stored = StoredEdges(repo.store, repo.id, repo.manifests.packs)
+    stored = StoredEdges(repo.store, repo.id, packs=repo.manifests.packs)
     found: list[Edge] = []
     broken: list[DeltackptError] = []
     for name in stored.names:

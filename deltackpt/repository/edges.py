@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from deltackpt.errors import ChainError, FormatError, NotFoundError
 from deltackpt.format import edge
@@ -19,13 +19,20 @@ AHEAD = 64  # edges on either side of one that is asked for, which are read with
 
 class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
     """By the step that they lead to. An edge that cannot be read is left out, since it is never the only truth: what it
-    leads to can be reached otherwise, or `resolve` says that it cannot; `verify` names the damage.
+    leads to can be reached otherwise, or `resolve` says that it cannot; `verify` names the damage. So is one that
+    ``vouches`` says nobody signed: no manifest names it, so that no signature of a step covers it.
 
     With ``packs``, many are read from those; without, each under its own name.
     """
 
-    def __init__(self, store: Store, repository: str, packs: Packs | None = None) -> None:
-        self._store, self._repository = store, repository
+    def __init__(
+        self,
+        store: Store,
+        repository: str,
+        vouches: Callable[[Link], bool] = lambda record: True,
+        packs: Packs | None = None,
+    ) -> None:
+        self._store, self._repository, self._vouches = store, repository, vouches
         self._packs = packs if packs is not None and packs.useful else None
         self._packed: list[PackName] | None = None  # once they were listed
         self._alone = 0  # how many were read under their own names
@@ -77,6 +84,8 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
                     one = self.load(name)
                 except (FormatError, ChainError, NotFoundError):  # [F-EDGE-6] [S-EDGE-3]
                     continue
+                if not self._vouches(record_of(name)):  # [S-SIG-12]
+                    continue
                 found[one.end] = (*found.get(one.end, ()), one)
             self._read[step] = found
         return self._read[step]
@@ -87,6 +96,11 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def record_of(name: str) -> Link:
+    """The step that an edge leads to, and the sha256 of its bytes, by which it is signed."""
+    return Link(step_of(name), name[-69:-5])
 
 
 def step_of(name: str) -> int:
