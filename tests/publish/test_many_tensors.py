@@ -5,7 +5,7 @@ import json
 import pytest
 from support.states import tree
 
-from deltackpt import apply, apply_to_cache, diff, write
+from deltackpt import apply, apply_to_cache, write
 from deltackpt.format import layout
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.safetensors_header import Tensor, build_header, parse_header
@@ -65,8 +65,3 @@ def test_steps_of_it(steps, tmp_path):
     assert tree(tmp_path / "cache/current") == tree(steps / "1")
     apply(repo, tmp_path / "out", threads=2)
     assert tree(tmp_path / "out") == tree(steps / "1")
-
-
-def test_the_difference(steps):
-    found = diff(steps / "0", steps / "1", threads=2)
-    assert sum(t.changed for t in found.tensors) == TENSORS // 100
