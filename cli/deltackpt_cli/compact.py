@@ -80,4 +80,4 @@ def _lines(done: CompactResult) -> Iterator[str]:
         yield from text.table([">from", ">to", ">patches' bytes", ">fold's bytes", ""], rows)
         yield ""
     made = sum(f.bytes is not None for f in done.folds)
-    yield f"{text.count(made)} fold{'s' * (made != 1)} written, {text.count(done.bytes)} bytes"
+    yield f"{text.count(made)} fold{'s' * (made != 1)} written, {text.size(done.bytes)}"

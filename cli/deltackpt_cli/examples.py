@@ -18,14 +18,16 @@ EXAMPLES: Final[dict[str, Sequence[str]]] = {
     "apply": (
         "deltackpt apply runs/repo restored --step 12",
         "deltackpt apply s3://bucket/run-42 /var/cache/run-42 --cache",
+        "deltackpt apply s3://bucket/run-42 layer.safetensors --step 12 --tensor 'model.layers.7.*'",
     ),
     "verify": (
         "deltackpt verify s3://bucket/run-42",
         "deltackpt verify restored --against runs/repo --step 12",
     ),
     "log": ("deltackpt log runs/repo", "deltackpt log runs/repo --graph"),
-    "inspect": ("deltackpt inspect runs/repo --step 12",),
+    "inspect": ("deltackpt inspect runs/repo --step 12", "deltackpt inspect runs/repo --sort changes --top 20"),
     "diff": ("deltackpt diff step_11 step_12",),
+    "refs": ("deltackpt refs s3://bucket/run-42",),
     "tag": ("deltackpt tag runs/repo best 12", "deltackpt tag runs/repo"),
     "gc": (
         "deltackpt gc s3://bucket/run-42 --keep-last 100 --keep-every 50 --dry-run",

@@ -153,7 +153,7 @@ class _Reporter:
         missed = "" if switch.behind in (None, 0, 1) else f", {switch.behind} steps at once"
         line = (
             f"step {switch.step}  {switch.path}  {switch.lag:.1f} s after it was published{missed}; "
-            f"read {text.count(switch.read)} bytes, wrote {text.count(switch.written)} in {switch.seconds:.3f} s"
+            f"read {text.size(switch.read)}, wrote {text.count(switch.written)} in {switch.seconds:.3f} s"
         )
         self.event("switch", line, **switch.to_dict())
         if switch.rebuilt is not None:

@@ -148,8 +148,8 @@ def _plan(plan: MirrorPlan) -> Iterator[str]:
     yield from text.fields(
         [
             ("steps", text.count(plan.steps)),
-            ("copy", f"{text.count(len(copy))} objects, {text.count(plan.bytes)} bytes"),
-            ("prove", f"{text.count(len(prove))} objects, {text.count(sum(f.size for f in prove))} bytes"),
+            ("copy", f"{text.count(len(copy))} objects, {text.size(plan.bytes)}"),
+            ("prove", f"{text.count(len(prove))} objects, {text.size(sum(f.size for f in prove))}"),
             ("there", f"{text.count(plan.there)} objects"),
             *_moves(plan.refs, "ref"),
             *_moves(plan.tags, "tag"),
@@ -161,7 +161,7 @@ def _lines(done: MirrorResult) -> Iterator[str]:
     yield from text.fields(
         [
             ("steps", text.count(done.steps)),
-            ("copied", f"{text.count(done.objects)} objects, {text.count(done.bytes)} bytes in {done.seconds:.3f} s"),
+            ("copied", f"{text.count(done.objects)} objects, {text.size(done.bytes)} in {done.seconds:.3f} s"),
             ("there", f"{text.count(done.there)} objects, and {text.count(done.proven)} that were read back"),
             *_moves(done.refs, "ref"),
             *_moves(done.tags, "tag"),

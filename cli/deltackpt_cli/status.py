@@ -36,8 +36,8 @@ def _rows(s: Status) -> Iterator[tuple[str, str]]:
     if s.step is not None and s.restore_bytes is None:
         yield "restore", "no intact way from an anchor"
     if s.restore_bytes is not None:
-        yield "restore", f"{text.count(s.restore_bytes)} bytes: an anchor and {_patches(s.restore_patches or 0)}"
-    yield "storage", ", ".join(f"{folder} {text.count(size)}" for folder, size in sorted(s.storage.items()))
+        yield "restore", f"{text.size(s.restore_bytes)}: an anchor and {_patches(s.restore_patches or 0)}"
+    yield "storage", ", ".join(f"{folder} {_size(size)}" for folder, size in sorted(s.storage.items()))
     if s.tags:
         yield "tags", ", ".join(f"{name} (step {step})" for name, step in sorted(s.tags.items()))
     for lease in s.leases:
@@ -46,7 +46,7 @@ def _rows(s: Status) -> Iterator[tuple[str, str]]:
     if s.gc_frees is None:
         yield "gc", "would refuse: a ref or tag cannot be restored; `deltackpt verify REPO` tells why"
     else:
-        yield "gc", f"would free {text.count(s.gc_frees)} bytes, {text.count(s.gc_steps)} steps"
+        yield "gc", f"would free {text.size(s.gc_frees)}, {text.count(s.gc_steps)} steps"
     if s.cache is not None:
         yield from _cache(s.cache)
 
@@ -57,7 +57,11 @@ def _cache(c: CacheStatus) -> Iterator[tuple[str, str]]:
     else:
         where = "up to date" if c.behind == 0 else f"{text.count(c.behind)} step{'s' * (c.behind != 1)} behind"
     yield "cache", f"step {c.step} ({c.id[:12]}), {where}"
-    yield "catch up", f"{text.count(c.catch_up_bytes)} bytes: {_patches(c.catch_up_patches)}"
+    yield "catch up", f"{text.size(c.catch_up_bytes)}: {_patches(c.catch_up_patches)}"
+
+
+def _size(size: int) -> str:
+    return text.count(size) if size < 1_000_000 else f"{text.count(size)} ({text.short(size)})"
 
 
 def _patches(count: int) -> str:

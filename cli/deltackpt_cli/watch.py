@@ -126,7 +126,7 @@ def watch(
 
 
 def _lines(done: Published) -> Iterator[str]:
-    what = "anchor" if done.anchor else f"{text.count(done.changed)} changes, {text.count(done.patch_bytes)} bytes"
+    what = "anchor" if done.anchor else f"{text.count(done.changed)} changes, {text.size(done.patch_bytes)}"
     back = "" if done.rewound is None else f", back from step {done.rewound}"
     pruned = f"; removed {', '.join(done.pruned)}" if done.pruned else ""
     yield f"step {done.step}: {what} in {done.seconds:.3f} s, from {done.directory}{back}{pruned}"
