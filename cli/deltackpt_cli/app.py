@@ -31,6 +31,7 @@ from deltackpt_cli.options import command
 from deltackpt_cli.pull import pull
 from deltackpt_cli.push import push
 from deltackpt_cli.refs import refs
+from deltackpt_cli.report import report
 from deltackpt_cli.serve_updates import serve_updates
 from deltackpt_cli.start import INTERRUPTED
 from deltackpt_cli.status import status
@@ -41,7 +42,7 @@ from deltackpt_cli.verify import verify
 from deltackpt_cli.watch import watch
 from deltackpt_cli.write import write
 
-REPOSITORY_COMMANDS = (write, apply, verify, log, inspect, diff, refs, tag, gc, compact, status, doctor)
+REPOSITORY_COMMANDS = (write, apply, verify, log, inspect, diff, refs, tag, gc, compact, status, report, doctor)
 TRANSFER_COMMANDS = (mirror, push, pull, follow, serve_updates, watch, import_, export, convert)
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
 app = typer.Typer(

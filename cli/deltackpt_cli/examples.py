@@ -35,6 +35,10 @@ EXAMPLES: Final[dict[str, Sequence[str]]] = {
     ),
     "compact": ("deltackpt compact runs/repo --levels",),
     "status": ("deltackpt status s3://bucket/run-42 --cache /var/cache/run-42",),
+    "report": (
+        "deltackpt report s3://bucket/run-42 -o run-42.html",
+        "deltackpt report runs/repo --text --since 7d",
+    ),
     "doctor": ("deltackpt doctor s3://bucket/run-42",),
     "mirror": (
         "deltackpt mirror s3://bucket/run-42 /backup/run-42 --limit 100MB/s",
