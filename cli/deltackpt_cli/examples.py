@@ -34,7 +34,10 @@ EXAMPLES: Final[dict[str, Sequence[str]]] = {
         "deltackpt gc s3://bucket/run-42 --keep-last 100 --keep-every 50",
     ),
     "compact": ("deltackpt compact runs/repo --levels",),
-    "status": ("deltackpt status s3://bucket/run-42 --cache /var/cache/run-42",),
+    "status": (
+        "deltackpt status s3://bucket/run-42 --cache /var/cache/run-42",
+        "deltackpt status s3://bucket/run-42 --watch --metrics http://127.0.0.1:9400/metrics",
+    ),
     "report": (
         "deltackpt report s3://bucket/run-42 -o run-42.html",
         "deltackpt report runs/repo --text --since 7d",

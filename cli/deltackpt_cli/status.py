@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
+from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo
+from deltackpt_cli.signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from deltackpt.report.status import CacheStatus, Status
@@ -20,13 +23,53 @@ Cache = Annotated[
 ]
 
 
-def status(output: Output, repo: Repo, cache: Cache = None, ref: Ref = "main") -> None:
-    """Show where a repository and a cache are."""
+Watch = Annotated[bool, typer.Option("--watch", help="Draw head, rate, and who is behind again and again.")]
+Poll = Annotated[str, typer.Option(metavar="TIME", help="With --watch: how often to look.")]
+Pages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics",
+        metavar="URL",
+        show_default=False,
+        help="With --watch: followers and engines of a page that --metrics-port serves; many.",
+    ),
+]
+
+
+def status(
+    output: Output,
+    repo: Repo,
+    cache: Cache = None,
+    watch: Watch = False,
+    poll: Poll = "2s",
+    metrics: Pages = None,
+    ref: Ref = "main",
+) -> None:
+    """Show where a repository and a cache are.
+
+    With --watch until SIGINT or SIGTERM, from the branch, the leases of readers, and pages of metrics.
+    """
+    if watch:
+        if cache is not None:
+            raise UsageError("usage", where="--cache", have="--watch too", need="one of the two")
+        _watch(output, repo, ref, metrics or [], units.duration(poll, "--poll"))
+        return
+    if metrics:
+        raise UsageError("usage", where="--metrics", have="no --watch", need="--watch too")
     from deltackpt.report import status as report
     from deltackpt.repository import Repository
 
     found = report.status(Repository.open(repo), cache, ref=ref)
     output.result(found, lambda: text.fields(list(_rows(found))))
+
+
+def _watch(output: Output, repo: str, ref: str, pages: list[str], every: float) -> None:
+    from deltackpt.report.live import LiveView
+    from deltackpt.repository import Repository
+    from deltackpt_cli import live
+
+    with stopped_by_signals() as stop:
+        live.watch(output, LiveView(Repository.open(repo), ref, pages), max(every, 0.1), stop)
 
 
 def _rows(s: Status) -> Iterator[tuple[str, str]]:

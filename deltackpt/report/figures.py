@@ -121,6 +121,14 @@ def byte_axis(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: short_bytes(value))
 
 
+def log_axis(axes: Axes) -> None:
+    """Powers of ten along y, as plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
+    axes.tick_params(axis="y", which="minor", length=0)
+
+
 def short_bytes(value: float) -> str:
     """Three figures and a decimal unit."""
     for unit in ("B", "KB", "MB", "GB"):

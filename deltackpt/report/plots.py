@@ -16,6 +16,7 @@ from deltackpt.report.figures import (
     drawn,
     heat_map,
     legend,
+    log_axis,
     printable,
     series,
     short_bytes,
@@ -101,8 +102,7 @@ def _bytes(history: History) -> Section:
         ) if anchors else None
         sizes = [size for s in history.steps for size in (s.patch_bytes, s.anchor_bytes) if size]
         if sizes and max(sizes) > 20 * min(sizes):
-            axes.set_yscale("log")
-            axes.tick_params(axis="y", which="minor", length=0)
+            log_axis(axes)
         step_axis(axes, "bytes stored for a step", steps)
         byte_axis(axes)
         legend(axes)
@@ -233,7 +233,8 @@ def _arrivals(history: History) -> Section | None:
             style = "o-" if len(mine) <= 40 else "-"
             label = printable(name)[:32] if i < len(SERIES) else None
             axes.plot(*zip(*mine, strict=True), style, color=SERIES[i % len(SERIES)], markersize=3, label=label)
-        axes.set_yscale("log") if min(a.lag for a in history.arrivals) > 0 else None
+        if min(a.lag for a in history.arrivals) > 0:
+            log_axis(axes)
         step_axis(axes, "seconds from published to in use", steps)
         legend(axes, 1 if max(map(len, names)) > 14 else 3)
 
