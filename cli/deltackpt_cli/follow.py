@@ -13,7 +13,7 @@ from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.mirror import report_failure
-from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
+from deltackpt_cli.options import MetricsPort, ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
 from deltackpt_cli.process import run
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
@@ -61,6 +61,7 @@ def follow(
     prefetch: Prefetch = False,
     ready: Ready = False,
     exec_: Exec = None,
+    metrics_port: MetricsPort = None,
     threads: Threads = None,
     object_cache: ObjectCache = None,
     object_cache_size: ObjectCacheSize = "20GB",
@@ -79,7 +80,11 @@ def follow(
     Without --ready the old slot is patched at the next step, and readers have until then to close its files. With
     it that is done as soon as CMD has ended, and the next step is there in about half the time.
     """
-    with output.progress() as progress, stopped_by_signals() as stop:
+    from deltackpt.util.metrics import Metrics
+
+    metrics = Metrics("follow")
+    with output.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
+        output.metrics_at(port)
         from deltackpt.sync.follow import Follower, FollowOptions
         from deltackpt.util.places import check_local
 
@@ -95,14 +100,16 @@ def follow(
             return
         follower = Follower(
             source, cache.absolute(), options, progress=progress, stop=stop, failed=reporter.failed,
-            recovered=reporter.recovered, standby_failed=reporter.standby_failed,
+            recovered=reporter.recovered, standby_failed=reporter.standby_failed, metrics=metrics,
         )  # fmt: skip
         if once:
             _once(reporter, follower, wait)
             return
         for switch in follower.switches():
-            if reporter.switched(switch, stop) == 0:
+            if (status := reporter.switched(switch, stop)) == 0:
                 follower.acknowledge(switch)
+            elif status is not None:
+                metrics.add("deltackpt_failures_total", 1)
 
 
 def _once(reporter: _Reporter, follower: Follower, wait: bool) -> None:

@@ -15,6 +15,7 @@ from deltackpt.errors import DeltackptError, UsageError
 from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
+from deltackpt_cli.options import MetricsPort
 from deltackpt_cli.repair import repair_target
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from deltackpt.repository import Repository
     from deltackpt.sync.mirror import Mirror
     from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, RefMove
+    from deltackpt.util.metrics import Metrics
 
 Source = Annotated[str, typer.Argument(metavar="SRC", show_default=False, help="The repository to copy.")]
 Target = Annotated[
@@ -64,6 +66,7 @@ def mirror(
     poll: Poll = "1s",
     wait: Wait = False,
     grace: Grace = "60s",
+    metrics_port: MetricsPort = None,
     limit: Limit = None,
     jobs: Jobs = 8,
     spool: Spool = None,
@@ -83,14 +86,16 @@ def mirror(
     from deltackpt.store import open_store
     from deltackpt.sync.mirror import Mirror, Start
     from deltackpt.sync.transfer import Transfer, default_spool
+    from deltackpt.util.metrics import Metrics
 
     others = [from_step is not None and "--from-step", latest_only and "--latest-only", watch and "--watch"]
     others += [check and "--check", force and "--force"]
     _one_of("--repair", repair, others)
     _one_of("--from-step", from_step is not None, [latest_only and "--latest-only"])
     _one_of("--dry-run", dry_run, [watch and "--watch"])
-    if wait and not watch:
-        raise UsageError("usage", where="--wait", have="no --watch", need="--watch too")
+    for option in ["--wait"] * wait + ["--metrics-port"] * (metrics_port is not None):
+        if not watch:
+            raise UsageError("usage", where=option, have="no --watch", need="--watch too")
     start: Start = "latest" if latest_only else from_step
     cap = None if limit is None else units.rate(limit, "--limit")
     every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
@@ -109,7 +114,9 @@ def mirror(
             plan = work.plan()
             output.result(plan, lambda: _plan(plan))
         elif watch:
-            _keep(output, work, origin, stop, every, patience)
+            metrics = Metrics("mirror")
+            output.metrics_at(stack.enter_context(metrics.on(metrics_port)))
+            _keep(output, work, origin, stop, every, patience, metrics)
         else:
             report(output, work.run())
 
@@ -121,13 +128,18 @@ def _one_of(option: str, given: bool, others: Sequence[str | bool]) -> None:
         raise UsageError("usage", where=option, have=have, need="one of the two")
 
 
-def _keep(output: Output, work: Mirror, origin: Repository, stop: Event, poll: float, grace: float) -> None:
+def _keep(
+    output: Output, work: Mirror, origin: Repository, stop: Event, poll: float, grace: float, metrics: Metrics
+) -> None:
     """Report every copy until ``stop``; times in seconds."""
     from deltackpt.sync.poller import keep_mirrored
 
     failed = partial(report_failure, output)
     back = partial(output.message, "it is there again, and copied")
-    for done in keep_mirrored(work, origin, poll=poll, stop=stop, grace=grace, failed=failed, recovered=back):
+    every = {"poll": poll, "grace": grace}
+    for done in keep_mirrored(
+        work, origin, stop=stop, failed=failed, recovered=back, metrics=metrics, **every
+    ):  # fmt: skip
         report(output, done)
 
 

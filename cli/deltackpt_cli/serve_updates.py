@@ -11,7 +11,7 @@ from deltackpt.errors import ChainError, DeltackptError, sentence
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Cache, Poll
-from deltackpt_cli.options import Ref, Repo, Threads
+from deltackpt_cli.options import MetricsPort, Ref, Repo, Threads
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
 
@@ -25,10 +25,6 @@ Check = Annotated[bool, typer.Option("--check", help="Read all weights back befo
 Pause = Annotated[str, typer.Option(metavar="MODE", help="Requests in flight: keep, wait or abort.")]
 Mode = Annotated[str, typer.Option(metavar="MODE", help="auto, or reload: no scatter.")]
 Timeout = Annotated[str, typer.Option(metavar="TIME", help="How long an engine may take for one answer.")]
-Metrics_ = Annotated[
-    int | None,
-    typer.Option("--metrics-port", metavar="PORT", show_default=False, help="Prometheus metrics, on loopback."),
-]
 
 
 def serve_updates(
@@ -46,7 +42,7 @@ def serve_updates(
     pause: Pause = "keep",
     mode: Mode = "auto",
     timeout: Timeout = "120s",
-    metrics_port: Metrics_ = None,
+    metrics_port: MetricsPort = None,
     threads: Threads = None,
 ) -> None:
     """Update running engines at every new step.
@@ -58,19 +54,18 @@ def serve_updates(
     A repository or branch that is gone is reported at the next look, and once a minute; the engines keep their step.
     Another repository in its place is never read: exit code 4.
     """
-    from deltackpt.engines.metrics import Metrics
     from deltackpt.engines.serve_updates import ServeOptions, open_serving
     from deltackpt.repository import Repository
+    from deltackpt.util.metrics import Metrics
 
     every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
     options = ServeOptions(ref, pause, mode, units.duration(timeout, "--timeout"), together, check, threads, patience)
-    metrics, report = Metrics(), _Reporter(output)
+    metrics, report = Metrics("serve-updates"), _Reporter(output)
     with output.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
         if open_repository(lambda: Repository.open(repo), wait, stop, report.failed) is None:
             return
         serving = open_serving(repo, cache, engine, report, options, metrics=metrics, stop=stop, progress=progress)
-        if port is not None:
-            output.note(f"metrics: http://127.0.0.1:{port}/metrics")
+        output.metrics_at(port)
         if not once:
             serving.run(stop, every)
             return

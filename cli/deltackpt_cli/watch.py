@@ -13,7 +13,7 @@ import typer
 from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
-from deltackpt_cli.options import Encoding, Ref, Repo, Threads
+from deltackpt_cli.options import Encoding, MetricsPort, Ref, Repo, Threads
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.waiting import Grace, Wait, grace_of
 
@@ -88,6 +88,7 @@ def watch(
     once: Once = False,
     wait: Wait = False,
     grace: Grace = "60s",
+    metrics_port: MetricsPort = None,
     anchor_every: Every = None,
     encoding: Choice = Encoding.auto,
     ref: Ref = "main",
@@ -102,6 +103,7 @@ def watch(
     minute; nothing is made anew in its place. With --wait a DIR that is not there yet is waited for too.
     """
     from deltackpt.publish.manifest import AnchorPolicy
+    from deltackpt.util.metrics import Metrics
     from deltackpt.watch import Watch, WatchOptions
 
     options = WatchOptions(
@@ -119,8 +121,11 @@ def watch(
         grace=grace_of(wait, grace),
     )
     every = units.duration(poll, "--poll")
-    with nullcontext(Event()) if once else stopped_by_signals() as stop:  # what was to end by itself is interrupted
-        following = Watch(directory, repo, options, notify=lambda line: output.note(f"note: {line}"))
+    stopped = nullcontext(Event()) if once else stopped_by_signals()  # what was to end by itself is interrupted
+    metrics = Metrics("watch")
+    with stopped as stop, metrics.on(metrics_port) as port:
+        output.metrics_at(port)
+        following = Watch(directory, repo, options, notify=lambda line: output.note(f"note: {line}"), metrics=metrics)
         for done in following.run(poll=every, once=once, stop=stop):
             output.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
 

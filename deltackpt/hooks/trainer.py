@@ -17,6 +17,7 @@ import torch
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
+from deltackpt.hooks.exporter import HookExporter
 from deltackpt.hooks.finite import counts_after, refuse
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import everyones, existing, extractor, process_groups
@@ -39,6 +40,7 @@ from deltackpt.repository import Ref, Repository
 from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate, Piece, Source
 from deltackpt.torch_views.names import Rename
+from deltackpt.util.traces import span, with_trace
 
 PATIENCE = 20.0  # seconds that `abandon` waits at most
 STALL = 3600.0  # seconds that `step` waits for the queue before it raises
@@ -101,6 +103,7 @@ class TrainerHook:
     ``timeout``     seconds that ranks wait for each other: more than the slowest of them takes to store its share
     ``metadata``    of every step's manifest
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
+    ``metrics_port`` serves Prometheus metrics on loopback, at rank 0; 0: on any port, which is `exporter.port`
 
     An error loses no step: what was not published is published with the next one. `step`, `close` and the constructor
     are called by all ranks. Raises UsageError ``hook-option`` or ``encoding-choice`` for a value that an option does
@@ -135,12 +138,13 @@ class TrainerHook:
         timeout: float = TIMEOUT,
         metadata: Mapping[str, Any] | None = None,
         report: Callable[[StepMetrics], None] | None = None,
+        metrics_port: int | None = None,
     ) -> None:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, model=model, locate=locate, snapshot=snapshot, full=full,
             errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, quantize=quantize,
             anchor=anchor, side=side, encoding=encoding, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
-            sharded=sharded, timeout=timeout, metadata=metadata, report=report,
+            sharded=sharded, timeout=timeout, metadata=metadata, report=report, metrics_port=metrics_port,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
         # Rank 0 gives up before the others take it for lost.
@@ -162,6 +166,7 @@ class TrainerHook:
         self._last: int | None = start.link.step if start.link else None
         self._whole = start.link is None or start.fresh or anchor.now
         self._pending = Pending(queue)
+        self.exporter = HookExporter(self._pending, None if self._group.rank else metrics_port)
         self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
         atexit.register(_abandon, weakref.ref(self))
 
@@ -234,7 +239,8 @@ class TrainerHook:
             return
         if self._group.rank:
             self._wait_for_queue(raise_errors=False)
-        self._capture_step(number, decision, metadata, began)
+        with span("deltackpt.step", metadata, step=number) as traced:
+            self._capture_step(number, decision, with_trace(metadata, traced), began)
 
     def _capture_step(self, number: int, decision: _Decision, metadata: Mapping[str, Any] | None, began: float) -> None:
         waited = time.monotonic()
@@ -299,7 +305,12 @@ class TrainerHook:
             check_plan(now, self._layout)
 
     def _publish(self, item: CapturedStep) -> StepMetrics:
-        found = self.publisher.publish(item)
+        try:
+            with span("deltackpt.publish", item.metadata, step=item.step):
+                found = self.publisher.publish(item)
+        except BaseException:
+            self.exporter.failed()
+            raise
         found = replace(found, queue=len(self._pending) - 1)
         base = self.publisher.base
         try:
@@ -308,6 +319,7 @@ class TrainerHook:
             self._pending.add_error(error)
         self.metrics = found
         self._unchanged.saw(found)
+        self.exporter.published(found)
         if self._options.report is not None:
             with suppress(Exception):  # a logger that fails does not fail the training
                 self._options.report(found)
@@ -356,6 +368,7 @@ class TrainerHook:
             self._worker.wait(PATIENCE)  # to withdraw an unfinished step; a second interrupt ends this too
             raise
         finally:
+            self.exporter.close()
             self._capture.close()
 
     def __enter__(self) -> TrainerHook:

@@ -13,11 +13,11 @@ import pytest
 from deltackpt_cli.live import screen, seconds
 from support.running import command, deltackpt, environment
 
-from deltackpt.engines.metrics import Metrics
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.report.live import LiveReader, LiveView
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import lease
+from deltackpt.util.metrics import Metrics
 
 
 def test_head_readers_and_engines(report_repo: Path) -> None:
