@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from deltackpt.errors import StoreError
 from deltackpt.hooks.metrics import StepMetrics
-from deltackpt.hooks.pending import Pending
+from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.util.metrics import Metrics
+from deltackpt.util.traces import span
 
 
 class HookExporter:
@@ -39,9 +41,15 @@ class HookExporter:
         self.metrics.add("deltackpt_stall_seconds_total", waited)
         self.metrics.add("deltackpt_work_seconds_total", sum(found.seconds.values()) - waited)
 
-    def failed(self) -> None:
-        """An attempt to publish failed; the changes go with the next one."""
-        self.metrics.retry(failed=True)
+    @contextmanager
+    def publishing(self, item: CapturedStep) -> Iterator[None]:
+        """The block publishes a step; where it raises, the changes go with the next one."""
+        try:
+            with span("deltackpt.publish", item.metadata, step=item.step):
+                yield
+        except BaseException:
+            self.metrics.retry(failed=True)
+            raise
 
     def close(self) -> None:
         """Serve no more."""
