@@ -52,11 +52,6 @@ class Output:
         if not self._quiet:
             self.message(text)
 
-    def metrics_at(self, port: int | None) -> None:
-        """Where the metrics of this process are, if they are served."""
-        if port is not None:
-            self.note(f"metrics: http://127.0.0.1:{port}/metrics")
-
     def error(self, error: DeltackptError) -> int:
         """An error on stderr, with --json on stdout too; -> the exit code."""
         if self.json:

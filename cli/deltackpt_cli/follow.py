@@ -14,8 +14,9 @@ from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.mirror import report_failure
-from deltackpt_cli.options import MetricsPort, ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
+from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
 from deltackpt_cli.process import run
+from deltackpt_cli.serving_metrics import MetricsPort, served
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.signing_options import MaxAge, Trust, policy
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from deltackpt.sync.follow import Follower, Switch
+    from deltackpt.util.metrics import Metrics
 
 Cache = Annotated[
     Path, typer.Argument(metavar="CACHE", show_default=False, help="A managed cache; made if there is none.")
@@ -84,11 +86,9 @@ def follow(
     Without --ready the old slot is patched at the next step, and readers have until then to close its files. With
     it that is done as soon as CMD has ended, and the next step is there in about half the time.
     """
-    from deltackpt.util.metrics import Metrics
-
-    metrics = Metrics("follow")
-    with output.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
-        output.metrics_at(port)
+    with (
+        output.progress() as progress, stopped_by_signals() as stop, served(output, "follow", metrics_port) as metrics
+    ):  # fmt: skip
         from deltackpt.sync.follow import Follower, FollowOptions
         from deltackpt.util.places import check_local
 
@@ -111,11 +111,16 @@ def follow(
         if once:
             _once(reporter, follower, wait)
             return
-        for switch in follower.switches():
-            if (status := reporter.switched(switch, stop)) == 0:
-                follower.acknowledge(switch)
-            elif status is not None:
-                metrics.add("deltackpt_failures_total", 1)
+        _keep(reporter, follower, metrics)
+
+
+def _keep(reporter: _Reporter, follower: Follower, metrics: Metrics) -> None:
+    """Report every switch until the follower stops."""
+    for switch in follower.switches():
+        if (status := reporter.switched(switch, follower.stop)) == 0:
+            follower.acknowledge(switch)
+        elif status is not None:
+            metrics.add("deltackpt_failures_total", 1)
 
 
 def _once(reporter: _Reporter, follower: Follower, wait: bool) -> None:

@@ -15,8 +15,8 @@ from deltackpt.errors import DeltackptError, UsageError
 from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
-from deltackpt_cli.options import MetricsPort
 from deltackpt_cli.repair import repair_target
+from deltackpt_cli.serving_metrics import MetricsPort, served
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.signing_options import MaxAge, Trust, opened
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
@@ -88,16 +88,13 @@ def mirror(
     from deltackpt.store import open_store
     from deltackpt.sync.mirror import Mirror, Start
     from deltackpt.sync.transfer import Transfer, default_spool
-    from deltackpt.util.metrics import Metrics
 
     others = [from_step is not None and "--from-step", latest_only and "--latest-only", watch and "--watch"]
     others += [check and "--check", force and "--force"]
     _one_of("--repair", repair, others)
     _one_of("--from-step", from_step is not None, [latest_only and "--latest-only"])
     _one_of("--dry-run", dry_run, [watch and "--watch"])
-    for option in ["--wait"] * wait + ["--metrics-port"] * (metrics_port is not None):
-        if not watch:
-            raise UsageError("usage", where=option, have="no --watch", need="--watch too")
+    _no_watch(watch, {"--wait": wait, "--metrics-port": metrics_port is not None})
     start: Start = "latest" if latest_only else from_step
     cap = None if limit is None else units.rate(limit, "--limit")
     every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
@@ -116,8 +113,7 @@ def mirror(
             plan = work.plan()
             output.result(plan, lambda: _plan(plan))
         elif watch:
-            metrics = Metrics("mirror")
-            output.metrics_at(stack.enter_context(metrics.on(metrics_port)))
+            metrics = stack.enter_context(served(output, "mirror", metrics_port))
             _keep(output, work, origin, stop, every, patience, metrics)
         else:
             report(output, work.run())
@@ -128,6 +124,13 @@ def _one_of(option: str, given: bool, others: Sequence[str | bool]) -> None:
     if given and any(others):
         have = f"{', '.join(other for other in others if isinstance(other, str))} too"
         raise UsageError("usage", where=option, have=have, need="one of the two")
+
+
+def _no_watch(watch: bool, given: dict[str, bool]) -> None:
+    """Raises UsageError ``usage`` for an option that is about watching."""
+    for option, there in given.items():
+        if there and not watch:
+            raise UsageError("usage", where=option, have="no --watch", need="--watch too")
 
 
 def _keep(

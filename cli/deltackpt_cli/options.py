@@ -79,19 +79,6 @@ def read_through(url: str, folder: Path | None, size: str, trust: TrustPolicy | 
     return repository.Repository.at(store).secure(trust)
 
 
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        "--metrics-port",
-        metavar="PORT",
-        min=0,
-        max=65535,
-        show_default=False,
-        help="Prometheus metrics, on loopback; 0 takes a free port, and says which.",
-    ),
-]
-
-
 class Encoding(Enum):
     """The names of `deltackpt.codecs.CHOICES`, which would cost an import of numpy; a test holds them equal."""
 

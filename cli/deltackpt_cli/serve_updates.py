@@ -12,7 +12,8 @@ from deltackpt.errors import ChainError, DeltackptError, sentence
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Poll
-from deltackpt_cli.options import MetricsPort, Ref, Repo, Threads
+from deltackpt_cli.options import Ref, Repo, Threads
+from deltackpt_cli.serving_metrics import MetricsPort, served
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.signing_options import MaxAge, Trust, policy
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
@@ -72,26 +73,18 @@ def serve_updates(
     """
     from deltackpt.engines.serve_updates import ServeOptions, open_serving
     from deltackpt.repository import Repository
-    from deltackpt.util.metrics import Metrics
 
     every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
-    options = ServeOptions(
-        ref,
-        pause,
-        mode,
-        units.duration(timeout, "--timeout"),
-        together,
-        check,
-        threads,
-        patience,
-        policy(trust, max_age),
-    )
-    metrics, report = Metrics("serve-updates"), _Reporter(output)
-    with output.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
+    patient, whom = units.duration(timeout, "--timeout"), policy(trust, max_age)
+    options = ServeOptions(ref, pause, mode, patient, together, check, threads, patience, whom)
+    report = _Reporter(output)
+    with (
+        output.progress() as progress, stopped_by_signals() as stop,
+        served(output, "serve-updates", metrics_port) as metrics,
+    ):  # fmt: skip
         if open_repository(lambda: Repository.open(repo), wait, stop, report.failed) is None:
             return
         serving = open_serving(repo, cache, engine, report, options, metrics=metrics, stop=stop, progress=progress)
-        output.metrics_at(port)
         if not once:
             serving.run(stop, every)
             return

@@ -13,7 +13,8 @@ import typer
 from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
-from deltackpt_cli.options import Encoding, MetricsPort, Ref, Repo, Threads
+from deltackpt_cli.options import Encoding, Ref, Repo, Threads
+from deltackpt_cli.serving_metrics import MetricsPort, served
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.waiting import Grace, Wait, grace_of
 
@@ -103,7 +104,6 @@ def watch(
     minute; nothing is made anew in its place. With --wait a DIR that is not there yet is waited for too.
     """
     from deltackpt.publish.manifest import AnchorPolicy
-    from deltackpt.util.metrics import Metrics
     from deltackpt.watch import Watch, WatchOptions
 
     options = WatchOptions(
@@ -122,9 +122,7 @@ def watch(
     )
     every = units.duration(poll, "--poll")
     stopped = nullcontext(Event()) if once else stopped_by_signals()  # what was to end by itself is interrupted
-    metrics = Metrics("watch")
-    with stopped as stop, metrics.on(metrics_port) as port:
-        output.metrics_at(port)
+    with stopped as stop, served(output, "watch", metrics_port) as metrics:
         following = Watch(directory, repo, options, notify=lambda line: output.note(f"note: {line}"), metrics=metrics)
         for done in following.run(poll=every, once=once, stop=stop):
             output.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
