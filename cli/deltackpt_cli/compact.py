@@ -93,8 +93,8 @@ def _lines(done: CompactResult) -> Iterator[str]:
         yield from text.table([">from", ">to", ">patches' bytes", ">fold's bytes", ""], rows)
         yield ""
     made = sum(f.bytes is not None for f in done.folds)
-    yield f"{text.count(made)} fold{'s' * (made != 1)} written, {text.count(done.bytes)} bytes"
+    yield f"{text.count(made)} fold{'s' * (made != 1)} written, {text.size(done.bytes)}"
     if done.packs:
         records, size = sum(pack.records for pack in done.packs), sum(pack.bytes for pack in done.packs)
         what = f"{text.count(len(done.packs))} pack{'s' * (len(done.packs) != 1)}"
-        yield f"{what} of {text.count(records)} records written, {text.count(size)} bytes"
+        yield f"{what} of {text.count(records)} records written, {text.size(size)}"

@@ -13,13 +13,13 @@ from threading import Event
 from deltackpt.engines.branch import BranchHead
 from deltackpt.engines.clients import ClientOptions, client_of
 from deltackpt.engines.fleet import Emit
-from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
 from deltackpt.errors import UsageError
 from deltackpt.repository import Repository
 from deltackpt.signing.policy import TrustPolicy
 from deltackpt.sync.backoff import GRACE
 from deltackpt.sync.follow import Follower, FollowOptions
+from deltackpt.util.metrics import Metrics
 from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.util.scratch import temporary_folder
