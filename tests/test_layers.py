@@ -29,6 +29,7 @@ ORDER = [
     "interop",
     "report",
     "torch_views",
+    "quantize",
     "gpu",
     "hooks",
     "engines",
@@ -37,7 +38,7 @@ ORDER = [
 # Rooms, and modules, without files, network or clock.
 PURE = ["errors", "format", "codecs", "repository.chain", "repository.paths", "collector.retention"]
 OUTSIDE = {"os", "io", "pathlib", "mmap", "tempfile", "shutil", "socket", "subprocess", "time", "fsspec", "requests"}
-EDGES = ["torch_views", "gpu", "hooks", "engines"]  # where torch is; all else is the core
+EDGES = ["torch_views", "quantize", "gpu", "hooks", "engines"]  # where torch is; all else is the core
 
 
 def name_of(path: Path) -> str:

@@ -14,6 +14,7 @@ EXAMPLES: Final[dict[str, Sequence[str]]] = {
     "write": (
         "deltackpt write step_12 runs/repo",
         "deltackpt write step_12 s3://bucket/run-42 --base step_11",
+        "deltackpt write step_12 s3://bucket/run-42 --ref fp8 --quantize fp8-block",
     ),
     "apply": (
         "deltackpt apply runs/repo restored --step 12",

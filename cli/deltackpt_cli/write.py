@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,23 @@ Cache = Annotated[
     ),
 ]
 Choice = Annotated[Encoding, typer.Option(help="How tensors are encoded; `auto` takes the smallest for each.")]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RECIPE",
+        show_default=False,
+        help="Publish it quantised: fp8-block, fp8-channel, fp8-tensor, int8-channel, int4-group, nvfp4 or mxfp4.",
+    ),
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quantize-ignore",
+        metavar="NAME",
+        show_default=False,
+        help="A module that keeps its weight, or re:PATTERN; in the place of the default, and as often as needed.",
+    ),
+]
 Now = Annotated[bool, typer.Option("--anchor", help="Also store this step whole.")]
 Every = Annotated[
     int | None,
@@ -76,6 +94,8 @@ def write(
     base: Base = None,
     cache: Cache = None,
     encoding: Choice = Encoding.auto,
+    quantize: Quantize = None,
+    quantize_ignore: Ignore = None,
     anchor: Now = False,
     anchor_every: Every = None,
     anchor_when_ratio: Ratio = None,
@@ -91,7 +111,9 @@ def write(
     from deltackpt.publish import write as library
 
     ratio = library.ANCHOR_RATIO if anchor_when_ratio is None else anchor_when_ratio
-    with output.progress() as progress:
+    with output.progress() as progress, ExitStack() as stack:
+        if quantize is not None or quantize_ignore:
+            checkpoint, base = _quantized(stack, quantize, quantize_ignore, checkpoint, base)
         done = library.write(
             checkpoint,
             repo,
@@ -110,6 +132,26 @@ def write(
     if done.rewound is not None:
         output.note(f"note: {done.ref} was at step {done.rewound}; what came after {done.parent} stays until gc")
     output.result(done, lambda: _lines(done))
+
+
+def _quantized(
+    stack: ExitStack, recipe: str | None, ignore: list[str] | None, checkpoint: Path, base: Path | None
+) -> tuple[Path, Path | None]:
+    """Quantised copies of the checkpoint and its base, while the stack is open."""
+    from deltackpt.errors import UsageError
+
+    if recipe is None:
+        raise UsageError("quantize-option", where="--quantize-ignore", have="no --quantize", need="a recipe beside it")
+    try:
+        from deltackpt.quantize.checkpoint import quantized_copy
+    except ImportError as error:
+        hint = "pip install 'deltackpt[quantize]'"
+        raise UsageError("quantize-missing", where="--quantize", have=str(error), need="torch", hint=hint) from error
+    from deltackpt.quantize import Recipe
+
+    chosen = Recipe(recipe, tuple(ignore)) if ignore else Recipe(recipe)
+    copied = stack.enter_context(quantized_copy(checkpoint, chosen))
+    return copied, base and stack.enter_context(quantized_copy(base, chosen))
 
 
 def _lines(done: WriteResult) -> Iterator[str]:

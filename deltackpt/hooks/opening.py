@@ -12,6 +12,7 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError, NotFoundError, UsageError
 from deltackpt.hooks.options import HookOptions, require
 from deltackpt.hooks.process_group import Processes, ProcessGroup, SingleProcess, collect, share
+from deltackpt.quantize.pieces import Quantizer
 from deltackpt.repository import Repository
 from deltackpt.torch_views.extract import Extractor, Source
 from deltackpt.torch_views.naming import Known, Table
@@ -66,17 +67,26 @@ def existing(group: ProcessGroup, repository: Target) -> Repository | None:
     return found[0] if found else None
 
 
-def extractor(group: ProcessGroup, repo: Repository | None, source: Source, options: HookOptions) -> Extractor:
+def extractor(
+    group: ProcessGroup, repo: Repository | None, source: Source, options: HookOptions
+) -> Extractor | Quantizer:
     """What gives the pieces of ``source``, alike at all ranks."""
-    return Extractor(
+    recipe = options.recipe
+    extract = Extractor(
         source,
         dtype=options.dtype,
         rename=options.rename,
         locate=options.locate,
-        known=_known_of(group, repo, options.ref, source if options.model is None else options.model),
+        # What was published quantised says nothing of the names and dtypes of the model's own weights.
+        known=_known_of(
+            group, None if recipe else repo, options.ref, source if options.model is None else options.model
+        ),
         peft=options.peft,
         model=options.model,
     )
+    if recipe is None:
+        return extract
+    return Quantizer(recipe, extract, lambda value, error: group.broadcast(collect(group, value, error)))
 
 
 def _known_of(group: ProcessGroup, repo: Repository | None, ref: str, source: Any) -> Known:

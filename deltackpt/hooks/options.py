@@ -15,6 +15,7 @@ from deltackpt.errors import UsageError
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.side import Side
 from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.quantize.recipe import Recipe
 from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate
 from deltackpt.torch_views.names import Rename
@@ -35,7 +36,7 @@ class HookOptions:
     """What `TrainerHook` documents, of the types that it documents.
 
     Raises UsageError ``hook-option`` for a value that an option does not take, and says what it does take;
-    ``encoding-choice`` for an encoding that there is not.
+    ``encoding-choice`` for an encoding that there is not; ``quantize-option`` and ``quantize-missing`` of a recipe.
     """
 
     ref: str = "main"
@@ -50,6 +51,7 @@ class HookOptions:
     peft: Peft | None = None
     resume: Resume = "continue"
     nonfinite: NonFinite = "count"
+    quantize: Recipe | str | None = None
     anchor: AnchorPolicy = AnchorPolicy()
     side: Side = None
     encoding: str = "auto"
@@ -70,6 +72,11 @@ class HookOptions:
     def cache(self) -> str | os.PathLike[str] | None:
         """The directory of the managed cache that is the snapshot, None if the snapshot is in memory."""
         return None if self.snapshot in ("device", "host") else self.snapshot
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """What the weights are quantised to."""
+        return Recipe.of(self.quantize)
 
     @property
     def threads_or_default(self) -> int:
@@ -113,6 +120,10 @@ class HookOptions:
         require("rename", self.rename, known, "{stripped name: name}, a function of a name, or None")
         require("model", self.model, self.model is None or isinstance(self.model, torch.nn.Module), "a module, or None")
         require("locate", self.locate, self.locate is None or callable(self.locate), "a function, or None")
+        if (recipe := self.recipe) is not None and recipe.compressed_format is not None:
+            _ = recipe.scheme  # raises where its library is missing
+        known = self.quantize is None or self.peft != "adapter"
+        require("quantize", self.quantize, known, "None beside peft='adapter': an adapter is not quantised")
         need, hint = "an AnchorPolicy", "AnchorPolicy(every=5) stores every fifth step whole."
         require("anchor", self.anchor, isinstance(self.anchor, AnchorPolicy), need, hint)
         known = self.side is None or (isinstance(self.side, Iterable) and not isinstance(self.side, str | bytes))

@@ -32,6 +32,9 @@ from deltackpt.hooks.unchanged import Unchanged
 from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy, check_step
 from deltackpt.publish.step import EncodeOptions
+from deltackpt.quantize.checkpoint import with_side
+from deltackpt.quantize.pieces import Quantizer
+from deltackpt.quantize.recipe import Recipe
 from deltackpt.repository import Ref, Repository
 from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate, Piece, Source
@@ -87,6 +90,7 @@ class TrainerHook:
     ``peft``        of a model with adapters of PEFT: the base model with the adapter "merged", or the "adapter" alone
     ``resume``      what to do where the weights are not the ref's step: see `resume.resume_from`
     ``nonfinite``   elements that are infinite or NaN: "count" them in metrics and log, or "refuse" the step
+    ``quantize``    a `quantize.Recipe`, or its name: what the weights are quantised to, after ``dtype``'s cast
     ``anchor``      which steps are also stored whole
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
     ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be
@@ -120,6 +124,7 @@ class TrainerHook:
         peft: Peft | None = None,
         resume: Resume = "continue",
         nonfinite: NonFinite = "count",
+        quantize: Recipe | str | None = None,
         anchor: AnchorPolicy = AnchorPolicy(),
         side: Side = None,
         encoding: str = "auto",
@@ -133,8 +138,8 @@ class TrainerHook:
     ) -> None:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, model=model, locate=locate, snapshot=snapshot, full=full,
-            errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, anchor=anchor, side=side,
-            encoding=encoding, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
+            errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, quantize=quantize,
+            anchor=anchor, side=side, encoding=encoding, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
             sharded=sharded, timeout=timeout, metadata=metadata, report=report,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
@@ -182,6 +187,8 @@ class TrainerHook:
             nonlocal base, seek, repo
             total = added(held or [])
             given = side_files(options.model or source, options.side, options.dtype, options.peft)
+            if isinstance(self._extract, Quantizer):
+                given = with_side(given, self._extract.recipe, self._extract.kept)
             repo = repo or Repository.open_or_create(target)  # type: ignore[arg-type]
             base, seek, fresh = resume_from(repo, options.ref, plan, total, options.resume)
             layout = repo.layout(base.manifest) if base else None
