@@ -29,6 +29,7 @@ from deltackpt_cli.mirror import mirror
 from deltackpt_cli.options import command
 from deltackpt_cli.pull import pull
 from deltackpt_cli.push import push
+from deltackpt_cli.serve_adapters import serve_adapters
 from deltackpt_cli.serve_updates import serve_updates
 from deltackpt_cli.start import INTERRUPTED
 from deltackpt_cli.status import status
@@ -40,7 +41,7 @@ from deltackpt_cli.watch import watch
 from deltackpt_cli.write import write
 
 REPOSITORY_COMMANDS = (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor)
-TRANSFER_COMMANDS = (mirror, push, pull, follow, serve_updates, watch, import_, export, convert)
+TRANSFER_COMMANDS = (mirror, push, pull, follow, serve_updates, serve_adapters, watch, import_, export, convert)
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
 app = typer.Typer(
     rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}

@@ -47,6 +47,9 @@ EXAMPLES: Final[dict[str, Sequence[str]]] = {
     "serve-updates": (
         "deltackpt serve-updates s3://bucket/run-42 /var/cache/run-42 --engine vllm=http://127.0.0.1:8000",
     ),
+    "serve-adapters": (
+        "deltackpt serve-adapters s3://bucket/lora /var/adapters --engine vllm=http://127.0.0.1:8000 --adapter math",
+    ),
     "watch": ("deltackpt watch runs/42 s3://bucket/run-42 --pattern 'checkpoint-{step}'",),
     "import": ("deltackpt import auto old_run runs/repo --base initial_checkpoint",),
     "export": ("deltackpt export runs/repo slime out --from 12 --to 40",),

@@ -55,8 +55,8 @@ def _nothing_runs_on():
 class Server:
     """``core``: where its threads run, so that two servers do not spin on one."""
 
-    def __init__(self, run, path, tp=1, core=0, ready=True):
-        self.core = core
+    def __init__(self, run, path, tp=1, core=0, ready=True, more=()):
+        self.core, self.more = core, more
         self.run, self.path, self.tp, self.port = run, path, tp, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = (run.root / f"server-{self.port}.log").open("w")
@@ -76,6 +76,7 @@ class Server:
             *("--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--dtype", "bfloat16"),
             *("--max-model-len", "512", "--served-model-name", "tiny", "--tensor-parallel-size", str(self.tp)),
             *("--weight-transfer-config", '{"backend":"deltackpt"}'),
+            *self.more,
         ]
         self.process = subprocess.Popen(line, env=env, stdout=self.log, stderr=self.log, start_new_session=True)
         STARTED.append(self.process)
