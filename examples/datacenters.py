@@ -38,28 +38,31 @@ class Link:
     def __init__(self, host: str, port: int) -> None:
         self._to = host, port
         self._open: set[socket.socket] = set()
-        self._up = True
+        self._up, self._lock = True, threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        self._up = False
-        for end in list(self._open):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._up = False
+            for end in self._open:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
     def mend(self) -> None:
-        self._up = True
+        with self._lock:
+            self._up = True
 
     def _accept(self) -> None:
         while True:
             near, _ = self._listener.accept()
-            if not self._up:
-                near.close()
-                continue
-            far = socket.create_connection(self._to)
-            self._open |= {near, far}
+            with self._lock:  # none slips through while the link is being cut
+                if not self._up:
+                    near.close()
+                    continue
+                far = socket.create_connection(self._to)
+                self._open |= {near, far}
             for source, target in ((near, far), (far, near)):
                 threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
 
@@ -70,7 +73,8 @@ class Link:
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            self._open.discard(end)
+            with self._lock:
+                self._open.discard(end)
 
 
 def command(*words: object, endpoint: str, log: Path) -> subprocess.Popen[bytes]:

@@ -7,7 +7,21 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.doc_blocks import DOCS, IMPOSSIBLE, POSSIBLE, ROOT, Block, begins_with, blocks, pages, run, tools
+from support.doc_blocks import (
+    DOCS,
+    IMPOSSIBLE,
+    POSSIBLE,
+    ROOT,
+    RUN,
+    SHOWN,
+    Block,
+    begins_with,
+    blocks,
+    languages,
+    pages,
+    run,
+    tools,
+)
 
 PAGES = [page for page in pages() if any(True for _ in blocks(page))]
 BEGINNINGS = {"nothing": [], "the session": [DOCS / "start.md"]}
@@ -20,6 +34,11 @@ def name_of(page: Path) -> str:
 
 def every_block() -> list[Block]:
     return [block for page in PAGES for block in blocks(page)]
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_no_block_hides_behind_another_language(page: Path) -> None:
+    assert languages(page) <= {*RUN, "sh", *SHOWN}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -130,7 +130,7 @@ def test_a_job_of_slurm(tmp_path: Path) -> None:
 
 
 def checked_by(tool: str, *words: object) -> None:
-    """Run a checker, if it is here. A `make examples` has all of them that a package index has."""
+    """Run a checker, if it is here: `make examples` installs those that an index of packages has."""
     found = shutil.which(tool) or shutil.which(tool, path=str(Path(sys.executable).parent))
     if found is None:
         pytest.skip(f"no {tool}")
@@ -138,6 +138,7 @@ def checked_by(tool: str, *words: object) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.heavy
 def test_units_of_systemd(tmp_path: Path) -> None:
     """Under the names that they are installed with. What they start has to be there: `env` is."""
     for path in EXAMPLES.glob("deltackpt-*@.*"):
@@ -145,14 +146,17 @@ def test_units_of_systemd(tmp_path: Path) -> None:
     checked_by("systemd-analyze", "verify", "--man=no", *sorted(tmp_path.iterdir()))
 
 
+@pytest.mark.heavy
 def test_the_image() -> None:
     checked_by("hadolint", EXAMPLES / "Dockerfile")
 
 
+@pytest.mark.heavy
 def test_the_pods() -> None:
     checked_by("kubernetes-validate", "--strict", EXAMPLES / "kubernetes.yml")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*alerts*.yml")), ids=lambda p: p.name)
 def test_rules(path: Path) -> None:
     checked_by("promtool", "check", "rules", path)

@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RUN = ("bash", "python")
+SHOWN = ("text", "json", "yaml", "toml", "ini", "diff")  # nothing to run
 # What a block may need that the machine of a test never has.
 IMPOSSIBLE = {
     "a card": "a GPU",
@@ -82,6 +83,11 @@ def blocks(page: Path) -> Iterator[Block]:
         notes = dict(re.findall(r"<!-- ([a-z]+): (.*?) -->", found["notes"]))
         body = re.sub(f"^{found['indent']}", "", found["text"], flags=re.M)
         yield Block(page, text.count("\n", 0, found.start("text")) + 1, found["language"], body, notes)
+
+
+def languages(page: Path) -> set[str]:
+    """Of all blocks, "" for one that says none."""
+    return set(re.findall(r"^ *```([^\s`{]*)[^\n]*\n.*?^ *```$", page.read_text(), re.S | re.M))
 
 
 def begins_with(page: Path) -> str:
