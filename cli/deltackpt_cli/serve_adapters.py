@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Poll
 from deltackpt_cli.options import Repo, Threads
 from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.signing_options import MaxAge, Trust, opened
 from deltackpt_cli.waiting import Grace, Wait, grace_of
 
 Folder = Annotated[
@@ -50,6 +52,8 @@ def serve_adapters(
     poll: Poll = "1s",
     timeout: Timeout = "120s",
     threads: Threads = None,
+    trust: Trust = None,
+    max_age: MaxAge = None,
 ) -> None:
     """Load every new step of an adapter into running engines.
 
@@ -58,7 +62,6 @@ def serve_adapters(
     command ends with 4 if an engine does not offer the newest step.
     """
     from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing
-    from deltackpt.repository import Repository
     from deltackpt_cli.waiting import open_repository
 
     named = [Adapter(name, ref or "main") for name, _, ref in (text.partition("=") for text in adapter)]
@@ -72,9 +75,9 @@ def serve_adapters(
         emit("outage", {**error.to_dict(), "retry_in": round(retry, 3)})
 
     with stopped_by_signals() as stop:
-        if (opened := open_repository(lambda: Repository.open(repo), wait, stop, outage)) is None:
+        if (source := open_repository(partial(opened, repo, trust, max_age), wait, stop, outage)) is None:
             return
-        serving = AdapterServing(opened, folder, engine, named, emit, options)
+        serving = AdapterServing(source, folder, engine, named, emit, options)
         if not once:
             serving.run(stop, every)
         elif not serving.update():

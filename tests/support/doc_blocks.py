@@ -35,7 +35,7 @@ IMPOSSIBLE = {
     "an installation": "a network, to install from",
     "a service manager": "root, and systemd",
 }
-POSSIBLE = ("torch", "transformers", "peft", "trl", "accelerate", "moto", "s3fs")
+POSSIBLE = ("torch", "transformers", "peft", "trl", "accelerate", "moto", "s3fs", "cryptography")
 BLOCK = re.compile(
     r"^(?P<notes>(?:<!-- [a-z]+: [^\n]*? -->\n+)*)(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^ *```$",
     re.S | re.M,
@@ -106,7 +106,14 @@ def tools(folder: Path) -> dict[str, str]:
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     library = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
     # Two ranks and a test beside them share two cores.
-    return {**kept, "PATH": path, "PYTHONPATH": library, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return {
+        **kept,
+        "PATH": path,
+        "PYTHONPATH": library,
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+        "DELTACKPT_TRUST_DIR": str(folder / "trust"),
+    }
 
 
 def run(block: Block, work: Path, environment: dict[str, str]) -> str:
