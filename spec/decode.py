@@ -770,6 +770,7 @@ def prove(state, layout, digests):
 
 SINGLE = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_model.safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+CUT_OFF = ("header-truncated", "header-too-long", "offsets-end")
 FOREIGN = (
     b"PK\3\4",
     b"\x80\2",
@@ -777,6 +778,7 @@ FOREIGN = (
     b"\x80\4",
     b"\x80\5",
     b"\x1f\x8b",
+    bytes(8),
     b"\x28\xb5\x2f\xfd",
     b"GGUF",
     b"<",
@@ -816,7 +818,7 @@ def read_checkpoint(root):
         try:
             _, spans, body = open_safetensors(data)
         except Refused as refusal:
-            other = refusal.code == "offsets-end" or data.startswith(FOREIGN)
+            other = refusal.code in CUT_OFF or data.startswith(FOREIGN)
             raise Refused("not-safetensors" if other else refusal.code, shard) from None
         for name, span in spans.items():
             need(name not in state, "tensor-duplicate", name)
