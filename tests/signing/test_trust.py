@@ -215,6 +215,26 @@ def test_more_than_one_signer(world: World) -> None:
         refused("signature-missing", reader(world.repo, both))
 
 
+def test_what_was_asked_for_stays(world: World) -> None:
+    """A repository that asks for signatures, and is told to sign, still asks."""
+    world.run(1)
+    repo = reader(world.repo, keys_of(OTHER)).secure(sign=KEY)
+    assert repo.trust is not None
+    assert repo.signer is not None
+    refused("signature-missing", repo.secure())
+
+
+def test_a_tag_does_not_grow_old(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = world.run(1)
+    assert world.writer is not None
+    world.writer.put_tag("best", links[0])
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 2000)
+    repo = reader(world.repo, TrustPolicy(TRUSTED, max_age=1000))
+    assert repo.find("best") == links[0]
+    refused("signature-stale", repo)
+
+
 def test_tags(world: World) -> None:
     links = world.run(3)
     assert world.writer is not None
