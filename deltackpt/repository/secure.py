@@ -30,9 +30,13 @@ class Security(NamedTuple):
         return self != (None, None, None) or any(os.environ.get(name) for name in VARIABLES)
 
     def open(
-        self, objects: Objects, identity: str, load: Callable[[Link], Manifest], before: Trust | None = None
+        self,
+        objects: Objects,
+        identity: str,
+        load: Callable[[Link], Manifest],
+        before: tuple[Trust | None, RecordSigner | None],
     ) -> tuple[Trust | None, RecordSigner | None]:
-        """What checks the records of a repository, ``before`` unless something else was given, and what signs them.
+        """What checks the records of a repository, and what signs them: those ``before`` unless something was given.
 
         Raises what `Repository.secure` raises.
         """
@@ -41,11 +45,11 @@ class Security(NamedTuple):
         from deltackpt.signing.keys import signer
         from deltackpt.signing.policy import trust_policy
 
-        trust = before
-        if before is None or (self.trust, self.max_age) != (None, None):
+        trust, signs = before
+        if trust is None or (self.trust, self.max_age) != (None, None):
             policy = trust_policy(self.trust, self.max_age)
-            trust = Trust(objects, identity, policy, load) if policy is not None else before
-        if (key := signer(self.sign)) is None:
-            return trust, None
+            trust = Trust(objects, identity, policy, load) if policy is not None else trust
+        if (signs is not None and self.sign is None) or (key := signer(self.sign)) is None:
+            return trust, signs
         others = (lambda: trust.keys().keys) if trust is not None else tuple
         return trust, RecordSigner(objects, identity, key, others=others)
