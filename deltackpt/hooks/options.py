@@ -12,6 +12,7 @@ import torch
 
 from deltackpt.codecs import CHOICES
 from deltackpt.errors import UsageError
+from deltackpt.hooks.live import LiveSession, check_live
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.side import Side
 from deltackpt.publish.manifest import AnchorPolicy
@@ -66,6 +67,7 @@ class HookOptions:
     report: Callable[[StepMetrics], None] | None = None
     sign: str | os.PathLike[str] | Signer | None = None
     trust: str | os.PathLike[str] | TrustPolicy | None = None
+    live: LiveSession | None = None
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -140,6 +142,7 @@ class HookOptions:
         known = self.trust is None or isinstance(self.trust, str | os.PathLike | TrustPolicy)
         require("trust", self.trust, known, "the path of a file of public keys, 'first-use', a TrustPolicy, or None")
         require("report", self.report, self.report is None or callable(self.report), "a function, or None")
+        check_live(self.live)
 
 
 _CAST = "a floating-point torch.dtype, {name: torch.dtype}, a function, or None"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.checkpoint.batch import compare_batch
-from deltackpt.checkpoint.diff import Difference, State
+from deltackpt.checkpoint.batch import ComparedBatch, compare_batch
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.patch.in_memory import InMemoryPatch
@@ -224,9 +224,9 @@ class _WriteJob:
         order = repo.layout(parent).tensors  # in which they are compared
         return self._stack.enter_context(Replay.open(repo, repo.resolve(before), order=order))
 
-    def _hold(self, found: Difference) -> None:
+    def _hold(self, compared: ComparedBatch) -> None:
         if self._in_memory is not None:
-            self._in_memory.add(found, self._new.tensors.get(found.name))
+            self._in_memory.add_batch(compared, self._new)
 
     def follow(self, repo: Repository, ref: str, done: CommittedStep) -> None:
         """Let the cache follow to the step that was published."""

@@ -295,7 +295,7 @@ class Repository:
         """The layout in an object. Raises FormatError, NotFoundError ``object-missing``."""
         return self.states.layout(file)
 
-    def digests(self, of: Manifest) -> dict[str, TensorDigest]:
+    def digests(self, of: Manifest) -> Mapping[str, TensorDigest]:
         """The digests of a step's tensors, by name, checked against its state digest. Raises FormatError,
         NotFoundError ``object-missing``.
         """

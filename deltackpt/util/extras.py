@@ -16,6 +16,7 @@ REQUIREMENTS: Final = {
     "azure": "adlfs>=2024.4",
     "interop": "blake3>=0.4",
     "sign": "cryptography>=42",
+    "nixl": "nixl-cu13>=1.0",
 }
 
 

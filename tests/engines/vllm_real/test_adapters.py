@@ -6,15 +6,20 @@ pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
+from support.vllm_servers import ASK, BACKEND, Server, stop_all  # noqa: E402
 from support.vllm_tiny import PROMPTS, model_of, tiny  # noqa: E402
 
 from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
 
-from .test_server import ASK, Server, _nothing_runs_on  # noqa: E402, F401
-
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs_on():
+    yield
+    stop_all()
 
 
 class Shelf:
@@ -37,7 +42,7 @@ def test_steps_of_an_adapter(tmp_path, monkeypatch):
                         tensor.add_(0.5 * (step + 1))
             hook.step(step)
             hook.flush()
-    server = Server(Shelf(tmp_path), tmp_path / "base", more=["--enable-lora", "--max-lora-rank", "8"])
+    server = Server(Shelf(tmp_path), tmp_path / "base", how=(*BACKEND, "--enable-lora", "--max-lora-rank", "8"))
     serving = AdapterServing(
         Repository.open(tmp_path / "repo"), tmp_path / "adapters", [f"vllm={server.url}"], [Adapter("math")],
         lambda name, fields: events.append((name, fields)), AdapterOptions(threads=1),
