@@ -14,6 +14,7 @@ from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Poll
 from deltackpt_cli.options import Ref, Repo, Threads
 from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.signing_options import MaxAge, Trust, policy
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
 
 Engines = Annotated[
@@ -57,6 +58,8 @@ def serve_updates(
     timeout: Timeout = "120s",
     metrics_port: Metrics_ = None,
     threads: Threads = None,
+    trust: Trust = None,
+    max_age: MaxAge = None,
 ) -> None:
     """Update running engines at every new step.
 
@@ -76,7 +79,17 @@ def serve_updates(
     from deltackpt.repository import Repository
 
     every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
-    options = ServeOptions(ref, pause, mode, units.duration(timeout, "--timeout"), together, check, threads, patience)
+    options = ServeOptions(
+        ref,
+        pause,
+        mode,
+        units.duration(timeout, "--timeout"),
+        together,
+        check,
+        threads,
+        patience,
+        policy(trust, max_age),
+    )
     metrics, report = Metrics(), _Reporter(output)
     with output.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
         if open_repository(lambda: Repository.open(repo), wait, stop, report.failed) is None:

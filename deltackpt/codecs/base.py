@@ -17,7 +17,7 @@ from enum import Enum, IntEnum
 from typing import ClassVar, Protocol, TypeVar
 
 from deltackpt.codecs.bits import Ints
-from deltackpt.codecs.many import ManyChanges
+from deltackpt.codecs.many import EncodedRows, ManyChanges
 from deltackpt.codecs.types import (
     Change,
     ChangedElements,
@@ -58,7 +58,7 @@ class Auto(IntEnum):
     """When `auto` tries an encoding. Of all that it tried, the smallest wins, if it is smaller than the tensor."""
 
     ASKED = 0  # never: only where the writer asks for it by name
-    SPARSE = 1  # for every change
+    SPARSE = 1  # for every change, but a dense one of a tensor that is too large to hold what changed
     SPARSE_ELSE = 2  # for every change that no SPARSE encoding carries
     DENSE = 3  # where more than a quarter of the elements changed, or where nothing sparse carries the change
     WHOLE = 4  # where there are no old elements, or where nothing else is smaller than the tensor
@@ -105,6 +105,7 @@ class Pieces(Protocol[D_contra]):
     """Runs of an entry's payload, each with a checksum, that decode without the others: tiles, or chunks."""
 
     in_order: ClassVar[bool]  # do all pieces together give every element once, in order?
+    whole: ClassVar[bool] = True  # to decode any element of a piece, are the old ones of all of it needed?
 
     def lengths(self, detail: D_contra) -> Ints:
         """Bytes of every piece, in the order of the payload: shape (pieces,), int64."""
@@ -115,6 +116,12 @@ class Pieces(Protocol[D_contra]):
         ``offset`` and ``shape`` count in the storage shape of the entry's tensor or box.
         """
 
+    def elements(self, entry: CodecEntry[D_contra], pieces: Ints) -> Ints:
+        """How many elements each of ``pieces`` has, int64 [n] as they are."""
+
+    def held(self, entry: CodecEntry[D_contra], offset: Shape, shape: Shape) -> Ints:
+        """How many elements of a box that is not empty each piece has, of all of them: int64 (pieces,)."""
+
     def decode(
         self, entry: CodecEntry[D_contra], pieces: Ints, payload: memoryview, base: Elements, where: str
     ) -> Iterator[tuple[Positions, Elements]]:
@@ -123,6 +130,16 @@ class Pieces(Protocol[D_contra]):
         ``base``: all old elements of the entry's tensor or box, flat; those of other pieces may be anything.
         Raises FormatError, also for a piece that does not have its checksum.
         """
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """An entry's bytes are its elements, in order: any run of them can be read without the rest, and proven by sums
+    alone, as the one checksum is of all. They lie in the plain tensor of ``suffix``, or are the payload; an element
+    that is the ``unchanged`` word did not change."""
+
+    suffix: str | None
+    unchanged: int | None = None
 
 
 class Codec(Protocol[D]):
@@ -171,15 +188,21 @@ class Codec(Protocol[D]):
         """How some of an entry is decoded without the rest; None for an encoding that is read whole."""
         return None
 
+    def in_order(self, entry: CodecEntry[D]) -> InOrder | None:
+        """How runs of elements are read without the rest; None for an encoding of another form."""
+        return None
+
     def encode(self, change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
         """A tensor's or box's change; None where this encoding cannot carry it exactly.
 
         ``shape`` as the header of a checkpoint has it. ``boxed``: a box of a tensor.
         """
 
-    def encode_many(self, changes: ManyChanges, which: Sequence[int]) -> Sequence[Encoded | None]:
-        """`encode` of the tensors ``which`` of many, whole ones whose dtypes it takes."""
-        return [self.encode(changes.change(i), changes.shapes[i], boxed=False) for i in which]
+    def encode_rows(self, changes: ManyChanges, which: Ints) -> EncodedRows | None:
+        """`encode` of the tensors ``which`` (int64, rising) of many, whole ones that changed and whose dtypes it takes,
+        in one call. None for an encoding, or a machine, that encodes each by itself.
+        """
+        return None
 
     def encode_changes(
         self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,35 @@ def to_whole(positions: npt.NDArray[Any], offset: Shape, shape: Shape, whole: Sh
     index = np.unravel_index(positions, shape)
     moved = tuple(i + o for i, o in zip(index, offset, strict=True))
     return np.ravel_multi_index(moved, whole).astype(np.int64, copy=False)
+
+
+def runs(stored: Shape, offset: Sequence[int], shape: Sequence[int]) -> tuple[Ints, int]:
+    """Where the flat runs of a box of a tensor of shape ``stored`` begin, rising, int64 [runs], and the elements that
+    each has.
+    """
+    if 0 in shape:
+        return np.zeros(0, np.int64), 0
+    axis = next((i for i, n in enumerate(shape) if n > 1), len(shape))
+    while tuple(shape[axis + 1 :]) != tuple(stored[axis + 1 :]):
+        axis += 1
+    found, step = np.zeros(1, np.int64), 1
+    for i in range(len(stored) - 1, -1, -1):
+        steps = offset[i] * step + (np.arange(shape[i]) * step if i < axis else np.zeros(1, np.int64))
+        found = (steps[:, None] + found).ravel()
+        step *= stored[i]
+    return found, math.prod(shape[axis:])
+
+
+def run_elements(starts: Ints, length: int, edges: Ints) -> Ints:
+    """How many elements of runs of ``length`` that begin at ``starts``, int64 [runs], rising, lie before each of
+    ``edges``: int64 [n] as they are.
+    """
+    if not len(starts):
+        return np.zeros(len(edges), np.int64)
+    begun = np.searchsorted(starts, edges, side="right")
+    in_last = np.minimum(edges - starts[np.maximum(begun, 1) - 1], length)
+    found: Ints = np.where(begun > 0, (begun - 1) * length + in_last, 0)
+    return found
 
 
 def inside(positions: npt.NDArray[Any], stored: Shape, offset: Shape, shape: Shape) -> npt.NDArray[np.bool_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deltackpt.codecs import plain
-from deltackpt.codecs.base import Auto, CodecEntry, Effect, Shape
+from deltackpt.codecs.base import Auto, CodecEntry, Effect, InOrder, Shape
 from deltackpt.codecs.plain import Checked, PlainCodec
 from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Source, view, words
 from deltackpt.format.dtypes import nbytes
@@ -27,10 +27,14 @@ class FullCodec(PlainCodec):
         """All new bytes."""
         return [source.payload()]
 
+    def in_order(self, entry: CodecEntry[Checked]) -> InOrder:
+        """The payload."""
+        return InOrder(None)
+
     def encode(self, change: Change, shape: Shape, *, boxed: bool = False) -> Encoded:
         """Never None."""
         data = view(change.target)
-        changes = len(change.positions) if change.base is not None else change.elements  # [F-PLAIN-3]
+        changes = change.count if change.base is not None else change.elements  # [F-PLAIN-3]
         return Encoded(Checked(changes, plain.crc32([data])), payload=[data])
 
     def decode(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deltackpt.codecs import plain
-from deltackpt.codecs.base import CodecEntry, PlainSpec, Shape
+from deltackpt.codecs.base import CodecEntry, InOrder, PlainSpec, Shape
 from deltackpt.codecs.plain import Checked, PlainCodec
 from deltackpt.codecs.types import (
     Change,
@@ -38,6 +38,10 @@ class NanCodec(PlainCodec):
     def plain_tensors(self, entry: CodecEntry[Checked]) -> Sequence[PlainSpec]:
         """One, as large as the tensor."""
         return (PlainSpec("", entry.dtype.name, entry.shape),)
+
+    def in_order(self, entry: CodecEntry[Checked]) -> InOrder:
+        """The one plain tensor."""
+        return InOrder("", entry.dtype.nan)
 
     def encode(self, change: Change, shape: Shape, *, boxed: bool) -> Encoded | None:
         """None also where a new element is the sentinel."""

@@ -17,7 +17,7 @@ import zstandard
 
 from deltackpt.codecs.base import Auto, BaseUse, Codec, CodecEntry, Pieces, Shape
 from deltackpt.codecs.bits import Ints
-from deltackpt.codecs.boxes import flat_index
+from deltackpt.codecs.boxes import run_elements, runs
 from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Positions, Source
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType, in_order, out_of_order, uint
@@ -90,7 +90,12 @@ class PlanesCodec(Codec[ChunkIndex]):
     ) -> Decoded:
         """All elements, words [n]. Raises FormatError."""
         assert base is not None
-        return Decoded(None, decode(entry.detail, source.payload(), base, entry.dtype, where))
+        room = (buffer or DecodeBuffer()).words(len(base), entry.dtype.width)
+        return Decoded(None, decode(entry.detail, source.payload(), base, entry.dtype, where, room))
+
+    def decode_into(self, entry: CodecEntry[ChunkIndex], elements: Elements, source: Source, where: str) -> None:
+        """Chunk by chunk, in words [n]: no other memory follows the tensor."""
+        decode(entry.detail, source.payload(), elements, entry.dtype, where, elements)
 
     def check(self, entry: CodecEntry[ChunkIndex], source: Source, where: str) -> None:
         """Raises FormatError ``tile-checksum``."""
@@ -101,17 +106,26 @@ class Chunks(Pieces[ChunkIndex]):
     """Chunks of an entry: runs of CHUNK elements."""
 
     in_order = True
+    whole = False
 
     def lengths(self, detail: ChunkIndex) -> Ints:
         """Bytes of every chunk, int64 [chunks]."""
         return detail.lengths
 
     def touched(self, entry: CodecEntry[ChunkIndex], offset: Shape, shape: Shape) -> Ints:
-        """All chunks from the one of the first element of the box to that of its last, int64 [n]."""
-        stored = entry.storage
-        first = flat_index(stored, offset) // CHUNK
-        last = flat_index(stored, [o + n - 1 for o, n in zip(offset, shape, strict=True)]) // CHUNK
-        return np.arange(first, last + 1)
+        """Chunks with an element of the box, int64 [n]: of a box that is narrower than the tensor, all between its
+        first row and its last, unless a row is longer than a chunk.
+        """
+        return np.flatnonzero(self.held(entry, offset, shape))
+
+    def elements(self, entry: CodecEntry[ChunkIndex], pieces: Ints) -> Ints:
+        """CHUNK, and fewer in the last one: int64 [n]."""
+        return np.minimum(entry.elements - pieces * CHUNK, CHUNK)
+
+    def held(self, entry: CodecEntry[ChunkIndex], offset: Shape, shape: Shape) -> Ints:
+        """By the runs of elements that the box is, int64 [chunks]."""
+        edges = np.minimum(np.arange(chunks(entry.elements) + 1) * CHUNK, entry.elements)
+        return np.diff(run_elements(*runs(entry.storage, offset, shape), edges))
 
     def decode(
         self, entry: CodecEntry[ChunkIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
@@ -140,7 +154,7 @@ def encode(change: Change) -> Encoded | None:
     if change.base is None:
         return None
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
-    payload: list[bytes] = []
+    payload = _Payload(change)
     sizes, checksums = [], []
     for at in range(0, change.elements, CHUNK):
         zigzag = _zigzag(change.base[at : at + CHUNK], change.target[at : at + CHUNK], change.dtype)
@@ -151,20 +165,40 @@ def encode(change: Change) -> Encoded | None:
             # [F-WRITE-8]
             small = len(packed) * 100 < len(plane) * STORED_ABOVE
             plane = packed if small else plane
-            payload.append(plane)
+            payload.add(plane)
             row.append(len(plane) * 2 + small)
             checksum = zlib.crc32(plane, checksum)
         sizes.append(row)
         checksums.append(checksum)
     shape = (len(sizes), change.dtype.width)
-    index = ChunkIndex(len(change.positions), np.array(sizes, np.int64).reshape(shape), np.array(checksums, np.uint32))
-    return Encoded(index, payload)
+    index = ChunkIndex(change.count, np.array(sizes, np.int64).reshape(shape), np.array(checksums, np.uint32))
+    return Encoded(index, payload.pieces())
 
 
-def decode(detail: ChunkIndex, payload: memoryview, base: Elements, dtype: DType, where: str) -> Elements:
-    """All new elements, of base's shape (elements,) and dtype, by the old ones in ``base``. Raises FormatError."""
+class _Payload:
+    """Planes, in the room of the change: together they are at most as long as the tensor."""
+
+    def __init__(self, change: Change) -> None:
+        self._room, self._used = change.room(change.target.nbytes), 0
+
+    def add(self, plane: bytes) -> None:
+        end = self._used + len(plane)
+        self._room[self._used : end] = np.frombuffer(plane, np.uint8)
+        self._used = end
+
+    def pieces(self) -> list[memoryview]:
+        return [memoryview(self._room[: self._used])] if self._used else []  # type: ignore[arg-type]
+
+
+def decode(
+    detail: ChunkIndex, payload: memoryview, base: Elements, dtype: DType, where: str, out: Elements | None = None
+) -> Elements:
+    """All new elements, of base's shape (elements,) and dtype, by the old ones in ``base``. Raises FormatError.
+
+    They are put into ``out``, if there is one, which may be ``base`` itself; after an error it is worthless.
+    """
     check(detail, payload, where)
-    values, at = np.empty_like(base), 0
+    values, at = np.empty_like(base) if out is None else out, 0
     for c, sizes in enumerate(detail.sizes.tolist()):
         old = base[c * CHUNK : (c + 1) * CHUNK]
         zigzag = np.empty(len(old), uint(dtype.width))

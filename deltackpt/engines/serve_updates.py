@@ -18,6 +18,7 @@ from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
 from deltackpt.errors import UsageError
 from deltackpt.repository import Repository
+from deltackpt.signing.policy import TrustPolicy
 from deltackpt.sync.backoff import GRACE
 from deltackpt.sync.follow import Follower, FollowOptions
 from deltackpt.util.places import check_local
@@ -40,6 +41,7 @@ class ServeOptions:
     ``check``     all weights are read back before an engine is resumed
     ``threads``   None for all processors
     ``grace``     that of `FollowOptions`
+    ``trust``     whose signatures a step has: that of `Repository.secure`, whose policy holds the greatest age too
 
     Raises UsageError ``usage`` for another pause or mode.
     """
@@ -52,6 +54,7 @@ class ServeOptions:
     check: bool = False
     threads: int | None = None
     grace: float = GRACE
+    trust: str | os.PathLike[str] | TrustPolicy | None = None
 
     def __post_init__(self) -> None:
         if self.pause not in PAUSES:
@@ -79,7 +82,8 @@ def open_serving(
     """
     if cache is not None:
         check_local(cache, "CACHE")
-    folder, source = (None if cache is None else Path(cache).absolute()), Repository.open(repo)
+    folder = None if cache is None else Path(cache).absolute()
+    source = Repository.open(repo).secure(options.trust)
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())
     reports = _reports() if folder is None else None

@@ -5,7 +5,7 @@ Each tile is proven by its crc32, and the part's sha256 is not looked at: that f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.boxes import inside
 from deltackpt.codecs.types import DecodeBuffer, Elements
 from deltackpt.errors import UsageError
-from deltackpt.format.safetensors_header import head_size, parse_header
+from deltackpt.format.safetensors_header import Header, head_size, parse_header
 from deltackpt.patch.index import Span, table_of
 from deltackpt.patch.tensor import Part
 from deltackpt.store import Store
@@ -35,17 +35,7 @@ class RemotePart(Part):
     def __init__(self, store: Store, name: str, size: int, gap: int) -> None:
         self._ranges = _Ranges(store, name, gap)
         where = f"{store.url}/{name}"
-        first = store.get_range(name, 0, min(size, FIRST))
-        need = head_size(first[:8], size, where)
-        first += self._ranges.one((len(first), max(len(first), need)))
-        header = parse_header(first[:need], size, where)
-        start, end = table_of(header, where)
-        if end > len(first):
-            head = first[start:]
-            table = head + self._ranges.one((start + len(head), end))
-        else:
-            table = first[start:end]
-        super().__init__(header, table, where)
+        super().__init__(*read_head(self._ranges.one, size, where), where)
 
     @classmethod
     def open(cls, store: Store, name: str, size: int | None = None, *, gap: int = GAP) -> RemotePart:
@@ -119,6 +109,22 @@ class RemotePart(Part):
 
     def _at(self, entry: Entry) -> str:
         return f"{self.where}, {entry.name!r}"
+
+
+def read_head(read: Callable[[Span], bytes], size: int, where: str) -> tuple[Header, bytes]:
+    """Header and table of a part of ``size`` bytes, by two or three ranges: what `PartIndex` is made of.
+
+    Raises FormatError, and what ``read`` raises.
+    """
+    first = read((0, min(size, FIRST)))
+    need = head_size(first[:8], size, where)
+    first += read((len(first), max(len(first), need)))
+    header = parse_header(first[:need], size, where)
+    start, end = table_of(header, where)
+    if end <= len(first):
+        return header, first[start:end]
+    head = first[start:]
+    return header, head + read((start + len(head), end))
 
 
 @dataclass(frozen=True)

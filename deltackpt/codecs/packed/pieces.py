@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from deltackpt.codecs.base import CodecEntry, Pieces, Shape
 from deltackpt.codecs.bits import Ints
-from deltackpt.codecs.boxes import flat_index
+from deltackpt.codecs.boxes import flat_index, run_elements, runs
 from deltackpt.codecs.packed import codec as packed
 from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.codecs.packed.list_index import ListIndex
@@ -37,6 +37,20 @@ class TilePieces(Pieces[ListIndex]):
         columns = (left < end) & (left + grid.tile_width > first)
         return np.flatnonzero(rows[:, None] & columns)
 
+    def elements(self, entry: CodecEntry[ListIndex], pieces: Ints) -> Ints:
+        """Of tiles, int64 [n]."""
+        return entry.detail.grid.elements(pieces)
+
+    def held(self, entry: CodecEntry[ListIndex], offset: Shape, shape: Shape) -> Ints:
+        """Rows of the box in each row of tiles, times columns of it in each column of them: int64 [tiles]."""
+        grid = entry.detail.grid
+        rows = run_elements(*runs(entry.storage[:-1], offset[:-1], shape[:-1]), _edges(grid.rows, grid.tile_height))
+        columns = run_elements(
+            *runs(entry.storage[-1:], offset[-1:], shape[-1:]), _edges(grid.columns, grid.tile_width)
+        )
+        held: Ints = (np.diff(rows)[:, None] * np.diff(columns)).ravel()
+        return held
+
     def decode(
         self, entry: CodecEntry[ListIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
     ) -> Iterator[tuple[Positions, Elements]]:
@@ -45,6 +59,10 @@ class TilePieces(Pieces[ListIndex]):
         """
         if len(pieces):
             yield packed.decode(entry.detail.some(pieces), payload, base, entry.dtype, where)
+
+
+def _edges(tiles: int, length: int) -> Ints:
+    return np.arange(tiles + 1) * length
 
 
 def _rows(grid: TileGrid, stored: Shape, offset: Shape, shape: Shape) -> npt.NDArray[np.bool_]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deltackpt.codecs.base import Auto, CodecEntry, Effect, PlainSpec, Shape
+from deltackpt.codecs.base import Auto, CodecEntry, Effect, InOrder, PlainSpec, Shape
 from deltackpt.codecs.plain import Checked, PlainCodec
 from deltackpt.codecs.types import Change, DecodeBuffer, Decoded, Elements, Encoded, Source, words
 from deltackpt.format.dtypes import nbytes
@@ -31,6 +31,10 @@ class FullCodecV1(PlainCodec):
     def data(self, entry: CodecEntry[Checked], source: Source) -> Sequence[memoryview]:
         """All new bytes."""
         return [source.payload()] if entry.boxed else super().data(entry, source)
+
+    def in_order(self, entry: CodecEntry[Checked]) -> InOrder:
+        """The payload of a box, else the tensor itself."""
+        return InOrder(None if entry.boxed else "")
 
     def encode(self, change: Change, shape: Shape, *, boxed: bool = False) -> Encoded | None:
         """Always None: what is written is of version 2."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from deltackpt.codecs.base import CodecEntry, Pieces, Shape
 from deltackpt.codecs.bits import Ints
-from deltackpt.codecs.boxes import flat_index
+from deltackpt.codecs.boxes import flat_index, run_elements, runs
 from deltackpt.codecs.types import Elements, Positions
 from deltackpt.codecs.v1 import codec as packed
 from deltackpt.codecs.v1.tile_index import TileIndex
@@ -29,6 +29,24 @@ class TilePiecesV1(Pieces[TileIndex]):
     def touched(self, entry: CodecEntry[TileIndex], offset: Shape, shape: Shape) -> Ints:
         """Tiles, int64 [n]; exact where the leading axes are cut."""
         return np.flatnonzero(_touched(entry.detail.grid, entry.storage, offset, shape))
+
+    def elements(self, entry: CodecEntry[TileIndex], pieces: Ints) -> Ints:
+        """Of tiles, int64 [n]; those at the far edges have fewer."""
+        grid = entry.detail.grid
+        rows = np.diff(_edges(grid.rows, grid.tile_height, grid.height))
+        columns = np.diff(_edges(grid.columns, grid.tile_width, grid.width))
+        found: Ints = np.tile((rows[:, None] * columns).ravel(), grid.lead)[pieces]
+        return found
+
+    def held(self, entry: CodecEntry[TileIndex], offset: Shape, shape: Shape) -> Ints:
+        """Rows of the box in each row of tiles of each slice, times columns of it: int64 [tiles]."""
+        grid, stored = entry.detail.grid, entry.storage
+        top = _edges(grid.rows, grid.tile_height, grid.height) + np.arange(grid.lead)[:, None] * grid.height
+        rows = run_elements(*runs(stored[:-1], offset[:-1], shape[:-1]), top.ravel()).reshape(top.shape)
+        left = _edges(grid.columns, grid.tile_width, grid.width)
+        columns = run_elements(*runs(stored[-1:], offset[-1:], shape[-1:]), left)
+        held: Ints = (np.diff(rows)[:, :, None] * np.diff(columns)).ravel()
+        return held
 
     def decode(
         self, entry: CodecEntry[TileIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
@@ -57,6 +75,10 @@ class TilePiecesV1(Pieces[TileIndex]):
             positions, values = packed.decode(index, payload[at:end], old, entry.dtype, where)
             yield positions + lead * size, values
             at = end
+
+
+def _edges(tiles: int, length: int, end: int) -> Ints:
+    return np.minimum(np.arange(tiles + 1) * length, end)
 
 
 def _touched(grid: Grid, stored: Shape, offset: Shape, shape: Shape) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,119 @@
+"""What a rank holds, in host memory: the words of its boxes, and what a step changes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from deltackpt.codecs import Decoded
+from deltackpt.codecs.boxes import inside, runs
+from deltackpt.codecs.types import Elements
+from deltackpt.errors import UsageError
+from deltackpt.format.dtypes import DType, uint
+from deltackpt.shares.bounds import Bounds, Held, Shape, check, meet, of_run, offset_of, shape_of, size
+from deltackpt.shares.needs import EntryShare
+
+
+@dataclass(frozen=True)
+class HeldTensor:
+    """The words of boxes of one tensor, each an array of its box's shape. ``shape`` is the tensor's storage shape."""
+
+    dtype: DType
+    shape: Shape
+    boxes: Mapping[Bounds, npt.NDArray[np.unsignedinteger]]
+
+
+class HeldTensors:
+    """The boxes that a rank holds, by tensor. Several may hold the same element; a write goes to all of them."""
+
+    def __init__(self, tensors: Mapping[str, HeldTensor]) -> None:
+        """Raises UsageError ``usage`` for a box that does not lie in its tensor, or an array of another shape or
+        dtype."""
+        for name, tensor in tensors.items():
+            for box, array in tensor.boxes.items():
+                check(box, tensor.shape, name[:80])
+                if array.shape != shape_of(box) or array.dtype != uint(tensor.dtype.width):
+                    have = f"{array.dtype} {list(array.shape)}"
+                    need = f"{uint(tensor.dtype.width)} {list(shape_of(box))}"
+                    raise UsageError("usage", where=name[:80], have=have, need=need)
+        self.tensors = dict(tensors)
+
+    @property
+    def held(self) -> Held:
+        """The boxes alone: what `share_of`, `cells` and `overlaps` take."""
+        return {name: tuple(tensor.boxes) for name, tensor in self.tensors.items()}
+
+    def base(self, share: EntryShare) -> Elements:
+        """What `EntryShare.decode` looks at: words [elements of the entry], those that are not held undefined.
+
+        Only pages that are held are touched, whatever the size of the tensor.
+        """
+        entry = share.entry
+        offset, shape = (entry.offset, entry.shape) if entry.boxed else ((0,) * len(entry.storage), entry.storage)
+        flat = np.empty(entry.elements, uint(entry.dtype.width))
+        box = tuple((o, o + n) for o, n in zip(offset, shape, strict=True))
+        for mine, array in self._boxes(entry.name, shape if not entry.boxed else entry.whole):
+            if (common := meet(mine, box)) is not None:
+                there = tuple(slice(a - o, b - o) for (a, b), o in zip(common, offset, strict=True))
+                flat.reshape(shape)[there] = array[_within(common, mine)]
+        return flat
+
+    def old(self, name: str, positions: npt.NDArray[np.int64]) -> Elements:
+        """The words at flat ``positions`` of a tensor, int64 [n], all of which are held: words [n]."""
+        tensor = self.tensors[name]
+        found = np.zeros(len(positions), uint(tensor.dtype.width))
+        for box, array in tensor.boxes.items():
+            mine, index = _locate(positions, tensor.shape, box)
+            found[mine] = np.atleast_1d(array)[index]
+        return found
+
+    def write(self, name: str, new: Decoded) -> None:
+        """Put new words where they are held: flat positions in the whole tensor, int64 [n], and words [n]."""
+        tensor = self.tensors[name]
+        assert new.positions is not None
+        for box, array in tensor.boxes.items():
+            mine, index = _locate(new.positions, tensor.shape, box)
+            np.atleast_1d(array)[index] = new.values[mine]
+
+    def words_of(self, name: str, box: Bounds) -> Elements:
+        """The words of a box that is held, of its shape: gathered where it lies in several."""
+        tensor = self.tensors[name]
+        found = np.zeros(shape_of(box), uint(tensor.dtype.width))
+        for mine, array in tensor.boxes.items():
+            if (common := meet(mine, box)) is not None:
+                found[_within(common, box)] = array[_within(common, mine)]
+        return found
+
+    def _boxes(self, name: str, shape: Shape) -> Iterator[tuple[Bounds, Elements]]:
+        tensor = self.tensors[name]
+        if tensor.shape == shape:
+            yield from tensor.boxes.items()
+            return
+        for box, array in tensor.boxes.items():  # a packed dtype in a part of version 1: the same bytes, in rows
+            at, length = runs(tensor.shape, offset_of(box), shape_of(box))
+            flat = array.reshape(-1)
+            for number, start in enumerate(at.tolist()):
+                yield from _as_boxes(flat[number * length : (number + 1) * length], start, shape)
+
+
+def _as_boxes(flat: Elements, start: int, shape: Sequence[int]) -> Iterator[tuple[Bounds, Elements]]:
+    at = 0
+    for box in of_run(shape, start, start + len(flat)):
+        yield box, flat[at : at + size(box)].reshape(shape_of(box))
+        at += size(box)
+
+
+def _within(box: Bounds, outer: Bounds) -> tuple[slice, ...]:
+    return tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(box, outer, strict=True))
+
+
+def _locate(
+    positions: npt.NDArray[np.int64], shape: Shape, box: Bounds
+) -> tuple[npt.NDArray[np.bool_], tuple[npt.NDArray[np.intp], ...]]:
+    """Which positions lie in a box, and where in its array."""
+    mine = inside(positions, shape, offset_of(box), shape_of(box))
+    index = np.unravel_index(positions[mine], shape or (1,))  # of rank 0: in an array of one element
+    return mine, tuple(i - o for i, o in zip(index, offset_of(box) or (0,), strict=True))
