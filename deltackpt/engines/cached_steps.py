@@ -80,7 +80,7 @@ class Steps(Protocol):
     def journal(self, start: Link, end: Link) -> Journal | None:
         """What changed between two steps, where that was kept."""
 
-    def digests(self, link: Link) -> dict[str, TensorDigest] | None:
+    def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
         """What weights are held against where no step's bytes are kept; None where they are."""
 
 
@@ -133,8 +133,9 @@ class CachedSteps(RepositorySteps):
 
     @classmethod
     def open(cls, url: str, cache: str | os.PathLike[str], ref: str = "main") -> CachedSteps:
-        """Raises what `Repository.open` raises."""
-        return cls(Repository.open(url), cache, ref)
+        """With the keys to trust that the environment names, if it names any. Raises what `Repository.open` and
+        `Repository.secure` raise."""
+        return cls(Repository.open(url).secure(), cache, ref)
 
     def ensure(self, link: Link) -> None:
         """Move the cache to a step, unless it is there. Raises what `apply_to_cache` raises."""
@@ -175,6 +176,6 @@ class CachedSteps(RepositorySteps):
         journal = Journal.read(CacheLayout(self.cache).journal)
         return journal if journal is not None and (journal.start, journal.end) == (start, end) else None
 
-    def digests(self, link: Link) -> dict[str, TensorDigest] | None:
+    def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
         """None: a step is held against its slot."""
         return None

@@ -86,9 +86,10 @@ def open_serving(
     source = Repository.open(repo).secure(options.trust)
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())
-    reports = _reports() if folder is None else None
-    how: tuple[Any, ...] = (options.ref, options.pause, options.timeout, options.mode)
-    clients = [client_of(engine, ClientOptions(place, folder, *how, reports=reports)) for engine in engines]
+    how: dict[str, Any] = {"ref": options.ref, "pause": options.pause, "timeout": options.timeout, "mode": options.mode}
+    if folder is None:  # with a cache, what is read was judged here
+        how |= {"reports": _reports(), "trusted": source.trust is not None}
+    clients = [client_of(engine, ClientOptions(place, folder, **how)) for engine in engines]
     rules = {"together": options.together, "check": options.check}
     if folder is None:
         head = BranchHead(source, options.ref, options.grace)

@@ -241,6 +241,21 @@ def test_a_rank_that_holds_a_part_needs_a_cache(folder):
     assert caught.value.code == "engine-cache"
 
 
+def test_an_engine_is_told_whom_to_trust_by_its_own_environment(folder, monkeypatch):
+    """`serve-updates --trust` without a cache: it judges the branch, and the engine what it reads itself."""
+    one = Following(folder)
+    how = {"origin": str(one.run.checkpoint(0)), "trusted": True}
+    monkeypatch.delenv("DELTACKPT_TRUST", raising=False)
+    with pytest.raises(UsageError) as caught:
+        Receiver(one.rank, str(one.run.url), None, **how)
+    assert caught.value.code == "trust-file"
+    monkeypatch.setenv("DELTACKPT_TRUST", "first-use")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    with pytest.raises(DeltackptError) as refused:  # nothing is signed here
+        Receiver(one.rank, str(one.run.url), None, **how)
+    assert refused.value.code.startswith("signature")
+
+
 class Large(torch.nn.Module):
     """Thirty-two parameters of 1 MiB."""
 
