@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from deltackpt.engines.branch import BranchHead
 from deltackpt.engines.clients import ClientOptions, client_of
@@ -86,10 +85,10 @@ def open_serving(
     source = Repository.open(repo).secure(options.trust)
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())
-    how: dict[str, Any] = {"ref": options.ref, "pause": options.pause, "timeout": options.timeout, "mode": options.mode}
-    if folder is None:  # with a cache, what is read was judged here
-        how |= {"reports": _reports(), "trusted": source.trust is not None}
-    clients = [client_of(engine, ClientOptions(place, folder, **how)) for engine in engines]
+    reports = _reports() if folder is None else None
+    own = folder is None and source.trust is not None  # with a cache, what is read was judged here
+    shared = ClientOptions(place, folder, options.ref, options.pause, options.timeout, options.mode, reports, own)
+    clients = [client_of(engine, shared) for engine in engines]
     rules = {"together": options.together, "check": options.check}
     if folder is None:
         head = BranchHead(source, options.ref, options.grace)
