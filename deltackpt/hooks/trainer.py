@@ -25,7 +25,7 @@ from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import everyones, existing, extractor, process_groups, secured
 from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
 from deltackpt.hooks.pending import CapturedStep, Pending
-from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
+from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_cut
 from deltackpt.hooks.process_group import ProcessGroup, everyone, share
 from deltackpt.hooks.publish import Base, Publisher, PublishOptions, TrainerState
 from deltackpt.hooks.resume import resume_from
@@ -142,7 +142,6 @@ class TrainerHook:
             metrics_port=metrics_port,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
-        delivering = live_group(live, self._group.size > 1, timeout)
         # Rank 0 gives up before the others take it for lost.
         self._stall = STALL if self._group.size == 1 else 0.9 * timeout
         found = existing(self._group, repository, options)
@@ -158,7 +157,7 @@ class TrainerHook:
         self._whole = start.link is None or start.fresh or anchor.now
         self._pending, self._unchanged = Pending(queue), Unchanged(source)
         self.exporter = HookExporter(self._pending, None if self._group.rank else metrics_port)
-        self._live = live_side(live, delivering, self.publisher, queue, timeout)
+        self._live = live_side(live, live_group(live, self._group.size > 1, timeout), self.publisher, queue, timeout)
         self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
         atexit.register(_abandon, weakref.ref(self))
 
@@ -173,9 +172,7 @@ class TrainerHook:
         options = self._options
         sums = all_sums(pieces, options.threads_or_default)
         held = self._group.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
-        stem, cut = "model", options.shard_bytes or shard_size(plan, self._group.size)
-        if options.peft == "adapter":  # PEFT reads one file
-            stem, cut = "adapter_model", sum(tensor.nbytes for tensor in plan.values())
+        stem, cut = shard_cut(plan, options.peft == "adapter", options.shard_bytes, self._group.size)
         base: Base | None = None
         seek: Ref | None = None
         repo: Repository | None = target if isinstance(target, Repository) else None
