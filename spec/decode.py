@@ -58,7 +58,7 @@ TABLE, PAYLOAD, MAX_TABLE, MAX_ENTRIES, MAX_BOXES = "deltackpt:table", "deltackp
 BOXED, REPEAT, CUT, CHUNK, MAX_WINDOW = 128, 64, 128, 131072, 1 << 18
 MAX_CLASSES, MAX_COUNT_BITS, MAX_TILE, MAX_LENGTH, MAX_K = 15, 32, 1 << 31, 1 << 40, 31
 MAX_HEADER, JSON_DEPTH, JSON_MARKS = 100_000_000, 16, 1 << 21
-MAX_MANIFEST, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 268435456, 268435456, 65536
+MAX_MANIFEST, MAX_PACK, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 16777216, 268435456, 268435456, 65536
 MAX_STEP, MAX_FILES, MAX_TENSORS = 10**15, 100_000, 1 << 20
 MAX_PATH, MAX_OBJECT_NAME, BLOCK = 960, 1024, 4096
 
@@ -680,6 +680,23 @@ def parse_edge(data):
         folder = "anchors/" if start is None else "folds/"
         need(file["name"].startswith(folder), "manifest-field", file["name"])
     return edge
+
+
+def parse_pack(data):
+    """The records of a pack, manifests and edges. Whoever restores a step can do without packs ([S-PACK-3])."""
+    need(len(data) <= MAX_PACK, "object-too-large")  # [F-LINE-1]
+    *lines, rest = bytes(data).split(b"\n")
+    need(not rest, "pack-field", "lines")
+    records, keys = [], []
+    for line in lines:
+        value = load_json(line)
+        is_edge = isinstance(value, dict) and value.get("format") == "deltackpt-edge"
+        records.append(parse_edge(line) if is_edge else parse_manifest(line))
+        step = value["to"]["step"] if is_edge else value["step"]
+        keys.append((step, hashlib.sha256(line).hexdigest()))
+    need(keys == sorted(set(keys)), "pack-field", "order")  # [F-LINE-2]
+    need(len({record["repository"] for record in records}) == 1, "pack-field", "repositories")  # [F-LINE-3]
+    return records
 
 
 def parse_layout(data):

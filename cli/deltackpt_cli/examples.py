@@ -32,7 +32,7 @@ EXAMPLES: Final[dict[str, Sequence[str]]] = {
         "deltackpt gc s3://bucket/run-42 --keep-last 100 --keep-every 50 --dry-run",
         "deltackpt gc s3://bucket/run-42 --keep-last 100 --keep-every 50",
     ),
-    "compact": ("deltackpt compact runs/repo --levels",),
+    "compact": ("deltackpt compact runs/repo --levels", "deltackpt compact s3://bucket/run-42 --packs"),
     "status": ("deltackpt status s3://bucket/run-42 --cache /var/cache/run-42",),
     "doctor": ("deltackpt doctor s3://bucket/run-42",),
     "keygen": ("deltackpt keygen trainer.key --comment trainer",),

@@ -79,17 +79,8 @@ def serve_updates(
     from deltackpt.repository import Repository
 
     every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
-    options = ServeOptions(
-        ref,
-        pause,
-        mode,
-        units.duration(timeout, "--timeout"),
-        together,
-        check,
-        threads,
-        patience,
-        policy(trust, max_age),
-    )
+    answer, trusted = units.duration(timeout, "--timeout"), policy(trust, max_age)
+    options = ServeOptions(ref, pause, mode, answer, together, check, threads, patience, trusted)
     metrics, report = Metrics(), _Reporter(output)
     with output.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
         if open_repository(lambda: Repository.open(repo), wait, stop, report.failed) is None:

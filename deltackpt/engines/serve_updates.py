@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from deltackpt.engines.branch import BranchHead
 from deltackpt.engines.clients import ClientOptions, client_of
@@ -87,8 +86,8 @@ def open_serving(
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())
     reports = _reports() if folder is None else None
-    how: tuple[Any, ...] = (options.ref, options.pause, options.timeout, options.mode)
-    clients = [client_of(engine, ClientOptions(place, folder, *how, reports=reports)) for engine in engines]
+    shared = ClientOptions(place, folder, options.ref, options.pause, options.timeout, options.mode, reports)
+    clients = [client_of(engine, shared) for engine in engines]
     rules = {"together": options.together, "check": options.check}
     if folder is None:
         head = BranchHead(source, options.ref, options.grace)

@@ -23,7 +23,7 @@ from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import everyones, existing, extractor, process_groups, secured
 from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
 from deltackpt.hooks.pending import CapturedStep, Pending
-from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
+from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_cut
 from deltackpt.hooks.process_group import ProcessGroup, everyone, share
 from deltackpt.hooks.publish import Base, Publisher, PublishOptions, TrainerState
 from deltackpt.hooks.resume import resume_from
@@ -115,6 +115,8 @@ class TrainerHook:
     not take, what `resume_from` raises, and the errors of names, placements and stores.
     """
 
+    metrics: StepMetrics | None = None  # of the last published step
+
     def __init__(
         self,
         source: Source,
@@ -154,10 +156,8 @@ class TrainerHook:
             sharded=sharded, timeout=timeout, metadata=metadata, report=report, sign=sign, trust=trust, live=live,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
-        delivering = live_group(live, self._group.size > 1, timeout)
         # Rank 0 gives up before the others take it for lost.
         self._stall = STALL if self._group.size == 1 else 0.9 * timeout
-        self.metrics: StepMetrics | None = None  # of the last published step
         self._closed = False
         self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
         found = existing(self._group, repository, options)
@@ -174,7 +174,7 @@ class TrainerHook:
         self._last: int | None = start.link.step if start.link else None
         self._whole = start.link is None or start.fresh or anchor.now
         self._pending = Pending(queue)
-        self._live = live_side(live, delivering, self.publisher, queue, timeout)
+        self._live = live_side(live, live_group(live, self._group.size > 1, timeout), self.publisher, queue, timeout)
         self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
         atexit.register(_abandon, weakref.ref(self))
 
@@ -189,9 +189,7 @@ class TrainerHook:
         options = self._options
         sums = all_sums(pieces, options.threads_or_default)
         held = self._group.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
-        stem, cut = "model", options.shard_bytes or shard_size(plan, self._group.size)
-        if options.peft == "adapter":  # PEFT reads one file
-            stem, cut = "adapter_model", sum(tensor.nbytes for tensor in plan.values())
+        stem, cut = shard_cut(plan, options.peft == "adapter", options.shard_bytes, self._group.size)
         base: Base | None = None
         seek: Ref | None = None
         repo: Repository | None = target if isinstance(target, Repository) else None

@@ -120,7 +120,7 @@ def test_round_trip(vector):
     assert b"".join(map(bytes, writer.chunks())) == data_of(vector)
 
 
-@pytest.mark.parametrize("vector", of_kind("manifest", "layout", "digests", "edge"), ids=name_of)
+@pytest.mark.parametrize("vector", of_kind("manifest", "layout", "digests", "edge", "pack"), ids=name_of)
 def test_records(vector):
     if "repeat" in vector and kernels.LIB is None:
         pytest.skip("long, and no kernel has a part in it: once is enough")
