@@ -15,6 +15,7 @@ ORDER = [
     "format",
     "codecs",
     "store",
+    "signing",
     "checkpoint",
     "patch",
     "repository",
@@ -32,14 +33,24 @@ ORDER = [
     "torch_views",
     "quantize",
     "gpu",
+    "carriers",
     "hooks",
     "engines",
+    "live",
     "api",
 ]
 # Rooms, and modules, without files, network or clock.
 PURE = ["errors", "format", "codecs", "repository.chain", "repository.paths", "collector.retention"]
 OUTSIDE = {"os", "io", "pathlib", "mmap", "tempfile", "shutil", "socket", "subprocess", "time", "fsspec", "requests"}
-EDGES = ["torch_views", "quantize", "gpu", "hooks", "engines"]  # where torch is; all else is the core
+EDGES = [
+    "torch_views",
+    "quantize",
+    "gpu",
+    "carriers",
+    "hooks",
+    "engines",
+    "live",
+]  # where torch is; all else is the core
 
 
 def name_of(path: Path) -> str:

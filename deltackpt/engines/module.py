@@ -61,6 +61,13 @@ class WeightPlace:
         if not self.tensor.is_contiguous():  # then `words` was a copy
             self.tensor.detach().copy_(flat.view(self.tensor.dtype).reshape(self.tensor.shape))
 
+    def fill(self, data: npt.NDArray[np.uint8]) -> None:
+        """Put all of its bytes in place: [bytes] uint8, row-major."""
+        flat = words(self.tensor, self.dtype)
+        flat.copy_(from_host(data.view(uint(self.dtype.width)), flat.device))
+        if not self.tensor.is_contiguous():  # then `words` was a copy
+            self.tensor.detach().copy_(flat.view(self.tensor.dtype).reshape(self.tensor.shape))
+
 
 @dataclass(frozen=True)
 class ModuleWrite:

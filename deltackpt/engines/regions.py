@@ -66,10 +66,15 @@ class Region:
             count *= n
         return count
 
+    @property
+    def plain(self) -> bool:
+        """Whether its elements lie side by side, in one order, on either side."""
+        return len(self.dims) <= 1 and (not self.dims or self.dims[0][1:] == (1, 1))
+
     def select(self, positions: npt.NDArray[Any], total: int) -> Selected:
         """Which of some ``positions``, [n] integers, flat in a tensor of ``total`` elements, lie here, and where in the
         storage: a mask [n], or a slice for all of them, and [m] integers in their order."""
-        if len(self.dims) <= 1 and (not self.dims or self.dims[0][1:] == (1, 1)):
+        if self.plain:
             shift = self.target - self.source
             if self.source == 0 and self.elements == total:
                 wide = positions if self.target + total < 1 << 32 else positions.astype(np.int64, copy=False)

@@ -62,6 +62,11 @@ class StepChanges:
             return self._whole.tensors
         return sorted(set().union(*(patch.names for patch in self._patches)), key=str.encode)
 
+    def bytes_of(self, name: str) -> Bytes:
+        """All bytes of a tensor at the target, uint8, not proven, where the plan begins at an anchor."""
+        assert self._whole is not None, "a plan that begins at an anchor"
+        return self._whole.bytes_of(name)
+
     def of(self, name: str, old: Bytes, known: Known) -> Decoded:
         """The elements of a tensor that end up changed: [n] flat positions, int64 and sorted, and [n] unsigned words.
 
@@ -73,7 +78,7 @@ class StepChanges:
             return _difference(words, self._whole.bytes_of(name).view(words.dtype))
         steps = [found for patch in self._patches if (found := patch.tensor(name)) is not None]
         if len(steps) == 1:
-            return _sorted(_step(name, old, known, steps[0]), words.dtype)
+            return changed_elements(name, old, known, steps[0])
         new = old.copy()
         for found in steps:
             _step(name, new, known, found).write_to(new.view(words.dtype))
@@ -91,6 +96,11 @@ def base_blamed(where: str) -> Iterator[None]:
         have, need = f"old values that a patch does not apply to [{error.code}]", "those of the step before"
         hint = "Other code wrote to the weights. Load them again."
         raise ChainError("base-differs", where=where, have=have, need=need, hint=hint) from error
+
+
+def changed_elements(name: str, old: Bytes, known: Known, found: TensorPatch) -> Decoded:
+    """What one patch changes of a tensor: see `StepChanges.of`, also for ``old``, its bytes, and what is raised."""
+    return _sorted(_step(name, old, known, found), np.dtype(uint(DTYPES[known[0]].width)))
 
 
 def _step(name: str, old: Bytes, known: Known, found: TensorPatch) -> Decoded:

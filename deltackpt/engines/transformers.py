@@ -191,12 +191,12 @@ def _check(
     state = state_of({name: (*place.known, sums[name]) for name, place in found.items()})
     if state != target.state:  # [F-APPLY-5]
         raise ChainError("base-differs", where="the model", have=f"state {state[:16]}", need=target.state[:16])
-    _check_ties(found, changes)
+    check_ties(found, changes)
     return sums
 
 
-def _check_ties(found: dict[str, WeightPlace], changes: Changes) -> None:
-    """Names that share memory have to change alike."""
+def check_ties(found: dict[str, WeightPlace], changes: Changes) -> None:
+    """Names that share memory have to change alike. Raises ChainError ``tied-differs``."""
     owners: dict[Any, str] = {}
     for name, place in found.items():
         first = owners.setdefault(place.alias, name)

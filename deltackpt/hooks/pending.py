@@ -75,6 +75,11 @@ class Pending:
         """Do as many steps wait as may?"""
         return self._failed is None and len(self._items) >= self._depth
 
+    @property
+    def failed(self) -> bool:
+        """Does the head wait for a step to be merged with, or for `retry`?"""
+        return self._failed is not None
+
     def reserve_merge(self) -> bool:
         """If the queue is full: keep its last step from being begun, so that the next can be merged into it.
 

@@ -102,7 +102,8 @@ class Publisher:
         self.lease = WriterLease(repo)  # rank 0's, from its first step until it is closed
         self.shares: list[Share] = []  # of the last step, at rank 0
         self.traffic: list[Traffic] = []  # of each rank for the last anchor
-        self._state, self._options = state, options
+        self.state, self._options = state, options
+        self.encode = options.encode
         self._attempts: dict[str, Base] = {}  # by manifest id: what may be published though an error was raised
         self._tried: dict[int, CapturedStep] = {}
         self._seconds: dict[str, float] = {}
@@ -163,17 +164,17 @@ class Publisher:
         """Combine the shares and commit the step. -> whether the next one is to be an anchor."""
         began = time.monotonic()
         anchors = {path: file for s in shares for path, file in s.anchor.items()}
-        anchor = tuple(anchors[shard.path] for shard in self._state.files.shards) if plan.whole else None
+        anchor = tuple(anchors[shard.path] for shard in self.state.files.shards) if plan.whole else None
         parts = [file for s in shares for file in s.parts]
         dense = (
-            anchor is not None and self._patched and saves_nothing(sum(f.size for f in parts), self._state.files.size)
+            anchor is not None and self._patched and saves_nothing(sum(f.size for f in parts), self.state.files.size)
         )
         sink.add([] if dense else parts, anchor)
         builder, odd = self._combine(shares), sum(s.nonfinite for s in shares)
         commit = StepCommit(
-            self._state.files,
+            self.state.files,
             builder.digests,
-            builder.counts(elements_of(self._state.files)),
+            builder.counts(elements_of(self.state.files)),
             {**({"nonfinite": odd} if odd else {}), **self._options.metadata, **captured.metadata},
             patched=self._patched,
         )
@@ -205,15 +206,15 @@ class Publisher:
                 sums[name] = state_digest.add(sums.get(name, state_digest.ZERO), value)
         base = self.base
         if base is None or not self._patched:
-            names = self._state.tensors
+            names = self.state.tensors
             return StepBuilder(
                 {name: TensorDigest(sums.get(name, state_digest.ZERO), xxh3.get(name, UNSTATED)) for name in names}
             )
         builder = StepBuilder(base.digests)
         for name, gained in sums.items():
-            builder.digests[name] = TensorDigest(state_digest.add(base.digests[name].sums, gained), UNSTATED)
+            builder.prove_one(name, TensorDigest(state_digest.add(base.digests[name].sums, gained), UNSTATED))
         for name, hashed in xxh3.items():
-            builder.digests[name] = builder.digests[name]._replace(xxh3=hashed)
+            builder.prove_one(name, builder.digests[name]._replace(xxh3=hashed))
         builder.changed = len({name for s in shares for name in s.changed})
         builder.changed_elements = sum(sum(s.changed.values()) for s in shares)
         return builder
@@ -221,7 +222,7 @@ class Publisher:
     def _anchor_is_due(self, link: Link) -> bool:
         """Judged for the step after: the state that this one's anchor would hold may be gone already."""
         policy = self._options.policy
-        return policy.wants(*since_anchor(self.repo, link, policy), self._state.files.size)
+        return policy.wants(*since_anchor(self.repo, link, policy), self.state.files.size)
 
     # Every rank
 
@@ -257,17 +258,17 @@ class Publisher:
         mine.nonfinite = captured.nonfinite
         if plan.whole:
             began = time.monotonic()
-            writer = AnchorWriter(self.group, self._state.files, self._state.tensors, self._state.read)
+            writer = AnchorWriter(self.group, self.state.files, self.state.tensors, self.state.read)
             mine.anchor = writer.write(lambda path, chunks: objects.store(objects.name("anchors", path), chunks))
             mine.xxh3 = dict(writer.xxh3)
             mine.traffic = writer.sent, writer.received, sum(f.size for f in mine.anchor.values())
             if not patched:
-                mine.sums = self._state.sums()
+                mine.sums = self.state.sums()
             self._seconds["anchor"] = time.monotonic() - began
         return mine
 
     def _encode(self, sink: GroupSink, captured: CapturedStep, origin: Origin) -> Share:
-        group, names, options = self.group, set(self._state.tensors), self._options.encode
+        group, names, options = self.group, set(self.state.tensors), self._options.encode
 
         def number(index: int) -> int:
             return index * group.size + group.rank + 1  # each number once over all ranks
@@ -287,7 +288,7 @@ class Publisher:
             step=captured.step,
             steps=captured.merged,
             anchor=captured.whole,
-            elements=elements_of(self._state.files),
+            elements=elements_of(self.state.files),
             changed=changed,
             bytes=size,
             queue=0,

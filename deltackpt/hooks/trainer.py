@@ -18,8 +18,9 @@ from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.finite import counts_after, refuse
+from deltackpt.hooks.live import LiveSession, live_group, live_side
 from deltackpt.hooks.metrics import StepMetrics
-from deltackpt.hooks.opening import everyones, existing, extractor, process_groups
+from deltackpt.hooks.opening import everyones, existing, extractor, process_groups, secured
 from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
 from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
@@ -36,6 +37,8 @@ from deltackpt.quantize.checkpoint import with_side
 from deltackpt.quantize.pieces import Quantizer
 from deltackpt.quantize.recipe import Recipe
 from deltackpt.repository import Ref, Repository
+from deltackpt.signing.keys import Signer
+from deltackpt.signing.policy import TrustPolicy
 from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate, Piece, Source
 from deltackpt.torch_views.names import Rename
@@ -50,6 +53,7 @@ class _Decision:
 
     skip: bool = False  # its changes go into the next one
     merge: bool = False
+    live_merge: bool = False
     whole: bool = False
 
 
@@ -100,7 +104,11 @@ class TrainerHook:
     ``sharded``     None: if torch.distributed runs, every rank makes a hook, and publishes what it owns
     ``timeout``     seconds that ranks wait for each other: more than the slowest of them takes to store its share
     ``metadata``    of every step's manifest
+    ``sign``        the key that signs every step: the path of an OpenSSH private key, or ``command:…``; None: what
+                    DELTACKPT_SIGN_KEY says, if anything
+    ``trust``       whose signatures the step that training goes on from has: that of `Repository.secure`
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
+    ``live``        a `deltackpt.live.Session`, which takes every step to engines as well
 
     An error loses no step: what was not published is published with the next one. `step`, `close` and the constructor
     are called by all ranks. Raises UsageError ``hook-option`` or ``encoding-choice`` for a value that an option does
@@ -135,20 +143,24 @@ class TrainerHook:
         timeout: float = TIMEOUT,
         metadata: Mapping[str, Any] | None = None,
         report: Callable[[StepMetrics], None] | None = None,
+        sign: str | os.PathLike[str] | Signer | None = None,
+        trust: str | os.PathLike[str] | TrustPolicy | None = None,
+        live: LiveSession | None = None,
     ) -> None:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, model=model, locate=locate, snapshot=snapshot, full=full,
             errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, quantize=quantize,
             anchor=anchor, side=side, encoding=encoding, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
-            sharded=sharded, timeout=timeout, metadata=metadata, report=report,
+            sharded=sharded, timeout=timeout, metadata=metadata, report=report, sign=sign, trust=trust, live=live,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
+        delivering = live_group(live, self._group.size > 1, timeout)
         # Rank 0 gives up before the others take it for lost.
         self._stall = STALL if self._group.size == 1 else 0.9 * timeout
         self.metrics: StepMetrics | None = None  # of the last published step
         self._closed = False
         self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
-        found = existing(self._group, repository)
+        found = existing(self._group, repository, options)
         self._extract = extractor(self._group, found, source, options)
         pieces, held = everyones(self._group, self._extract, held_by)
         plan = plan_state(held)
@@ -162,6 +174,7 @@ class TrainerHook:
         self._last: int | None = start.link.step if start.link else None
         self._whole = start.link is None or start.fresh or anchor.now
         self._pending = Pending(queue)
+        self._live = live_side(live, delivering, self.publisher, queue, timeout)
         self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
         atexit.register(_abandon, weakref.ref(self))
 
@@ -189,7 +202,7 @@ class TrainerHook:
             given = side_files(options.model or source, options.side, options.dtype, options.peft)
             if isinstance(self._extract, Quantizer):
                 given = with_side(given, self._extract.recipe, self._extract.kept)
-            repo = repo or Repository.open_or_create(target)  # type: ignore[arg-type]
+            repo = repo or secured(Repository.open_or_create(target), options)  # type: ignore[arg-type]
             base, seek, fresh = resume_from(repo, options.ref, plan, total, options.resume)
             layout = repo.layout(base.manifest) if base else None
             read = {s.path: repo.read(s.file, s.file.size) for s in layout.side} if layout else {}
@@ -254,30 +267,40 @@ class TrainerHook:
                 self._capture.nonfinite = counts
         finally:
             if self._pending.was_put(number):
+                if self._live is not None:
+                    self._live.put(item, decision.live_merge)
                 self._whole, self._skipped, self._last = False, None, number
             else:
                 self._pending.cancel_merge()
+                if self._live is not None:
+                    self._live.cancel_merge()
         if self._capture.anchors_from_weights:  # they may not change until the anchor is stored
-            self._pending.wait(lambda: not self._pending.snapshot_in_use, self._stall, until_error=False)
+            self._pending.wait(lambda: not self._snapshot_in_use, self._stall, until_error=False)
+        if self._live is not None:
+            self._live.wait(self._stall)
+
+    @property
+    def _snapshot_in_use(self) -> bool:
+        return self._pending.snapshot_in_use or (self._live is not None and self._live.snapshot_in_use)
 
     def _decide(self) -> _Decision:
         """At rank 0: what to do with this step, once the queue is not full."""
         merge = False
         if self._options.full == "merge":
             self._raise_error(ordinary=self._options.errors == "raise")
-            if self._pending.snapshot_in_use:
+            if self._snapshot_in_use:
                 return _Decision(skip=True)
             merge = self._pending.reserve_merge()
         else:
             self._wait_for_queue(raise_errors=self._options.errors == "raise")
         whole, self.publisher.due = self._whole or self.publisher.due, False
-        return _Decision(merge=merge, whole=whole)
+        return _Decision(merge=merge, live_merge=self._live is not None and self._live.reserve_merge(), whole=whole)
 
     def _wait_for_queue(self, raise_errors: bool) -> None:
         """Wait until the snapshot may change, and, unless steps are merged, until the queue is not full."""
 
         def ready() -> bool:
-            return not self._pending.snapshot_in_use and (self._options.full == "merge" or not self._pending.full)
+            return not self._snapshot_in_use and (self._options.full == "merge" or not self._pending.full)
 
         while True:
             self._raise_error(ordinary=raise_errors)
@@ -299,7 +322,7 @@ class TrainerHook:
             check_plan(now, self._layout)
 
     def _publish(self, item: CapturedStep) -> StepMetrics:
-        found = self.publisher.publish(item)
+        found = self._live.publish(self.publisher, item) if self._live else self.publisher.publish(item)
         found = replace(found, queue=len(self._pending) - 1)
         base = self.publisher.base
         try:
@@ -356,6 +379,8 @@ class TrainerHook:
             self._worker.wait(PATIENCE)  # to withdraw an unfinished step; a second interrupt ends this too
             raise
         finally:
+            if self._live is not None:
+                self._live.close(patience)
             self._capture.close()
 
     def __enter__(self) -> TrainerHook:

@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
+import numpy.typing as npt
 
 from deltackpt.codecs import Entry
 from deltackpt.codecs.base import Effect, Shape
+from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.boxes import MAX_BOXES, overlap, slices, to_whole
 from deltackpt.codecs.types import DecodeBuffer, Decoded, Elements
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DType, nbytes, uint
+from deltackpt.format.layout import TensorsByName
 from deltackpt.patch.base import Known, describe
 from deltackpt.patch.index import PartIndex
 
@@ -211,20 +215,62 @@ def check_boxes(held: Mapping[str, Sequence[tuple[PartIndex, Entry]]], where: st
             _check_boxes(name, [entry for _, entry in found], where)
 
 
+@dataclass(frozen=True)
+class RowsOf:
+    """Where the tensors of a step are in parts: ``part`` is the number of the part, -1 for a tensor that none holds;
+    ``entry`` (int64 both) that of its entry there, if it is a row of the table, else -1. ``fits`` (bool): has it the
+    dtype and shape of that row, if it is one? ``changes``: elements that change. Each [tensors].
+    """
+
+    part: Ints
+    entry: Ints
+    fits: npt.NDArray[np.bool_]
+    changes: Ints
+
+
 class WholeTensors(Mapping[str, EncodedTensor]):
     """The tensors of parts that have a `PartIndex.table`, each in one of them: made when they are asked for."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+        self.parts = parts
+        self._known: list[tuple[TensorsByName, RowsOf]] = []
         self._part = {name: part for part in parts for name in part.numbers} if len(parts) != 1 else {}
 
     def places(self, names: Sequence[str]) -> list[tuple[Part, int] | None]:
         """The part that holds each tensor, and the number of its entry there; None for one that none holds."""
-        if len(self._parts) == 1:
-            part, numbers = self._parts[0], self._parts[0].numbers
+        if len(self.parts) == 1:
+            part, numbers = self.parts[0], self.parts[0].numbers
             return [(part, numbers[name]) if name in numbers else None for name in names]
         held = [self._part.get(name) for name in names]
         return [(part, part.numbers[name]) if part else None for part, name in zip(held, names, strict=True)]
+
+    def rows_of(self, named: TensorsByName) -> RowsOf:
+        """Where all tensors of a step are, in their order. Any thread may ask."""
+        for known, found in self._known:
+            if known is named:
+                return found
+        found = self._rows_of(named)
+        self._known.append((named, found))
+        return found
+
+    def _rows_of(self, named: TensorsByName) -> RowsOf:
+        n = len(named.names)
+        part, entry, changes = np.full(n, -1), np.full(n, -1), np.zeros(n, np.int64)
+        fits = np.ones(n, bool)
+        forms = [(dtype.name, shape) for dtype, shape in named.columns.forms]
+        for k, held in enumerate(self.parts):
+            table = held.table
+            assert table is not None
+            at = np.array([*map(held.numbers.get, named.names, repeat(-1))], np.int64)
+            here = np.flatnonzero(at >= 0)
+            rows = table.row_of[at[here]]
+            part[here], changes[here] = k, np.array(table.changes)[at[here]]
+            regular = rows >= 0
+            here, rows = here[regular], rows[regular]
+            entry[here] = at[here]
+            mine = [forms[i] for i in named.columns.form[here].tolist()]
+            fits[here] = [a == table.forms[i] for a, i in zip(mine, rows.tolist(), strict=True)]
+        return RowsOf(part, entry, fits, changes)
 
     def __getitem__(self, name: str) -> EncodedTensor:
         if (found := self.places([name])[0]) is None:
@@ -235,7 +281,7 @@ class WholeTensors(Mapping[str, EncodedTensor]):
     @property
     def names(self) -> AbstractSet[str]:
         """Those of a dict, which are faster than a Mapping's."""
-        return self._parts[0].numbers.keys() if len(self._parts) == 1 else self._part.keys()
+        return self.parts[0].numbers.keys() if len(self.parts) == 1 else self._part.keys()
 
     def __contains__(self, name: object) -> bool:
         return name in self.names

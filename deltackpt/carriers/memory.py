@@ -1,0 +1,62 @@
+"""The parts of steps in the memory of the rank that made them, for receivers to pull, whole or by ranges."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+from deltackpt.errors import FormatError, NotFoundError
+from deltackpt.format.manifest import File
+from deltackpt.patch.index import Span
+from deltackpt.publish.sink import EncodedPart
+
+
+class PartsInMemory:
+    """A rank's offer. Any number of threads may read while one puts and drops."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, EncodedPart] = {}
+        self._lock = threading.Lock()
+
+    def put(self, name: str, part: EncodedPart) -> File:
+        """Offer a part under a name; -> what a receiver asks for, with the sha256 of its bytes."""
+        with self._lock:
+            self._parts[name] = part
+        return File(name, part.size, part.sha256)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Offer some no more; who is reading one has it to the end."""
+        with self._lock:
+            for name in names:
+                self._parts.pop(name, None)
+
+    def find(self, name: str) -> EncodedPart:
+        """Raises NotFoundError ``object-missing`` for a part that is not, or no longer, offered."""
+        with self._lock:
+            part = self._parts.get(name)
+        if part is None:
+            need = "a part of a step that is on its way"
+            raise NotFoundError("object-missing", where=name[:200], have="no such part in memory", need=need)
+        return part
+
+
+def spans_of(part: EncodedPart, spans: Sequence[Span]) -> Iterator[memoryview]:
+    """The bytes of every span, in the order given, in pieces, in host memory.
+
+    Raises FormatError ``object-short`` for a span outside of the part, before the first piece.
+    """
+    for start, end in spans:
+        if not 0 <= start <= end <= part.size:
+            need = f"a range of {part.size:,} bytes"
+            raise FormatError("object-short", where=f"part {part.number}", have=f"{start} to {end}", need=need)
+    return _pieces(part, spans)
+
+
+def _pieces(part: EncodedPart, spans: Sequence[Span]) -> Iterator[memoryview]:
+    for start, end in spans:
+        at = 0
+        for chunk in part.host_chunks():
+            first, last = max(start - at, 0), min(end - at, len(chunk))
+            if first < last:
+                yield chunk[first:last]
+            at += len(chunk)

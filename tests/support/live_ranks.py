@@ -1,0 +1,127 @@
+"""Processes of the live tests: an engine's rank and a trainer, each of which may die or stand still at a phase."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltackpt.hooks import TrainerHook
+from deltackpt.live import LiveEvent, Session, join
+from support.live import TOKEN, Engine, make_model, nudge, raw, until
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["support.live_ranks"])
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Of all bytes of a model."""
+    found = hashlib.sha256()
+    for name, data in sorted(raw(model).items()):
+        found.update(name.encode() + data)
+    return found.hexdigest()
+
+
+def note(path: Path, **what: Any) -> None:
+    """Say something to the test, atomically."""
+    path.with_suffix(".new").write_text(json.dumps(what))
+    path.with_suffix(".new").replace(path)
+
+
+def noted(path: Path) -> dict[str, Any]:
+    """What a process said last; {} before that."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def wait_for_note(path: Path, step: int) -> None:
+    """Wait until a process says that it is at a step."""
+    until(lambda: noted(path).get("step") == step)
+
+
+def at_phase(phase: str, step: int, how: int):
+    """A report that ends or stops this process as a phase of a step begins, once."""
+    left = [True]
+
+    def report(event: LiveEvent) -> None:
+        if left and (event.kind, event.step) == (phase, step):
+            left.clear()
+            os.kill(os.getpid(), how)
+
+    return report
+
+
+def engine(out: str, address: str, name: str, phase: str, step: int, how: int, rank: int, ranks: int) -> None:
+    """An engine's rank, from zeros on. It notes its step and the digest of its weights whenever they change."""
+    torch.set_num_threads(1)
+    model, path = make_model(zeros=True), Path(out)
+    options = {"token": TOKEN, "timeout": 20.0, "engine": name, "rank": (rank, ranks)}
+    receiver = join(model, address, report=at_phase(phase, step, how), **options)
+    note(path, step=receiver.step, digest=digest(model), way="join")
+    while True:
+        found = receiver.receive(0.1)
+        if found is not None:
+            note(path, step=found.step, digest=digest(model), way=found.way)
+
+
+def trainer(out: str, repo: str, address: str, phase: str, step: int, how: int, steps: int) -> None:
+    """A trainer that makes ``steps`` steps for one engine, and notes each."""
+    torch.set_num_threads(1)
+    model, path = make_model(), Path(out)
+    live = Session(address, token=TOKEN, mode="sync", engines=1, timeout=10.0, report=at_phase(phase, step, how))
+    with TrainerHook(model, repo, threads=1, live=live) as hook:
+        note(path, address=live.address, step=-1)
+        for number in range(steps):
+            if number:
+                nudge(model, number)
+            hook.step(number)
+            note(path, address=live.address, step=number, digest=digest(model))
+        live.wait_for(99, 2.0)
+
+
+def sharded(rank: int, world: int, root: Path, carrier: str, *, device: str) -> None:
+    """A rank of a trainer with FSDP 2: every rank offers what it owns; the first one has an engine in a thread."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    model, whole, mesh = make_model(), make_model(), init_device_mesh(device, (world,))
+    fully_shard(model, mesh=mesh)
+    live = Session("127.0.0.1:0", token=TOKEN, mode="sync", carrier=carrier, engines=1, timeout=60.0)
+    with TrainerHook(model, root / "repo", threads=1, timeout=100, live=live) as hook:
+        reader = Engine(make_model(zeros=True), live.address) if rank == 0 else None
+        for step in range(3):
+            nudge(whole, step)
+            for name, value in model.state_dict().items():
+                full = whole.state_dict()[name]
+                if isinstance(value, DTensor):
+                    value.to_local().copy_(distribute_tensor(full, mesh, value.placements).to_local())
+                else:
+                    value.copy_(full)
+            hook.step(step)
+            if reader is not None:
+                reader.reach(step)
+                assert raw(reader.model) == raw(whole)
+                assert reader.steps[-1].way == "live"
+            dist.barrier()
+        if reader is not None:
+            reader.close()
+
+
+def start(work, *args: Any):
+    """In a process of its own."""
+    process = CONTEXT.Process(target=work, args=args, daemon=True)
+    process.start()
+    return process
+
+
+def end(process) -> None:
+    """Kill a process, stopped ones too."""
+    if process.is_alive():
+        process.kill()
+    process.join(30)
