@@ -236,6 +236,8 @@ class LiveReceiver:
             if message.get("write") == step.round and message.get("state") == step.state:
                 return True
             if message.get("drop") == step.round:
+                if message.get("distrust") is True:
+                    self._seat.distrust()  # the ranks of this engine together do not have the step
                 return False
             if message.get("hold") != step.round:
                 raise foreign(wire.where, f"{str(message)[:100]}", "a word on the step")
