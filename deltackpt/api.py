@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from deltackpt.cache import apply_to_cache as _apply_to_cache
 from deltackpt.errors import UsageError
@@ -23,18 +23,24 @@ if TYPE_CHECKING:
     from deltackpt.compaction.plan import CompactResult
     from deltackpt.report.comparison import CheckpointComparison
     from deltackpt.restore.materialize import ApplyResult
+    from deltackpt.signing.policy import TrustPolicy
     from deltackpt.sync.follow import FollowOptions, Switch
     from deltackpt.sync.mirror_plan import MirrorResult
     from deltackpt.verification import VerifyReport
 
+Trusted: TypeAlias = "str | os.PathLike[str] | TrustPolicy | None"
 Url = str | os.PathLike[str]
 
 __all__ = ["apply", "apply_to_cache", "compact", "diff", "follow", "gc", "mirror", "verify", "write"]
 
 
-def opened(repository: Url | Repository) -> Repository:
-    """The repository, opened if it is not. Raises NotFoundError ``repository-missing``."""
-    return repository if isinstance(repository, Repository) else Repository.open(repository)
+def opened(repository: Url | Repository, trust: Trusted = None) -> Repository:
+    """The repository, opened if it is not, and `Repository.secure` by ``trust`` if that is given.
+
+    Raises NotFoundError ``repository-missing``.
+    """
+    found = repository if isinstance(repository, Repository) else Repository.open(repository)
+    return found if trust is None else found.secure(trust)
 
 
 def apply(
@@ -46,17 +52,19 @@ def apply(
     sync: bool = False,
     threads: int | None = None,
     progress: Progress = SILENT,
+    trust: Trusted = None,
 ) -> ApplyResult:
     """A step as a plain checkpoint directory at ``out``, which must not exist or be empty; every byte is proven.
 
         deltackpt.apply("s3://bucket/run", "restored", 4200)
 
-    ``step``: a number, a tag, ``number-id`` or "latest". Raises ConflictError ``output-exists``, NotFoundError
+    ``step``: a number, a tag, ``number-id`` or "latest". ``trust``, here and below, is that of `Repository.secure`:
+    nothing is used that such keys did not sign. Raises ConflictError ``output-exists``, NotFoundError
     ``step-missing``, ChainError, FormatError, NoSpaceError; then there is no ``out``.
     """
     from deltackpt.restore.materialize import apply as materialize
 
-    return materialize(opened(repository), out, step, ref=ref, sync=sync, threads=threads, progress=progress)
+    return materialize(opened(repository, trust), out, step, ref=ref, sync=sync, threads=threads, progress=progress)
 
 
 def apply_to_cache(
@@ -67,6 +75,7 @@ def apply_to_cache(
     ref: str = "main",
     threads: int | None = None,
     progress: Progress = SILENT,
+    trust: Trusted = None,
 ) -> ApplyResult:
     """Move a managed cache to a step, in the time of what changed; `cache/current` then names the proven checkpoint.
 
@@ -75,7 +84,7 @@ def apply_to_cache(
 
     Raises ConflictError ``not-a-cache``, ``cache-locked``, and what `apply` raises; the current step then stays.
     """
-    return _apply_to_cache(opened(repository), cache, step, ref=ref, threads=threads, progress=progress)
+    return _apply_to_cache(opened(repository, trust), cache, step, ref=ref, threads=threads, progress=progress)
 
 
 def verify(
@@ -86,6 +95,7 @@ def verify(
     ref: str = "main",
     threads: int | None = None,
     progress: Progress = SILENT,
+    trust: Trusted = None,
 ) -> VerifyReport:
     """Check a repository, one part file, or, with ``against``, a checkpoint directory against a step.
 
@@ -100,11 +110,11 @@ def verify(
         if isinstance(target, Repository):
             raise UsageError("usage", where="target", have="a repository", need="a checkpoint directory to compare")
         return verification.verify_checkpoint(
-            target, opened(against), step, ref=ref, threads=threads, progress=progress
+            target, opened(against, trust), step, ref=ref, threads=threads, progress=progress
         )
     if not isinstance(target, Repository) and Path(target).is_file():
         return verification.verify_part(target)
-    return verification.verify_repository(opened(target), threads=threads, progress=progress)
+    return verification.verify_repository(opened(target, trust), threads=threads, progress=progress)
 
 
 def diff(a: Url, b: Url, *, threads: int | None = None, progress: Progress = SILENT) -> CheckpointComparison:
@@ -177,6 +187,8 @@ def follow(
     cache: Url,
     on_switch: Callable[[Switch], object],
     options: FollowOptions | None = None,
+    *,
+    trust: Trusted = None,
     **callbacks: Any,
 ) -> None:
     """Keep a managed cache at the newest step, and call ``on_switch`` whenever it moved; returns when it is stopped.
@@ -188,4 +200,4 @@ def follow(
     """
     from deltackpt.sync import follow as library
 
-    library.follow(opened(repository), cache, on_switch, options or library.FollowOptions(), **callbacks)
+    library.follow(opened(repository, trust), cache, on_switch, options or library.FollowOptions(), **callbacks)

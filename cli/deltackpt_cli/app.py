@@ -24,12 +24,16 @@ from deltackpt_cli.follow import follow
 from deltackpt_cli.gc import gc
 from deltackpt_cli.import_ import import_
 from deltackpt_cli.inspect import inspect
+from deltackpt_cli.keygen import keygen
+from deltackpt_cli.keys import keys
 from deltackpt_cli.log import log
 from deltackpt_cli.mirror import mirror
 from deltackpt_cli.options import command
 from deltackpt_cli.pull import pull
 from deltackpt_cli.push import push
+from deltackpt_cli.serve_adapters import serve_adapters
 from deltackpt_cli.serve_updates import serve_updates
+from deltackpt_cli.sign import sign
 from deltackpt_cli.start import INTERRUPTED
 from deltackpt_cli.status import status
 from deltackpt_cli.streams import never_fail
@@ -40,12 +44,13 @@ from deltackpt_cli.watch import watch
 from deltackpt_cli.write import write
 
 REPOSITORY_COMMANDS = (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor)
-TRANSFER_COMMANDS = (mirror, push, pull, follow, serve_updates, watch, import_, export, convert)
+KEY_COMMANDS = (keygen, sign, keys)
+TRANSFER_COMMANDS = (mirror, push, pull, follow, serve_updates, serve_adapters, watch, import_, export, convert)
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
 app = typer.Typer(
     rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
-for function in (*REPOSITORY_COMMANDS, *TRANSFER_COMMANDS):
+for function in (*REPOSITORY_COMMANDS, *KEY_COMMANDS, *TRANSFER_COMMANDS):
     name = function.__name__.strip("_").replace("_", "-")
     app.command(name, epilog=shown(EXAMPLES[name]))(command(function))
 

@@ -12,6 +12,7 @@ from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Step, Threads, read_through
+from deltackpt_cli.signing_options import MaxAge, Trust, policy
 
 if TYPE_CHECKING:
     from deltackpt.restore.materialize import ApplyResult
@@ -39,6 +40,8 @@ def apply(
     threads: Threads = None,
     object_cache: ObjectCache = None,
     object_cache_size: ObjectCacheSize = "20GB",
+    trust: Trust = None,
+    max_age: MaxAge = None,
 ) -> None:
     """Materialize a step.
 
@@ -49,7 +52,7 @@ def apply(
     if sync and cache:
         raise UsageError("usage", where="--sync", have="--cache", need="a directory: a cache is proven after a restart")
     with output.progress() as progress:
-        source = read_through(repo, object_cache, object_cache_size)
+        source = read_through(repo, object_cache, object_cache_size, policy(trust, max_age))
         if cache:
             from deltackpt.cache import apply_to_cache
 

@@ -11,6 +11,7 @@ import typer
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo, Threads
+from deltackpt_cli.signing_options import Sign, opened
 
 if TYPE_CHECKING:
     from deltackpt.compaction.plan import CompactPlan, CompactResult
@@ -45,15 +46,15 @@ def compact(
     dry_run: Dry = False,
     ref: Ref = "main",
     threads: Threads = None,
+    sign: Sign = None,
 ) -> None:
     """Fold many patches into one, so that late readers read less.
 
     The patches stay until gc, for readers that are in between.
     """
     from deltackpt.compaction.plan import LEVELS, plan_compact
-    from deltackpt.repository import Repository
 
-    source = Repository.open(repo)
+    source = opened(repo, sign=sign)
     plan = plan_compact(source, start, end, ref=ref, levels=LEVELS if levels else ())
     if dry_run:
         output.result(plan, lambda: _plan(plan))

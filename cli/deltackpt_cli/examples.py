@@ -35,6 +35,9 @@ EXAMPLES: Final[dict[str, Sequence[str]]] = {
     "compact": ("deltackpt compact runs/repo --levels",),
     "status": ("deltackpt status s3://bucket/run-42 --cache /var/cache/run-42",),
     "doctor": ("deltackpt doctor s3://bucket/run-42",),
+    "keygen": ("deltackpt keygen trainer.key --comment trainer",),
+    "sign": ("deltackpt sign runs/repo --sign trainer.key", "deltackpt sign runs/repo 12 best --sign trainer.key"),
+    "keys": ("deltackpt keys runs/repo --set next.keys --sign old.key --sign new.key", "deltackpt keys runs/repo"),
     "mirror": (
         "deltackpt mirror s3://bucket/run-42 /backup/run-42 --limit 100MB/s",
         "deltackpt mirror /backup/run-42 s3://bucket/run-42 --repair",
@@ -46,6 +49,9 @@ EXAMPLES: Final[dict[str, Sequence[str]]] = {
     ),
     "serve-updates": (
         "deltackpt serve-updates s3://bucket/run-42 /var/cache/run-42 --engine vllm=http://127.0.0.1:8000",
+    ),
+    "serve-adapters": (
+        "deltackpt serve-adapters s3://bucket/lora /var/adapters --engine vllm=http://127.0.0.1:8000 --adapter math",
     ),
     "watch": ("deltackpt watch runs/42 s3://bucket/run-42 --pattern 'checkpoint-{step}'",),
     "import": ("deltackpt import auto old_run runs/repo --base initial_checkpoint",),

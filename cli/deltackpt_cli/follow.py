@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from deltackpt_cli.mirror import report_failure
 from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
 from deltackpt_cli.process import run
 from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.signing_options import MaxAge, Trust, policy
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ def follow(
     threads: Threads = None,
     object_cache: ObjectCache = None,
     object_cache_size: ObjectCacheSize = "20GB",
+    trust: Trust = None,
+    max_age: MaxAge = None,
 ) -> None:
     """Keep a managed cache at the newest step.
 
@@ -90,7 +94,9 @@ def follow(
         options = FollowOptions(ref, every, prefetch, ready, threads, patience)
         folder = object_cache or (cache.with_name(f"{cache.name}.objects") if prefetch else None)
         reporter = _Reporter(output, exec_)
-        source = open_repository(lambda: read_through(repo, folder, object_cache_size), wait, stop, reporter.failed)
+        whom = policy(trust, max_age)
+        opened = partial(read_through, repo, folder, object_cache_size, whom)
+        source = open_repository(opened, wait, stop, reporter.failed)
         if source is None:
             return
         follower = Follower(

@@ -17,6 +17,7 @@ from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.repair import repair_target
 from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.signing_options import MaxAge, Trust, opened
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def mirror(
     check: Check = False,
     force: Force = False,
     repair: Repair = False,
+    trust: Trust = None,
+    max_age: MaxAge = None,
 ) -> None:
     """Copy a repository to another store.
 
@@ -79,7 +82,6 @@ def mirror(
     stays damaged, else that of `verify`. With --watch a SRC or DST that is gone is reported at the next look, and once
     a minute; another repository in its place is never read or written.
     """
-    from deltackpt.repository import Repository
     from deltackpt.store import open_store
     from deltackpt.sync.mirror import Mirror, Start
     from deltackpt.sync.transfer import Transfer, default_spool
@@ -97,7 +99,7 @@ def mirror(
     with ExitStack() as stack:
         progress = stack.enter_context(output.progress())
         stop = stack.enter_context(stopped_by_signals()) if watch else Event()
-        origin = open_repository(lambda: Repository.open(source), wait, stop, partial(report_failure, output))
+        origin = open_repository(partial(opened, source, trust, max_age), wait, stop, partial(report_failure, output))
         if origin is None:
             return
         transfer = Transfer(origin.store, open_store(target), cap, jobs, spool or default_spool(), progress)

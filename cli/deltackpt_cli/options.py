@@ -16,6 +16,7 @@ from deltackpt_cli.console import Output
 
 if TYPE_CHECKING:
     from deltackpt.repository import Repository
+    from deltackpt.signing.policy import TrustPolicy
 
 Repo = Annotated[
     str, typer.Argument(metavar="REPO", show_default=False, help="The repository: a local directory or a URL.")
@@ -52,8 +53,9 @@ def number(value: float | None) -> float | None:
     return value
 
 
-def read_through(url: str, folder: Path | None, size: str) -> Repository:
-    """The repository at a URL, read through a cache of objects if a folder for it was given."""
+def read_through(url: str, folder: Path | None, size: str, trust: TrustPolicy | None = None) -> Repository:
+    """The repository at a URL, read through a cache of objects if a folder for it was given, and by ``trust``, or as
+    the environment says."""
     from deltackpt.repository import repository
     from deltackpt.store import open_store
 
@@ -64,7 +66,7 @@ def read_through(url: str, folder: Path | None, size: str) -> Repository:
         from deltackpt.store.read_through import ReadThrough
 
         store = ReadThrough(store, ObjectCache(folder, limit))
-    return repository.Repository.at(store)
+    return repository.Repository.at(store).secure(trust)
 
 
 class Encoding(Enum):

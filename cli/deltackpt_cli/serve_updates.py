@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,14 +11,23 @@ import typer
 from deltackpt.errors import ChainError, DeltackptError, sentence
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
-from deltackpt_cli.follow import Cache, Poll
+from deltackpt_cli.follow import Poll
 from deltackpt_cli.options import Ref, Repo, Threads
 from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.signing_options import MaxAge, Trust, policy
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
 
 Engines = Annotated[
     list[str],
     typer.Option("--engine", metavar="KIND=URL", show_default=False, help="vllm=http://HOST:PORT or sglang=…; many."),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[CACHE]",
+        show_default=False,
+        help="A managed cache; made if there is none. Without it each engine is its own base.",
+    ),
 ]
 Once = Annotated[bool, typer.Option("--once", help="Update the engines to the newest step, and end.")]
 Together = Annotated[bool, typer.Option("--together", help="All engines come to a step, or none.")]
@@ -34,8 +44,8 @@ Metrics_ = Annotated[
 def serve_updates(
     output: Output,
     repo: Repo,
-    cache: Cache,
     engine: Engines,
+    cache: Cache = None,
     ref: Ref = "main",
     once: Once = False,
     together: Together = False,
@@ -48,12 +58,18 @@ def serve_updates(
     timeout: Timeout = "120s",
     metrics_port: Metrics_ = None,
     threads: Threads = None,
+    trust: Trust = None,
+    max_age: MaxAge = None,
 ) -> None:
     """Update running engines at every new step.
 
     Until SIGINT or SIGTERM. A step is fetched and proven, and the engines prepare it, before any is paused. An engine
-    that does not take it keeps its old step, and is reported. With --json every event is a line. With --once the
-    command ends with 4 if an engine is not at the newest step.
+    that does not take it keeps its old step, and is reported. With --json every event is a line, with its time. With
+    --once the command ends with 4 if an engine is not at the newest step.
+
+    Without CACHE an engine decodes a step against its own weights, which have to be whole in one rank. An engine that
+    loads files, such as SGLang, needs CACHE. A key that an engine asks for is read from DELTACKPT_ENGINE_KEY, or from
+    VLLM_API_KEY or SGLANG_API_KEY; a URL that may hold one is refused.
 
     A repository or branch that is gone is reported at the next look, and once a minute; the engines keep their step.
     Another repository in its place is never read: exit code 4.
@@ -63,7 +79,17 @@ def serve_updates(
     from deltackpt.repository import Repository
 
     every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
-    options = ServeOptions(ref, pause, mode, units.duration(timeout, "--timeout"), together, check, threads, patience)
+    options = ServeOptions(
+        ref,
+        pause,
+        mode,
+        units.duration(timeout, "--timeout"),
+        together,
+        check,
+        threads,
+        patience,
+        policy(trust, max_age),
+    )
     metrics, report = Metrics(), _Reporter(output)
     with output.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
         if open_repository(lambda: Repository.open(repo), wait, stop, report.failed) is None:
@@ -87,19 +113,37 @@ class _Reporter:
         self._output = output
 
     def __call__(self, event: str, fields: dict[str, Any]) -> None:
+        if event in ("warning", "stale"):  # for people, whoever reads the data
+            self._output.message(f"warning: {_warning(event, fields)}")
+            if event == "warning":
+                return
         line = json.dumps({"event": event, **fields}) if self._output.json else _line(event, fields)
         self._output.data([line])
 
     def failed(self, error: DeltackptError, wait: float) -> None:
-        self("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
+        from deltackpt.engines.fleet import now_utc
+
+        self("outage", {"time": now_utc(), **error.to_dict(), "retry_in": round(wait, 3)})
+
+
+def _way(f: dict[str, Any]) -> str:
+    return f["mode"] if f["path"] in ("", f["mode"]) else f"{f['mode']} by {f['path']}"
+
+
+def _warning(event: str, f: dict[str, Any]) -> str:
+    if event == "stale":
+        return f"{f['engine']}: {f['what']} keeps its weights: no step has others"
+    return f"{f['engine']}: step {f['step']} goes by {f['path']}, not by {f['expected']}: {f['reason']}"
 
 
 def _line(event: str, f: dict[str, Any]) -> str:
+    if event == "stale":
+        return f"stale  {f['engine']}  {f['what']}"
     if event == "switch":
         return f"step {f['step']}  {f['path']}"
     if event == "taken":
         why = f" ({f['reason']})" if f["reason"] else ""
-        return f"step {f['step']}  {f['engine']}  {f['mode']}{why}, paused {f['pause']:.3f} s of {f['total']:.3f} s"
+        return f"step {f['step']}  {f['engine']}  {_way(f)}{why}, paused {f['pause']:.3f} s of {f['total']:.3f} s"
     if event == "back":
         return "the repository is there again, and followed"
     return f"{event}  {f.get('engine', '')}  {sentence(f['where'], f['have'], f['need'])} [{f['error']}]"

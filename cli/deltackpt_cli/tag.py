@@ -11,6 +11,7 @@ from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo
+from deltackpt_cli.signing_options import Sign, opened
 
 Name = Annotated[
     str | None, typer.Argument(metavar="[NAME]", show_default=False, help="The tag; all are listed without one.")
@@ -30,15 +31,20 @@ class Tags:
 
 
 def tag(
-    output: Output, repo: Repo, name: Name = None, step: Step = "latest", ref: Ref = "main", delete: Delete = False
+    output: Output,
+    repo: Repo,
+    name: Name = None,
+    step: Step = "latest",
+    ref: Ref = "main",
+    delete: Delete = False,
+    sign: Sign = None,
 ) -> None:
     """Name a step, so that gc keeps it."""
-    from deltackpt.repository import Repository
     from deltackpt.repository.leases import pinned
 
     if delete and name is None:
         raise UsageError("usage", where="--delete", have="no tag", need="the name of one")
-    source = Repository.open(repo)
+    source = opened(repo, sign=sign)
     if name is None:
         found = sorted(source.refs("tags/"), key=lambda each: (each.link.step, each.name))
     elif delete:

@@ -14,6 +14,7 @@ from deltackpt.errors import UsageError, sentence
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Threads
+from deltackpt_cli.signing_options import Trust, opened
 
 if TYPE_CHECKING:
     from deltackpt.verification import Finding, VerifyReport
@@ -53,14 +54,14 @@ def verify(
     step: Step = None,
     ref: Branch = None,
     threads: Threads = None,
+    trust: Trust = None,
 ) -> None:
     """Check a repository, a part or a checkpoint.
 
     Of a repository every manifest, file, digest and chain. All findings are collected; the exit code is 0 if
-    there are none.
+    there are none. With --trust also the signature of every branch, tag, step and fold.
     """
     from deltackpt import verification as library
-    from deltackpt.repository import Repository
 
     if step is not None and against is None:
         raise UsageError(
@@ -68,7 +69,7 @@ def verify(
         )
     with output.progress() as progress:
         if against is not None:
-            repo = Repository.open(against)
+            repo = opened(against, trust)
             report = library.verify_checkpoint(
                 target, repo, step or "latest", ref=ref or "main", threads=threads, progress=progress
             )
@@ -79,7 +80,7 @@ def verify(
                 "usage", where=target, have="a checkpoint directory", need="--against REPO to compare with"
             )
         else:
-            repo = Repository.open(target)
+            repo = opened(target, trust)
             if ref is not None:
                 repo.branch(ref)  # all of them are checked: a name that none has is a mistake
             report = library.verify_repository(repo, threads=threads, progress=progress)

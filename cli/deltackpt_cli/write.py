@@ -12,6 +12,7 @@ import typer
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Encoding, Ref, Repo, Threads, number
+from deltackpt_cli.signing_options import Sign, Trust
 
 if TYPE_CHECKING:
     from deltackpt.publish.write import WriteResult
@@ -102,6 +103,8 @@ def write(
     anchor_when_density: Density = None,
     ref: Ref = "main",
     threads: Threads = None,
+    sign: Sign = None,
+    trust: Trust = None,
 ) -> None:
     """Publish a checkpoint directory.
 
@@ -126,6 +129,8 @@ def write(
             ref=ref,
             threads=threads,
             progress=progress,
+            sign=sign,
+            trust=trust,
         )
     for path, reason in done.left_out:
         output.note(f"note: left out {path}: {reason}")

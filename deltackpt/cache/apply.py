@@ -59,6 +59,10 @@ def apply_to_cache(
                     current = None  # it stays in place, and untrusted, until another one can take it
                 else:
                     held.trust()
+            if repo.trust is None:
+                held.set_signed(None)
+            elif current is not None and not held.is_signed(current):  # [S-SIG-14]
+                torn, current = f"step {current.step} was put there when no signature was asked for", None
 
             def once() -> ApplyResult:
                 plan = repo.resolve(link, have=current)
@@ -72,6 +76,8 @@ def apply_to_cache(
                 return replace(result(held.slot(link), move.plan, written, began), rebuilt=torn or move.rebuilt)
 
             done = again_if_gone(repo, once)
+            if repo.trust is not None:
+                held.set_signed(link)
             if torn is not None:
                 held.trust()
             return replace(done, leased=leased is not None)

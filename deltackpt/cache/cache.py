@@ -73,6 +73,20 @@ class Cache(CacheLayout):
         """Record that all that is there was written or proven since the machine was started."""
         replace_file(self.boot, boot_id().encode(), sync=False)
 
+    def is_signed(self, link: Link) -> bool:
+        """Was all that led to this slot read from a store whose signatures were asked for?"""
+        try:
+            return self.signed.read_text() == self.slot(link).name
+        except (OSError, ValueError):
+            return False
+
+    def set_signed(self, link: Link | None) -> None:
+        """Record that signatures were asked for on the whole way to a step; None: that they were not."""
+        if link is None:
+            self.signed.unlink(missing_ok=True)
+        elif not self.is_signed(link):
+            replace_file(self.signed, self.slot(link).name.encode(), sync=False)
+
     def drop(self, *, keep: Link | None) -> None:
         """Remove every slot but one, and every trace of a move."""
         for link in self.slots():

@@ -9,6 +9,7 @@
     patching/, journal.next the move under way
     boot                    the boot of the machine in which all of it was written or proven
     lock                    held by the process that moves it
+    trusted.txt             the current step, where it and all that led to it was proven by signatures
     told.json               the step from which the callback of a follower returned
     receivers/              reports of engines to a caller on this host, and the locks of such callers
 
@@ -47,6 +48,7 @@ class CacheLayout:
         self.patching = root / "patching"
         self.boot = root / "boot"
         self.lock = root / _LOCK
+        self.signed = root / "trusted.txt"
         self.acknowledged = root / "told.json"
         self.receivers = root / _RECEIVERS
 

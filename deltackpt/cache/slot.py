@@ -41,6 +41,7 @@ from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal, replay_run
 from deltackpt.restore.materialize import check_tensor, file_order, runs_of, save, unproven
 from deltackpt.restore.proof import holds
+from deltackpt.restore.scratch import SpillBuffer
 from deltackpt.util.mapped_file import MappedFile
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
@@ -129,7 +130,7 @@ class _Patcher:
         self.move, self.keep = move, keep
         self.layout, self.digests = move.repo.layout(move.target), move.repo.digests(move.target)
         self.between = move.repo.digests(move.between) if move.between else None
-        self.number = {name: i for i, name in enumerate(self.layout.tensors)}
+        self.number = self.layout.named.numbers
         self.mapped = {shard.path: _map(folder, shard, standby, keep=keep) for shard in self.layout.shards}
         self._buffers = threading.local()
 
@@ -141,7 +142,7 @@ class _Patcher:
         numbers = np.array([self.number[tensor.name] for tensor in tensors])
         many = self._changes(tensors, numbers) >= (span[1] - span[0]) // mmap.PAGESIZE
         file.populate(span, write=self.keep or many)
-        run = TensorRun(tensors, file.bytes_of(span))
+        run = TensorRun(tensors, file.bytes_of(span), self.layout.named)
         written = self._at_once(run, numbers) if len(tensors) > 1 and kernels.LIB is not None else None
         if written is None:
             each = zip(tensors, numbers.tolist(), strict=True)
@@ -153,7 +154,7 @@ class _Patcher:
         """About how many elements of a run will be written."""
         journals = (self.move.journal, self.move.following)
         known = sum(int(journal.rows_of(numbers)[1]["count"].sum()) for journal in journals if journal)
-        return known + sum(changes_of(patch, tensors) for patch in self.move.patches)
+        return known + sum(changes_of(patch, tensors, self.layout.named, numbers) for patch in self.move.patches)
 
     def _at_once(self, run: TensorRun, numbers: Ints) -> int | None:
         """All tensors of a run; None where they have to be done one by one, from what is there then.
@@ -179,7 +180,7 @@ class _Patcher:
 
     def _one(self, tensor: Tensor, number: int, data: Bytes) -> int:
         if not hasattr(self._buffers, "own"):
-            self._buffers.own = DecodeBuffer()
+            self._buffers.own = SpillBuffer()
         written = _replay(self.move, tensor, number, data)
         if self.between is not None and not (self.move.following and self.move.following.of(number)):
             check_tensor(tensor.name, data, self.between, self.layout)

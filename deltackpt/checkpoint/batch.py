@@ -17,15 +17,21 @@ import xxhash
 
 from deltackpt import kernels
 from deltackpt.checkpoint.diff import Difference, State, StoredTensor, difference
+from deltackpt.checkpoint.rows import ReadsRanges, TensorRows
 from deltackpt.codecs import ManyChanges
+from deltackpt.codecs.bits import Ints
 from deltackpt.format import state_digest
+from deltackpt.format.digests import Hashes, Words, hashes
 from deltackpt.format.dtypes import DTYPES, nbytes, uint
+from deltackpt.format.layout import TensorsByName
 from deltackpt.format.state_digest import TensorDigest, xxh3
+from deltackpt.format.tensor_columns import Form, NameRange
 
 BATCH = 4 << 20  # bytes of one state's tensors: both stay in the cache while they are compared, hashed and encoded
 
 
 MOST = 1024  # tensors of a batch
+GATHERED = 64 << 20  # bytes of a tensor up to which dense change is gathered, and any encoding tried
 PIECE = 8 << 20  # bytes of a larger tensor that are hashed at a time
 
 
@@ -40,9 +46,13 @@ class ReadsMany(Protocol):
         """`release` of each, whole."""
 
 
-def batches(old: State, new: State, most: int = BATCH) -> Iterator[list[str]]:
+def batches(old: State, new: State, most: int = BATCH) -> Iterator[Sequence[str]]:
     """All names of both states, in the order of their bytes, in runs of at most ``most`` bytes and `MOST` tensors; one
-    that is longer is alone."""
+    that is longer is alone. Of two states that have the same tensors they are `NameRange`s.
+    """
+    if isinstance(old, ReadsRanges) and isinstance(new, ReadsRanges) and old.named is new.named:
+        yield from _ranges(new.named, most)
+        return
     held, size = list[str](), 0
     for name in sorted({*old.tensors, *new.tensors}):  # code points sort as their UTF-8 bytes do
         own = max(_size(old.tensors.get(name)), _size(new.tensors.get(name)))
@@ -55,6 +65,15 @@ def batches(old: State, new: State, most: int = BATCH) -> Iterator[list[str]]:
         yield held
 
 
+def _ranges(named: TensorsByName, most: int) -> Iterator[NameRange]:
+    ends, first = named.columns.sizes.cumsum(), 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        end = min(int(np.searchsorted(ends, before + most, "right")), first + MOST)
+        yield NameRange(named.names, first, max(end, first + 1))
+        first = max(end, first + 1)
+
+
 def _size(tensor: StoredTensor | None) -> int:
     return _nbytes(tensor.dtype, tensor.shape) if tensor is not None else 0
 
@@ -64,19 +83,24 @@ def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     return nbytes(DTYPES[dtype], shape)
 
 
-NONE = ManyChanges([], [], [], [], *kernels.NOTHING)
+def _no_bytes(number: int) -> npt.NDArray[np.uint8]:
+    raise IndexError(number)
+
+
+NONE = ManyChanges([], np.zeros(0, np.int64), _no_bytes, _no_bytes, *kernels.NOTHING)
+NO_HASHES = np.zeros((0, 16), np.uint8)
 
 
 @dataclass(frozen=True)
 class ComparedBatch:
     """A batch, compared. ``names`` are those of the tensors that have one dtype and shape in both states, in the order
-    of ``changes``; ``others`` are of the rest of the batch.
+    of ``changes``, and of their xxh3, uint8 [tensors, 16]; ``others`` are of the rest of the batch.
     """
 
     names: Sequence[str]
     changes: ManyChanges
-    old_xxh3: Sequence[bytes]
-    new_xxh3: Sequence[bytes]
+    old_xxh3: Hashes
+    new_xxh3: Hashes
     others: Sequence[Difference]
 
     @property
@@ -88,31 +112,86 @@ class ComparedBatch:
 
     def differences(self) -> Iterator[Difference]:
         """Of each tensor, what `difference` finds."""
-        for i, name in enumerate(self.names):
-            yield Difference(name, self.changes.change(i), self.old_xxh3[i], self.new_xxh3[i])
+        yield from self.together()
         yield from self.others
+
+    def together(self) -> Iterator[Difference]:
+        """The same of ``names`` alone."""
+        for i, name in enumerate(self.names):
+            yield Difference(name, self.changes.change(i), self.old_xxh3[i].tobytes(), self.new_xxh3[i].tobytes())
 
 
 def compare_batch(names: Sequence[str], old: State, new: State) -> ComparedBatch:
     """Compare tensors of two states, bit by bit; those that have old elements of their shape in one call."""
-    if kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
-        return ComparedBatch([], NONE, [], [], [difference(name, old, new) for name in names])
     held: list[str] = []
     others: list[Difference] = []
+    if isinstance(names, NameRange) and isinstance(old, ReadsRanges) and isinstance(new, ReadsRanges):
+        columns = new.named.columns
+        form, widths, sizes = (c[names.rows] for c in (columns.form, columns.widths, columns.sizes))
+        if kernels.LIB is not None and sizes.sum() <= BATCH:
+            before, after = old.read_range(names), new.read_range(names)
+            return _compared(names, (columns.forms, form), (before, after), (widths, sizes), others)
+    if kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
+        return ComparedBatch(
+            [], NONE, NO_HASHES, NO_HASHES, [difference(name, old, new, most=GATHERED) for name in names]
+        )
     for name in names:
         a, b = old.tensors.get(name), new.tensors.get(name)
         if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
-            others.append(difference(name, old, new))
+            others.append(difference(name, old, new, most=GATHERED))
         else:
             held.append(name)
-    (before, old_at), (after, new_at) = _read(old, held), _read(new, held)
+    (old_data, old_at), (new_data, new_at) = _read(old, held), _read(new, held)
+    known: dict[tuple[str, tuple[int, ...]], int] = {}
     found = [new.tensors[name] for name in held]
-    dtypes, shapes = [DTYPES[t.dtype] for t in found], [t.shape for t in found]
-    widths = np.array([dtype.width for dtype in dtypes], np.int64)
-    words = np.array([len(data) for data in after], np.int64) // widths
-    rows = np.array([old_at, new_at, words, widths], np.int64).T
-    changes = ManyChanges(dtypes, shapes, before, after, *kernels.diff_many(rows))
-    return ComparedBatch(held, changes, [xxh3(data) for data in before], [xxh3(data) for data in after], others)
+    form = np.array([known.setdefault((t.dtype, tuple(t.shape)), len(known)) for t in found], np.int64)
+    forms = [(DTYPES[dtype], shape) for dtype, shape in known]
+    widths = np.array([dtype.width for dtype, _ in forms], np.int64)[form]
+    rows = (
+        TensorRows(np.array(old_at, np.int64), old_data.__getitem__),
+        TensorRows(np.array(new_at, np.int64), new_data.__getitem__),
+    )
+    return _compared(held, (forms, form), rows, (widths, np.array([*map(len, new_data)], np.int64)), others)
+
+
+def _compared(
+    names: Sequence[str],
+    forms: tuple[Sequence[Form], Ints],
+    rows: tuple[TensorRows, TensorRows],
+    counts: tuple[Ints, Ints],
+    others: Sequence[Difference],
+) -> ComparedBatch:
+    """Tensors of the same dtype and shape in both states. ``forms`` as `ManyChanges` has them; ``counts``: bytes of a
+    word, and of each tensor.
+    """
+    (old, new), (widths, sizes) = rows, counts
+    found = kernels.diff_many(np.array([old.addresses, new.addresses, sizes // widths, widths]).T)
+    old_xxh3, new_xxh3 = (hash_rows(r, sizes) for r in rows)
+    return ComparedBatch(names, ManyChanges(*forms, old.bytes_of, new.bytes_of, *found), old_xxh3, new_xxh3, others)
+
+
+def hash_rows(rows: TensorRows, sizes: Ints) -> Hashes:
+    """The xxh3-128 of tensors of so many bytes, int64 [n]: uint8 [n, 16]. Needs the compiled kernels."""
+    found: Hashes = kernels.xxh3_many(np.array([rows.addresses, sizes]).T)
+    for i in np.flatnonzero(sizes <= kernels.HASHED).tolist():
+        found[i] = np.frombuffer(xxh3(rows.bytes_of(i)), np.uint8)
+    return found
+
+
+def digest_range(names: NameRange, state: State) -> tuple[Words, Hashes]:
+    """Both digests of every tensor of a range: ``sums``, uint64 [n, 2], and ``xxh3``, uint8 [n, 16]; their pages are
+    released."""
+    assert isinstance(state, ReadsRanges)
+    columns = state.named.columns
+    widths, sizes = columns.widths[names.rows], columns.sizes[names.rows]
+    if kernels.LIB is None or sizes.sum() > BATCH:
+        found = [_digest(name, state) for name in names]
+        return np.array([d.sums for d in found], np.uint64).reshape(-1, 2), hashes([d.xxh3 for d in found])
+    rows = state.read_range(names)
+    sums = kernels.digest_many(np.array([rows.addresses, sizes // widths, widths]).T)
+    made = sums, hash_rows(rows, sizes)
+    state.release_range(names)
+    return made
 
 
 def digest_batch(names: Sequence[str], state: State) -> list[tuple[str, TensorDigest, int]]:
@@ -132,6 +211,9 @@ def digest_batch(names: Sequence[str], state: State) -> list[tuple[str, TensorDi
 
 def release(names: Sequence[str], state: State) -> None:
     """The caller is done with the tensors of a batch, those that the state has."""
+    if isinstance(names, NameRange) and isinstance(state, ReadsRanges):
+        state.release_range(names)
+        return
     held = [name for name in names if name in state.tensors]
     if isinstance(state, ReadsMany):
         state.release_many(held)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -14,11 +15,13 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.checkpoint.files import ESCAPES, MAX_SIDE, find_files, slices
+from deltackpt.checkpoint.files import ESCAPES, MAX_SIDE, WeightMap, find_files, slices
+from deltackpt.checkpoint.rows import MappedFiles, TensorRows
 from deltackpt.checkpoint.sniff import SNIFF_BYTES, sniff
 from deltackpt.errors import CheckpointError, FormatError, UsageError
-from deltackpt.format.layout import Shard
+from deltackpt.format.layout import Shard, TensorsByName
 from deltackpt.format.safetensors_header import head_size, parse_header
+from deltackpt.format.tensor_columns import NameRange
 from deltackpt.util.disk import open_regular
 from deltackpt.util.guard import Guard, map_guarded
 from deltackpt.util.mapped_file import FileMapping
@@ -53,7 +56,7 @@ class Checkpoint:
     """An open checkpoint; every header is parsed, and the index and the shards agree.
 
     ``shards``    sorted by path
-    ``tensors``   by name, sorted by UTF-8 bytes
+    ``named``     the tensors of all shards, whose order is that of `tensors`
     ``side``      the other files that belong to it (config, tokenizer, index ...), sorted relative POSIX paths
     ``left_out``  (path, reason) of what is in the directory and is not carried
 
@@ -72,7 +75,10 @@ class Checkpoint:
         self.shards = shards
         self.side = side
         self.left_out = left_out
-        self.tensors = _locate(root, shards)
+        self.named = TensorsByName.of([shard.header for shard in shards])
+        if len(self.named.tensors) != sum(len(shard.header.tensors) for shard in shards):
+            _locate(root, shards)  # says which is there twice
+        self._weight_map: WeightMap | None = None  # kept, as the next checkpoint most likely has the same
         self._maps: dict[str, FileMapping] = {}
         self._guards: dict[str, Guard] = {}
         self._lock = threading.Lock()
@@ -91,8 +97,19 @@ class Checkpoint:
         shards = tuple(_read_shard(root, name) for name in files.shards)
         checkpoint = cls(root, shards, files.side, files.left_out)
         if files.weight_map is not None:
-            _check_index(root, files.weight_map, checkpoint.tensors)
+            checkpoint._check_index(files.weight_map)
         return checkpoint
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Located]:
+        """By name, sorted by UTF-8 bytes."""
+        return _locate(self.root, self.shards)
+
+    def _check_index(self, weight_map: WeightMap) -> None:
+        paths, self._weight_map = [shard.path for shard in self.shards], weight_map
+        stated = map(weight_map.get, self.named.names)
+        if len(weight_map) != len(self.named.names) or [paths[i] for i in self.named.columns.shard] != [*stated]:
+            _check_index(self.root, weight_map, self.tensors)
 
     def check_whole(self) -> None:
         """Raise CheckpointError ``checkpoint-slices`` if the tensors of a shard are slices, by its own word;
@@ -128,6 +145,16 @@ class Checkpoint:
             data.append(mapped.data[tensor.start : tensor.end])
             at.append(mapped.address + tensor.start)
         return data, at
+
+    @cached_property
+    def files(self) -> MappedFiles:
+        """The tensors of the shards, many at once."""
+        paths = [shard.path for shard in self.shards]
+        return MappedFiles(self.named, lambda i: self._map(paths[i]), lambda i: self._maps.get(paths[i]))
+
+    def read_range(self, names: NameRange) -> TensorRows:
+        """`bytes_of` of each tensor of a range of ``named``."""
+        return self.files.read(names.rows)
 
     def open_shard(self, path: str) -> BinaryIO:
         """The file of a shard, to be read. Raises CheckpointError ``checkpoint-changed``, ``not-readable``."""
@@ -175,6 +202,10 @@ class Checkpoint:
         for shard, spans in runs.items():
             if (mapped := self._maps.get(shard)) is not None:
                 mapped.release(*spans)
+
+    def release_range(self, names: NameRange) -> None:
+        """`release` of whole tensors, a range of ``named``."""
+        self.files.release(names.rows)
 
     def verify_unchanged(self) -> None:
         """Raise CheckpointError ``checkpoint-changed`` if a shard was written to or replaced since `open`."""
@@ -279,7 +310,7 @@ def _locate(root: Path, shards: tuple[CheckpointShard, ...]) -> dict[str, Locate
     return {name: found[name] for name in sorted(found)}  # code points sort as their UTF-8 bytes do
 
 
-def _check_index(root: Path, weight_map: dict[str, str], tensors: dict[str, Located]) -> None:
+def _check_index(root: Path, weight_map: WeightMap, tensors: Mapping[str, Located]) -> None:
     for name, tensor in tensors.items():
         if name not in weight_map:  # [F-DIR-6]
             raise CheckpointError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy.typing as npt
 import xxhash
 
 from deltackpt import kernels
-from deltackpt.codecs import Change, ChangedElements
+from deltackpt.codecs import DENSE, Change, ChangedElements
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.state_digest import xxh3
+from deltackpt.util import spill
 from deltackpt.util.parallel import ordered_map
 
 BEHIND = 16 << 20  # bytes after which the pages that were read are released
@@ -61,7 +62,7 @@ class Difference:
     @property
     def empty(self) -> bool:
         """Is the tensor the same in both states?"""
-        return self.change is not None and self.change.base is not None and len(self.change.positions) == 0
+        return self.change is not None and self.change.base is not None and self.change.count == 0
 
 
 class Comparison:
@@ -113,8 +114,12 @@ def count_changes(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> int:
     return sum(int(np.count_nonzero(old[i : i + step] != new[i : i + step])) for i in range(0, len(new), step))
 
 
-def difference(name: str, old: State, new: State) -> Difference:
-    """Compare one tensor of two states as unsigned words: no float, no tolerance."""
+def difference(name: str, old: State, new: State, *, most: int | None = None) -> Difference:
+    """Compare one tensor of two states as unsigned words: no float, no tolerance.
+
+    Of a tensor of more bytes than ``most`` that changed densely, what changed is only counted: to hold it takes several
+    times the tensor (`Change.withheld`; `gathered` gathers it).
+    """
     a, b = old.tensors.get(name), new.tensors.get(name)
     if b is None:
         return Difference(name, None, xxh3(old.bytes_of(name)), None)
@@ -128,18 +133,29 @@ def difference(name: str, old: State, new: State) -> Difference:
         change = Change(dtype, shape, np.zeros(0, np.int64), none, none, None, target.view(width))
         return Difference(name, change, old_xxh3, xxh3(target))
     base = old.bytes_of(name)
+    count = count_changes(base.view(width), target.view(width)) if most is not None and len(target) > most else 0
+    dense = count * DENSE > len(target) // dtype.width
     compared = Comparison(min(CHUNK, len(target)) // dtype.width, width)
     old_hash, new_hash = xxhash.xxh3_128(), xxhash.xxh3_128()
     for at in range(0, len(target), CHUNK):
         x, y = base[at : at + CHUNK], target[at : at + CHUNK]
-        compared.add(x.view(width), y.view(width), at // dtype.width)
+        if not dense:
+            compared.add(x.view(width), y.view(width), at // dtype.width)
         old_hash.update(x.data)
         new_hash.update(y.data)
         if (at + CHUNK) % BEHIND == 0:
             old.release(name, at + CHUNK - BEHIND, at + CHUNK)
             new.release(name, at + CHUNK - BEHIND, at + CHUNK)
-    change = Change(dtype, shape, *compared.changes(), base.view(width), target.view(width))
+    words, withheld = (base.view(width), target.view(width)), count if dense else None
+    change = Change(dtype, shape, *compared.changes(), *words, spill.room, withheld)
     return Difference(name, change, old_hash.digest(), new_hash.digest())
+
+
+def gathered(change: Change) -> Change:
+    """The same, with what was withheld."""
+    if change.withheld is None:
+        return change
+    return replace(change, withheld=None, **changes(change.base, change.target)._asdict())
 
 
 def differences(old: State, new: State, threads: int) -> Iterator[Difference]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from deltackpt.checkpoint.sniff import CONVERT
 from deltackpt.errors import CheckpointError
@@ -28,12 +29,20 @@ ESCAPES: Final = "a link out of the checkpoint"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
+class WeightMap(dict[str, str]):
+    """What an index says: the shard of each tensor."""
+
+
+# Those in use, by the bytes of their index: the checkpoints of the steps of a run nearly always have the same.
+_KNOWN: WeakValueDictionary[bytes, WeightMap] = WeakValueDictionary()
+
+
 @dataclass(frozen=True)
 class CheckpointFiles:
     """All paths are relative POSIX paths, sorted; ``weight_map`` (tensor to shard) is None where there is no index."""
 
     shards: tuple[str, ...]
-    weight_map: dict[str, str] | None
+    weight_map: WeightMap | None
     side: tuple[str, ...]
     left_out: tuple[tuple[str, str], ...]
 
@@ -102,12 +111,14 @@ def slices(where: Path, have: str) -> CheckpointError:
     )
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def _read_index(path: Path) -> WeightMap:
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             data = file.read(MAX_INDEX + 1)
     except FileNotFoundError as error:
         raise CheckpointError("not-readable", where=path, have="a link to nothing", need="the index") from error
+    if (known := _KNOWN.get(data)) is not None:
+        return known
     # Some tools write total_size as a float; it is not used here.
     index: Any = loads_strict(data, limit=MAX_INDEX, where=str(path), allow_floats=True)
     # [F-DIR-3]
@@ -122,7 +133,8 @@ def _read_index(path: Path) -> dict[str, str]:
             raise CheckpointError(
                 "shard-escapes", where=path, have=have, need="a plain relative path inside the folder"
             )
-    return weight_map
+    made = _KNOWN[data] = WeightMap(weight_map)
+    return made
 
 
 def _walk(root: Path) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from enum import Enum, IntEnum
 from typing import ClassVar, Protocol, TypeVar
 
 from deltackpt.codecs.bits import Ints
-from deltackpt.codecs.many import ManyChanges
+from deltackpt.codecs.many import EncodedRows, ManyChanges
 from deltackpt.codecs.types import (
     Change,
     ChangedElements,
@@ -58,7 +58,7 @@ class Auto(IntEnum):
     """When `auto` tries an encoding. Of all that it tried, the smallest wins, if it is smaller than the tensor."""
 
     ASKED = 0  # never: only where the writer asks for it by name
-    SPARSE = 1  # for every change
+    SPARSE = 1  # for every change, but a dense one of a tensor that is too large to hold what changed
     SPARSE_ELSE = 2  # for every change that no SPARSE encoding carries
     DENSE = 3  # where more than a quarter of the elements changed, or where nothing sparse carries the change
     WHOLE = 4  # where there are no old elements, or where nothing else is smaller than the tensor
@@ -198,9 +198,11 @@ class Codec(Protocol[D]):
         ``shape`` as the header of a checkpoint has it. ``boxed``: a box of a tensor.
         """
 
-    def encode_many(self, changes: ManyChanges, which: Sequence[int]) -> Sequence[Encoded | None]:
-        """`encode` of the tensors ``which`` of many, whole ones whose dtypes it takes."""
-        return [self.encode(changes.change(i), changes.shapes[i], boxed=False) for i in which]
+    def encode_rows(self, changes: ManyChanges, which: Ints) -> EncodedRows | None:
+        """`encode` of the tensors ``which`` (int64, rising) of many, whole ones that changed and whose dtypes it takes,
+        in one call. None for an encoding, or a machine, that encodes each by itself.
+        """
+        return None
 
     def encode_changes(
         self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape

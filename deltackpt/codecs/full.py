@@ -34,7 +34,7 @@ class FullCodec(PlainCodec):
     def encode(self, change: Change, shape: Shape, *, boxed: bool = False) -> Encoded:
         """Never None."""
         data = view(change.target)
-        changes = len(change.positions) if change.base is not None else change.elements  # [F-PLAIN-3]
+        changes = change.count if change.base is not None else change.elements  # [F-PLAIN-3]
         return Encoded(Checked(changes, plain.crc32([data])), payload=[data])
 
     def decode(

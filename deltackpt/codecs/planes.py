@@ -90,7 +90,12 @@ class PlanesCodec(Codec[ChunkIndex]):
     ) -> Decoded:
         """All elements, words [n]. Raises FormatError."""
         assert base is not None
-        return Decoded(None, decode(entry.detail, source.payload(), base, entry.dtype, where))
+        room = (buffer or DecodeBuffer()).words(len(base), entry.dtype.width)
+        return Decoded(None, decode(entry.detail, source.payload(), base, entry.dtype, where, room))
+
+    def decode_into(self, entry: CodecEntry[ChunkIndex], elements: Elements, source: Source, where: str) -> None:
+        """Chunk by chunk, in words [n]: no other memory follows the tensor."""
+        decode(entry.detail, source.payload(), elements, entry.dtype, where, elements)
 
     def check(self, entry: CodecEntry[ChunkIndex], source: Source, where: str) -> None:
         """Raises FormatError ``tile-checksum``."""
@@ -149,7 +154,7 @@ def encode(change: Change) -> Encoded | None:
     if change.base is None:
         return None
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
-    payload: list[bytes] = []
+    payload = _Payload(change)
     sizes, checksums = [], []
     for at in range(0, change.elements, CHUNK):
         zigzag = _zigzag(change.base[at : at + CHUNK], change.target[at : at + CHUNK], change.dtype)
@@ -160,20 +165,40 @@ def encode(change: Change) -> Encoded | None:
             # [F-WRITE-8]
             small = len(packed) * 100 < len(plane) * STORED_ABOVE
             plane = packed if small else plane
-            payload.append(plane)
+            payload.add(plane)
             row.append(len(plane) * 2 + small)
             checksum = zlib.crc32(plane, checksum)
         sizes.append(row)
         checksums.append(checksum)
     shape = (len(sizes), change.dtype.width)
-    index = ChunkIndex(len(change.positions), np.array(sizes, np.int64).reshape(shape), np.array(checksums, np.uint32))
-    return Encoded(index, payload)
+    index = ChunkIndex(change.count, np.array(sizes, np.int64).reshape(shape), np.array(checksums, np.uint32))
+    return Encoded(index, payload.pieces())
 
 
-def decode(detail: ChunkIndex, payload: memoryview, base: Elements, dtype: DType, where: str) -> Elements:
-    """All new elements, of base's shape (elements,) and dtype, by the old ones in ``base``. Raises FormatError."""
+class _Payload:
+    """Planes, in the room of the change: together they are at most as long as the tensor."""
+
+    def __init__(self, change: Change) -> None:
+        self._room, self._used = change.room(change.target.nbytes), 0
+
+    def add(self, plane: bytes) -> None:
+        end = self._used + len(plane)
+        self._room[self._used : end] = np.frombuffer(plane, np.uint8)
+        self._used = end
+
+    def pieces(self) -> list[memoryview]:
+        return [memoryview(self._room[: self._used])] if self._used else []  # type: ignore[arg-type]
+
+
+def decode(
+    detail: ChunkIndex, payload: memoryview, base: Elements, dtype: DType, where: str, out: Elements | None = None
+) -> Elements:
+    """All new elements, of base's shape (elements,) and dtype, by the old ones in ``base``. Raises FormatError.
+
+    They are put into ``out``, if there is one, which may be ``base`` itself; after an error it is worthless.
+    """
     check(detail, payload, where)
-    values, at = np.empty_like(base), 0
+    values, at = np.empty_like(base) if out is None else out, 0
     for c, sizes in enumerate(detail.sizes.tolist()):
         old = base[c * CHUNK : (c + 1) * CHUNK]
         zigzag = np.empty(len(old), uint(dtype.width))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from deltackpt.codecs.base import Auto, Codec, Effect, Shape
-from deltackpt.codecs.many import ManyChanges
+from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.many import EncodedRows, ManyChanges
 from deltackpt.codecs.registry import CODECS, FULL
 from deltackpt.codecs.types import Change, Encoded
 from deltackpt.errors import UsageError
@@ -71,30 +75,40 @@ def encode(
     return FULL.name, encoded
 
 
-def encode_many(changes: ManyChanges, which: Sequence[int], encoding: str = AUTO) -> list[tuple[str, Encoded]]:
-    """`encode` of the tensors ``which`` of many, whole ones: in one call what is asked for, or wins nearly always."""
+@dataclass(frozen=True)
+class EncodedMany:
+    """Tensors ``which`` (int64, rising) of many, encoded: some are ``rows``, in which tensor ``held[i]`` (int64) is row
+    i; the ``others`` are by their number, with the name of the encoding used. What is among the others counts, if it is
+    in both.
+    """
+
+    which: Ints
+    rows: EncodedRows | None
+    held: Ints
+    others: Mapping[int, tuple[str, Encoded]]
+
+
+def encode_many(changes: ManyChanges, which: Ints, encoding: str = AUTO) -> EncodedMany:
+    """`encode` of the tensors ``which`` (int64, rising) of many, whole ones that changed: in one call what is asked
+    for, or wins nearly always.
+    """
     _check_choice(encoding)
     sparse = [c for c in CODECS if c.auto is Auto.SPARSE] if encoding == AUTO else [CODECS[encoding]]
-    first = sparse[0]
-    together = [
-        i
-        for i in which
-        if len(sparse) == 1
-        and first.takes_dtype(changes.dtypes[i])
-        and (encoding != AUTO or changes.counts[i] * DENSE <= changes.elements[i])
-    ]
-    found = dict(zip(together, first.encode_many(changes, together), strict=True))
-    made = []
-    for i in which:
-        got = found.get(i)
-        # Where others are tried too, or it is not smaller than the tensor, each tensor is by itself.
-        if got is not None and (
-            encoding != AUTO or got.size + len(first.write_detail(got.detail)) < changes.new[i].nbytes
-        ):
-            made.append((first.name, got))
-        else:
-            made.append(encode(changes.change(i), changes.shapes[i], encoding))
-    return made
+    first, held, rows = sparse[0], which[:0], None
+    if len(sparse) == 1:
+        takes = np.array([first.takes_dtype(dtype) for dtype, _ in changes.forms], bool)
+        held = which[takes[changes.form[which]]]
+        if encoding == AUTO:
+            held = held[changes.counts[held] * DENSE <= changes.elements[held]]
+        rows = first.encode_rows(changes, held) if len(held) else None
+    if rows is None:
+        held = which[:0]
+    good = held
+    # Where others are tried too, or it is not smaller than the tensor, each tensor is by itself.
+    if rows is not None and encoding == AUTO:
+        good = held[rows.sizes + rows.detail_sizes < changes.nbytes[held]]
+    alone = np.setdiff1d(which, good, assume_unique=True).tolist()
+    return EncodedMany(which, rows, held, {i: encode(changes.change(i), changes.shape(i), encoding) for i in alone})
 
 
 def _check_choice(encoding: str) -> None:
@@ -111,10 +125,11 @@ def _candidates(change: Change, shape: Shape, *, boxed: bool) -> dict[str, Encod
             if codec.auto is when and (encoded := _tried(codec, change, shape, boxed=boxed)):
                 found[codec.name] = encoded
 
-    attempt(Auto.SPARSE)
-    if not found:
-        attempt(Auto.SPARSE_ELSE)
-    if not found or len(change.positions) * DENSE > change.elements:
+    if change.withheld is None:
+        attempt(Auto.SPARSE)
+        if not found:
+            attempt(Auto.SPARSE_ELSE)
+    if not found or change.count * DENSE > change.elements:
         attempt(Auto.DENSE)
     return found
 

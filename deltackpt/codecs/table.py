@@ -8,6 +8,7 @@ start of a name alone, and state every form (VERSION1 section "Table").
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ import numpy.typing as npt
 from deltackpt import kernels
 from deltackpt.codecs.base import Codec, Effect, Shape
 from deltackpt.codecs.entry import Entry
+from deltackpt.codecs.entry_block import EntryBlock
 from deltackpt.codecs.entry_table import EntryTable, TableRun, read_run
 from deltackpt.codecs.registry import CODECS, VERSIONS, Registry
-from deltackpt.format.dtypes import BY_CODE, nbytes
+from deltackpt.format.dtypes import BY_CODE, DType, nbytes
 from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, METADATA, RESERVED, check_name
 from deltackpt.format.varint import VarintReader, write
 
@@ -27,29 +29,56 @@ BOXED = 0x80
 REPEAT = 0x40  # dtype, rank and shape are those of the entry before
 
 
-def write_table(entries: Sequence[Entry], version: int = CODECS.version) -> bytes:
+def write_table(entries: Sequence[Entry | EntryBlock], version: int = CODECS.version) -> bytes:
     """Entries of parts of ``version``, sorted by (name, offset), as the bytes of the table tensor."""
-    out, codecs = [write([len(entries)])], VERSIONS[version]
-    before: Entry | None = None
-    form: tuple[str, Shape] = "", ()
-    for e, name in zip(entries, _write_names([e.name.encode() for e in entries], tail=version > 1), strict=True):
-        codec, boxed = codecs[e.encoding], e.boxed
-        removes = codec.effect is Effect.REMOVES
-        # [F-TAB-18]
-        repeats = version > 1 and not (before is None or before.removes or removes or boxed) and _form(e) == form
-        out += (name, bytes((codec.code | BOXED * boxed | REPEAT * repeats,)))
-        if not removes:
-            if not repeats:
-                out.append(bytes([e.dtype.code, len(e.shape)]) + write(e.shape))
-            if boxed:
-                out.append(write(e.whole) + write(e.offset))
-            out.append(codec.write_detail(e.detail))
-        before, form = e, _form(e)
+    names: list[str] = []
+    for e in entries:
+        names += e.names[e.first : e.end] if isinstance(e, EntryBlock) else [e.name]
+    out = [write([len(names)])]
+    written, at = _write_names([name.encode() for name in names], tail=version > 1), 0
+    form: tuple[str, Shape] | None = None  # of the entry before, if it has one
+    for e in entries:
+        if isinstance(e, EntryBlock):
+            out += chain.from_iterable(_write_block(e, written[at : at + len(e)], form))
+            dtype, shape = e.forms[e.form[e.end - 1]]
+            at, form = at + len(e), (dtype.name, shape)
+        else:
+            out += (written[at], *_write_entry(e, form, version))
+            at, form = at + 1, None if e.removes else (e.dtype.name, e.shape)
     return b"".join(out)
 
 
-def _form(entry: Entry) -> tuple[str, Shape]:
-    return entry.dtype.name, entry.shape
+def _write_entry(e: Entry, before: tuple[str, Shape] | None, version: int) -> Iterator[bytes]:
+    """What follows the name. ``before``: the form of the entry before, if it has one."""
+    codec, boxed = VERSIONS[version][e.encoding], e.boxed
+    removes = codec.effect is Effect.REMOVES
+    repeats = version > 1 and not removes and not boxed and before == (e.dtype.name, e.shape)  # [F-TAB-18]
+    yield bytes((codec.code | BOXED * boxed | REPEAT * repeats,))
+    if not removes:
+        if not repeats:
+            yield _write_form(e.dtype, e.shape)
+        if boxed:
+            yield write(e.whole) + write(e.offset)
+        yield codec.write_detail(e.detail)
+
+
+def _write_form(dtype: DType, shape: Shape) -> bytes:
+    return bytes([dtype.code, len(shape)]) + write(shape)
+
+
+def _write_block(
+    block: EntryBlock, names: Sequence[bytes], before: tuple[str, Shape] | None
+) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Name, form and detail of each entry of a block."""
+    code, form = block.made.code, block.form[block.first : block.end]
+    whole = [bytes((code,)) + _write_form(dtype, shape) for dtype, shape in block.forms]
+    heads = [bytes((code | REPEAT,))] * len(block)
+    for i in (np.flatnonzero(form[1:] != form[:-1]) + 1).tolist():
+        heads[i] = whole[form[i]]
+    dtype, shape = block.forms[form[0]]
+    if before != (dtype.name, shape):
+        heads[0] = whole[form[0]]
+    return zip(names, heads, block.made.details_of(block.first, block.end), strict=True)
 
 
 def _write_names(names: list[bytes], *, tail: bool) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +15,13 @@ from deltackpt.kernels import scatter
 Elements = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
 Buffer = bytes | memoryview
+
+
+Room = Callable[[int], npt.NDArray[np.uint8]]  # so many bytes, of any contents
+
+
+def _in_memory(size: int) -> npt.NDArray[np.uint8]:
+    return np.empty(size, np.uint8)
 
 
 class ChangedElements(NamedTuple):
@@ -47,6 +54,13 @@ class Change:
     new: Elements
     base: Elements | None
     target: Elements
+    room: Room = _in_memory  # for what is as long as the tensor
+    withheld: int | None = None  # so many changed, too many to hold: the arrays of what changed are empty
+
+    @property
+    def count(self) -> int:
+        """Changed elements."""
+        return len(self.positions) if self.withheld is None else self.withheld
 
     @property
     def elements(self) -> int:
@@ -145,6 +159,10 @@ class DecodeBuffer:
         if len(self._values) < count * width:
             self._values = np.empty((count + count // 4) * width, np.uint8)
         return self._positions[:count], self._values[: count * width].view(uint(width))
+
+    def words(self, count: int, width: int) -> Elements:
+        """Room for all words of a tensor, of ``width`` bytes: shape (count,)."""
+        return np.empty(count, uint(width))
 
 
 class Source(Protocol):

@@ -20,7 +20,7 @@ from deltackpt.store import ObjectInfo
 from deltackpt.util.parallel import ordered_map
 
 READERS = 16  # manifests that are asked for at a time where each takes a request
-PAYLOADS = ("patches/", "folds/", "states/", "anchors/")  # in the order in which a gc removes them
+PAYLOADS = ("signatures/", "patches/", "folds/", "states/", "anchors/")  # in the order in which a gc removes them
 FOLDERS = ("steps/", "edges/", *PAYLOADS)
 
 

@@ -16,6 +16,8 @@ from deltackpt.repository import Repository, chain
 from deltackpt.repository.chain import Hop
 from deltackpt.repository.leases import Lease
 from deltackpt.repository.paths import Node, branch, cheapest
+from deltackpt.repository.signatures import FOLDER as SIGNATURES
+from deltackpt.repository.signatures import signed_id
 
 
 class Reachable:
@@ -171,6 +173,10 @@ class Reachable:
             keep[name] = f"{what} step {edge.end.step}"
             for file in edge.files:
                 keep.setdefault(file.name, keep[name])
+        signed = {*self.needed, *(name[-69:-5] for name in self.used)}
+        for name in self._inventory.objects:
+            if name.startswith(SIGNATURES) and signed_id(name) in signed:  # [S-SIG-16]
+                keep[name] = "signature of a step or edge that stays"
         for file, step in layouts.items():
             for side in self._repo.layout_of(file).side:
                 keep.setdefault(side.file.name, f"side file of step {step}")
@@ -181,7 +187,9 @@ class Reachable:
         gone = [node for id_, node in self._nodes.items() if id_ not in self.needed]
         edges = [edge for edge in self._inventory.edges if edge.name not in self.used]
         found = {name for node in gone for name in (node.link.name, *(f.name for f in node.files))}
-        return found | {name for edge in edges for name in (edge.name, *(f.name for f in edge.files))}
+        found |= {name for edge in edges for name in (edge.name, *(f.name for f in edge.files))}
+        ids = {name[-69:-5] for name in found if name.startswith(("steps/", "edges/"))}
+        return found | {name for name in self._inventory.objects if signed_id(name) in ids}
 
     def rebases(self) -> Iterator[tuple[Link, int, int]]:
         """Wanted steps that alone hold more than an anchor of theirs would weigh: (step, cost, frees)."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,13 @@ from deltackpt.cache.layout import CacheLayout
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.engines.identify import identify
 from deltackpt.engines.shared_cache import ensure_cached, reading
+from deltackpt.engines.step_changes import StepChanges
 from deltackpt.errors import NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.state_digest import TensorDigest
 from deltackpt.repository import Repository
+from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 
 ReadTensor = Callable[[str], npt.NDArray[np.uint8]]  # a tensor's bytes in row-major order, by its name
@@ -37,18 +41,54 @@ class Slot:
     read: ReadTensor
 
 
-class CachedSteps:
-    """The branch ``ref`` of a repository, and the managed cache at ``cache`` that the engines of a host share."""
+class Steps(Protocol):
+    """What a rank asks of the steps that it may come to; `RepositorySteps`, `CachedSteps` and `OwnSteps` say how."""
 
-    def __init__(self, repo: Repository, cache: str | os.PathLike[str], ref: str = "main") -> None:
-        self._repo, self.cache, self.ref = repo, Path(cache), ref
+    def find(self, step: int | str) -> Link:
+        """A step by its number, number and id, or ``latest``."""
 
-    @classmethod
-    def open(cls, url: str, cache: str | os.PathLike[str], ref: str = "main") -> CachedSteps:
-        """Raises what `Repository.open` raises."""
-        return cls(Repository.open(url), cache, ref)
+    def identify(self, origin: str) -> Link | None:
+        """The step that a checkpoint directory is."""
 
-    # What steps there are
+    def state(self, link: Link) -> str:
+        """The state digest of a step, hexadecimal."""
+
+    def shapes(self, link: Link) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """{name: (dtype, shape)} of every tensor of a step."""
+
+    def load_order(self, link: Link) -> Iterator[Tensor]:
+        """The tensors of a step in the order of its files."""
+
+    def table(self, link: Link) -> Mapping[str, Tensor]:
+        """The tensors of a step by name."""
+
+    def ensure(self, link: Link) -> None:
+        """Have a step on this host, if whole steps are kept there."""
+
+    def ensure_any(self, link: Link) -> None:
+        """The same, unless another one is there."""
+
+    def held(self, link: Link, folder: str) -> AbstractContextManager[None]:
+        """Within the block ``folder`` is the whole checkpoint of a step."""
+
+    def folder(self, link: Link) -> AbstractContextManager[Path]:
+        """The directory of a step's checkpoint."""
+
+    def slot(self, link: Link | None) -> AbstractContextManager[Slot | None]:
+        """A step whose bytes are on this host; None where they are not."""
+
+    def journal(self, start: Link, end: Link) -> Journal | None:
+        """What changed between two steps, where that was kept."""
+
+    def digests(self, link: Link) -> dict[str, TensorDigest] | None:
+        """What weights are held against where no step's bytes are kept; None where they are."""
+
+
+class RepositorySteps:
+    """What the branch ``ref`` of a repository says of its steps, whatever of them is on this host."""
+
+    def __init__(self, repo: Repository, ref: str = "main") -> None:
+        self._repo, self.ref = repo, ref
 
     def find(self, step: int | str) -> Link:
         """A step by its number, number and id, or ``latest``. Raises NotFoundError ``step-missing``."""
@@ -64,17 +104,37 @@ class CachedSteps:
 
     def shapes(self, link: Link) -> dict[str, tuple[str, tuple[int, ...]]]:
         """{name: (dtype, shape)} of every tensor of a step."""
-        return {name: (t.dtype, tuple(t.shape)) for name, t in self._table(link).items()}
+        return {name: (t.dtype, tuple(t.shape)) for name, t in self.table(link).items()}
 
     def load_order(self, link: Link) -> Iterator[Tensor]:
         """The tensors of a step in the order of its files, as a loader meets them."""
         for shard in self._repo.layout(self._repo.load(link)).shards:
             yield from shard.header.tensors
 
-    def _table(self, link: Link) -> Mapping[str, Tensor]:
+    def table(self, link: Link) -> Mapping[str, Tensor]:
+        """The tensors of a step by name, in the order of its layout."""
         return self._repo.layout(self._repo.load(link)).tensors
 
-    # What is in the cache
+    def plan(self, start: Link, end: Link) -> Plan:
+        """What is read to come from one step to another, found by `Repository.resolve`."""
+        return self._repo.resolve(end, have=start)
+
+    def changes(self, plan: Plan) -> StepChanges:
+        """The changed elements of a plan, to be entered."""
+        return StepChanges(self._repo, plan)
+
+
+class CachedSteps(RepositorySteps):
+    """Implements `Steps` with the managed cache at ``cache`` that the engines of a host share."""
+
+    def __init__(self, repo: Repository, cache: str | os.PathLike[str], ref: str = "main") -> None:
+        super().__init__(repo, ref)
+        self.cache = Path(cache)
+
+    @classmethod
+    def open(cls, url: str, cache: str | os.PathLike[str], ref: str = "main") -> CachedSteps:
+        """Raises what `Repository.open` raises."""
+        return cls(Repository.open(url), cache, ref)
 
     def ensure(self, link: Link) -> None:
         """Move the cache to a step, unless it is there. Raises what `apply_to_cache` raises."""
@@ -86,6 +146,11 @@ class CachedSteps:
             find_current(self.cache)
         except NotFoundError:
             self.ensure(link)
+
+    @contextmanager
+    def held(self, link: Link, folder: str) -> Iterator[None]:
+        """The cache has the step itself."""
+        yield
 
     @contextmanager
     def folder(self, link: Link) -> Iterator[Path]:
@@ -102,10 +167,14 @@ class CachedSteps:
                 yield None
                 return
             with Checkpoint.open(root) as found:
-                yield Slot(root, self._table(link), found.bytes_of)
+                yield Slot(root, self.table(link), found.bytes_of)
 
     def journal(self, start: Link, end: Link) -> Journal | None:
         """What changed from one step to the next, where the last move of the cache was just that, else None. To be
         called while no process moves the cache, as in `slot`."""
         journal = Journal.read(CacheLayout(self.cache).journal)
         return journal if journal is not None and (journal.start, journal.end) == (start, end) else None
+
+    def digests(self, link: Link) -> dict[str, TensorDigest] | None:
+        """None: a step is held against its slot."""
+        return None

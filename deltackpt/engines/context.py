@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deltackpt.engines.cached_steps import CachedSteps
+from deltackpt.engines.cached_steps import Steps
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.proof import Proof
+from deltackpt.engines.update import START
 from deltackpt.format.manifest import Link
 
 
@@ -15,17 +16,23 @@ from deltackpt.format.manifest import Link
 class RankContext:
     """``link`` is the step that the weights are, None where it is not known; ``proof`` the map of the engine's memory,
     and ``why`` says what prevents a scatter. ``wedged``: the weights may be those of no step. ``final``: the last
-    update, if there was one, was made final.
+    update, if there was one, was made final. ``absences``: how often the weights were put aside since the engine was
+    started, ``proven`` how often they had been when all of them were last proven.
     """
 
     rank: int
-    steps: CachedSteps
+    steps: Steps
     memory: Mapping[int, Memory]
     link: Link | None
     proof: Proof | None
     why: str
     wedged: bool
     final: bool = True
+    absences: int = 0
+    proven: int = 0
+    reports: str = ""  # where what was prepared is reported
+    stale: tuple[str, ...] = ()  # what no update changes
+    version: str = START
 
     def at(self, link: Link) -> bool:
         """Are the weights those of a step?"""
@@ -33,4 +40,5 @@ class RankContext:
 
     def still(self, now: RankContext) -> bool:
         """Does what was prepared here fit the rank as it is now?"""
-        return (self.link, self.wedged) == (now.link, now.wedged) and self.proof is now.proof
+        mine, other = ((c.link, c.wedged, c.absences, c.proven) for c in (self, now))
+        return mine == other and self.proof is now.proof

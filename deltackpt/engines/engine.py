@@ -34,6 +34,13 @@ class Engine(Protocol):
     def agree(self, word: Any) -> list[Any]:
         """What each rank passed, in the order of the ranks. Collective: every rank has to call it at the same time."""
 
+    def absences(self) -> int:
+        """How often the weights were put aside, so that what comes back has to be proven. Raises ChainError
+        ``engine-asleep`` while they are: no one may look at them then."""
+
+    def stale(self) -> list[str]:
+        """What the engine computes with besides the model, and what no update changes; in words."""
+
 
 def model_differs(where: str, missing: Sequence[str]) -> CheckpointError:
     """A step without weights for some parameters of the engine."""

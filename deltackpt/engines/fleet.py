@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
 from deltackpt.engines.clients import Client
@@ -14,6 +15,16 @@ from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
 
 Emit = Callable[[str, dict[str, Any]], None]
+
+
+def now_utc() -> str:
+    """The time of an event: UTC, to the millisecond, as 2026-01-31T12:00:00.000Z."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def stamped(emit: Emit) -> Emit:
+    """``emit`` with the field ``time`` in every event."""
+    return lambda event, fields: emit(event, {"time": now_utc(), **fields})
 
 
 @dataclass
@@ -28,6 +39,7 @@ class EngineState:
     wedged: bool = False
     paused: bool = False
     failed: str = ""  # the error of the last event, so that it is reported once
+    said: set[str] = field(default_factory=set)  # warnings that were given
     report: EngineReport | None = None
 
     @property
@@ -45,13 +57,15 @@ class EngineState:
 
 @dataclass(frozen=True)
 class UpdateEvent:
-    """An engine that came to a step. ``pause``: seconds in which it generated nothing; ``total``: with the preparation;
-    ``lag``: since the step was published, by the clocks of the writer and of this host."""
+    """An engine that came to a step, by the ``path`` that its ranks name. ``pause``: seconds in which it generated
+    nothing; ``total``: with the preparation; ``lag``: since the step was published, by the clocks of the writer and of
+    this host."""
 
     engine: str
     step: int
     id: str
     mode: str
+    path: str
     reason: str
     elements: int
     pause: float
@@ -64,7 +78,7 @@ class UpdateEvent:
 
 
 class EventLog:
-    """``emit`` is called with events: `taken`, `failed`, `wedged`."""
+    """``emit`` is called with events: `taken`, `failed`, `wedged`, `stale`, `warning`."""
 
     def __init__(self, emit: Emit, metrics: Metrics) -> None:
         self._emit, self._metrics = emit, metrics
@@ -80,8 +94,21 @@ class EventLog:
         self._metrics.add("deltackpt_pause_seconds_total", pause, engine.name)
         self._metrics.add("deltackpt_updates_total", 1, engine.name)
         seconds = round(pause, 4), round(total, 4), round(lag, 3)
-        event = UpdateEvent(engine.name, link.step, link.id, report.mode, report.reason, report.elements, *seconds)
-        self._emit("taken", event.to_dict())
+        how = report.mode, report.path, report.reason, report.elements
+        self._emit("taken", UpdateEvent(engine.name, link.step, link.id, *how, *seconds).to_dict())
+
+    def staged(self, engine: EngineState, link: Link, report: EngineReport) -> None:
+        """What its users should know before it is written to, each thing once: what stays old, and a way that was
+        expected and is not taken."""
+        for what in report.stale:
+            if what not in engine.said:
+                engine.said.add(what)
+                self._emit("stale", {"engine": engine.name, "step": link.step, "what": what})
+        way = f"{report.expected} {report.path} {report.reason}"
+        if report.expected not in ("", report.path) and way not in engine.said:
+            engine.said.add(way)
+            fields = {"expected": report.expected, "path": report.path, "reason": report.reason}
+            self._emit("warning", {"engine": engine.name, "step": link.step, **fields})
 
     def failed(self, engine: EngineState, error: DeltackptError) -> None:
         """It is at its old step, or at a step that this process does not know."""
@@ -107,6 +134,7 @@ class EventLog:
     def restarted(self, engine: EngineState) -> None:
         """It says another version than when it was wedged."""
         engine.wedged = engine.paused = False
+        engine.said.clear()
         self._metrics.set("deltackpt_wedged", 0, engine.name)
 
     def lag(self, engine: EngineState, link: Link, seconds: float) -> None:

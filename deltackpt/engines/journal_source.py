@@ -23,6 +23,8 @@ Pieces = list[tuple[Words | None, Words]]  # positions (None: all) and values, t
 class JournalSource:
     """Implements `scatter.ChangeSource` where the cache's last move was from the engine's step to the new one."""
 
+    path = "journal"
+
     def writes(self, context: RankContext, link: Link) -> Sequence[MemoryWrite]:
         """Raises Fallback where the cache does not lead there, and what `prepare` raises."""
         at, proof = context.link, context.proof
@@ -97,6 +99,11 @@ def _check_tie(
             words[slice(None) if positions is None else positions] = values
         ends.append(words)
     if not np.array_equal(*ends):
-        have, need = f"values that differ from those of {other[:80]!r}", "one value for tensors that share memory"
-        hint = "The engine ties them and the step does not. Start an engine from this step."
-        raise ChainError("tied-differs", where=name[:80], have=have, need=need, hint=hint)
+        raise tie_differs(name, other)
+
+
+def tie_differs(name: str, other: str) -> ChainError:
+    """ChainError ``tied-differs``: one memory cannot hold two values."""
+    have, need = f"values that differ from those of {other[:80]!r}", "one value for tensors that share memory"
+    hint = "The engine ties them and the step does not. Start an engine from this step."
+    return ChainError("tied-differs", where=name[:80], have=have, need=need, hint=hint)

@@ -31,6 +31,12 @@ class Memory:
         words: Words = array.view(f"<u{array.itemsize}")
         return words
 
+    def span(self, start: int, count: int) -> Words:
+        """[count] unsigned words side by side: a view in host memory, else a copy of them alone."""
+        array = self.flat[start : start + count].cpu().numpy()
+        words: Words = array.view(f"<u{array.itemsize}")
+        return words
+
     def read(self, positions: Words) -> Words:
         """The [n] unsigned words at [n] positions, integers in any order."""
         if self.flat.device.type == "cpu":

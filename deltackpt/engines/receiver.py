@@ -7,48 +7,57 @@ either all of them are at the new step or all at the old one.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
-from pathlib import Path
 
-from deltackpt.engines.cached_steps import CachedSteps
+from deltackpt.engines.cached_steps import CachedSteps, Steps
 from deltackpt.engines.context import RankContext
 from deltackpt.engines.engine import Engine, attempt, model_differs, raise_on_all
+from deltackpt.engines.held import differing
 from deltackpt.engines.journal_source import JournalSource
 from deltackpt.engines.memory import memories
-from deltackpt.engines.proof import Proof, prove, same
+from deltackpt.engines.own_steps import OwnSteps
+from deltackpt.engines.patch_source import PatchSource
+from deltackpt.engines.proof import Proof, prove
 from deltackpt.engines.rollback import Undo, backup, roll_back
 from deltackpt.engines.scatter import ChangeSource, Scatter
 from deltackpt.engines.staging import StagedStep
 from deltackpt.engines.tracing import trace
-from deltackpt.engines.update import PHASES, RankReport, Update
+from deltackpt.engines.update import PHASES, START, RankReport, Update
 from deltackpt.errors import ChainError, DeltackptError, UsageError
 from deltackpt.format.manifest import Link
+
+log = logging.getLogger(__name__)
 
 
 class Receiver:
     """``link`` is the step that the weights are, None where it is not known; ``proof`` the map of the engine's memory,
     and ``why`` says what keeps a step from being scattered. ``wedged``: the weights may be those of no step.
+    ``version``: the step that was last made final; ``reports``: the folder that reports go to, by default the cache.
     """
 
     def __init__(
-        self, engine: Engine, url: str, cache: str, *, ref: str = "main", origin: str = "",
+        self, engine: Engine, url: str, cache: str | None, *, ref: str = "main", origin: str = "",
         source: ChangeSource | None = None,
     ) -> None:  # fmt: skip
-        """``source`` says what a step writes where; by default it is the journal of the cache.
+        """``cache``: the managed cache of this host, None for an engine that is its own base. ``source`` says what a
+        step writes where; by default it is the journal of the cache, or without one the patches themselves.
 
         Raises what opening the repository raises, ChainError ``base-differs`` where ``origin``, the checkpoint that
-        the engine was started from, is on this host and no model of this repository."""
-        self.engine, self.cache = engine, Path(cache)
+        the engine was started from, is on this host and no model of this repository, and UsageError ``engine-cache``
+        where an engine cannot be its own base."""
+        self.engine, self.reports, self.version = engine, cache or "", START
         self.link: Link | None = None
         self.proof: Proof | None = None
         self.why = "the engine was not started from a step of this repository"
         self.wedged = False
         self.memory = memories(engine.model)
-        self._source = JournalSource() if source is None else source
+        self._source = source or (PatchSource() if cache is None else JournalSource())
+        self._absences = self._proven = 0  # how often the weights were put aside, and had been when they were proven
         self._staged: StagedStep | None = None
         self._undoable: tuple[Link | None, Undo] | None = None  # the step before the last `apply`, and what undoes it
-        raise_on_all(engine, attempt(lambda: self._attach(url, ref, origin)))
+        raise_on_all(engine, attempt(lambda: self._attach(url, cache, ref, origin)))
         found = engine.agree((self.link, self.proof is not None))
         if any(answer != found[0] for answer in found):
             self.link, self.proof, self.why = None, None, "the ranks were not started from one step"
@@ -60,17 +69,23 @@ class Receiver:
         try:
             if want.phase not in PHASES:
                 raise UsageError("update-phase", where="update", have=repr(want.phase), need=" or ".join(PHASES))
-            phases = {"stage": self._stage, "apply": self._apply, "check": self._check, "undo": self._undo}
-            phases[want.phase](want, report)
+            if want.phase == "final":
+                self.confirm()
+                self.version = str(self.link.step) if self.link is not None else self.version
+            elif want.phase != "report":
+                self._look()
+                phases = {"stage": self._stage, "apply": self._apply, "check": self._check, "undo": self._undo}
+                phases[want.phase](want, report)
         except DeltackptError as error:
             report.error = error.to_dict()
             raise
         finally:
-            report.wedged = self.wedged
+            report.wedged, report.final, report.version = self.wedged, self.final, self.version
+            report.stale = self.engine.stale()
             if self.link is not None:
                 report.step, report.id = self.link.step, self.link.id
             report.seconds["all"] = round(time.monotonic() - began, 4)
-            report.save(self.cache, want.token)
+            report.save(self.reports, want.token)
         return report
 
     @property
@@ -84,14 +99,20 @@ class Receiver:
 
     # Phases
 
-    def _attach(self, url: str, ref: str, origin: str) -> None:
+    def _attach(self, url: str, cache: str | None, ref: str, origin: str) -> None:
         """Find the step that the engine was started from, have it in the cache, and learn the map against it."""
-        self.steps = CachedSteps.open(url, self.cache, ref)
+        self._proven = self._absences = self.engine.absences()
+        if cache is None and not self.engine.whole:
+            need = "one that holds all of its model, or a cache"
+            hint = "Give CACHE: a rank that holds a part of a tensor cannot decode it alone."
+            raise UsageError("engine-cache", where="the engine", have="several ranks", need=need, hint=hint)
+        self.steps: Steps = OwnSteps.open(url, ref) if cache is None else CachedSteps.open(url, cache, ref)
         self.link = self.steps.identify(origin)
         if self.link is None:
             return
         self.steps.ensure_any(self.link)
-        self._prove(self.link, RankReport())
+        with self.steps.held(self.link, origin):
+            self._prove(self.link, RankReport())
         if self.proof is None:
             self.why = f"step {self.link.step} is not in the cache"
         elif not self.proof.regions and self.proof.mismatch:
@@ -107,11 +128,15 @@ class Receiver:
         raise_on_all(self.engine, staged.error)
         answers = self.engine.agree((staged.scatter is not None, self.link, self.wedged, staged.reason))
         report.state, report.reason = staged.state, next((reason for *_, reason in answers if reason), "")
+        report.expected = staged.expected
         if all(at == link and not wedged for _, at, wedged, _ in answers):
-            report.mode, report.reason = "none", "the engine is at this step"
+            report.mode, report.path, report.reason = "none", "none", "the engine is at this step"
             return
         writes = staged.scatter if all(mapped for mapped, *_ in answers) else None
         report.mode = "reload" if writes is None else "scatter"
+        report.path = staged.path(report.mode)
+        if report.expected not in ("", report.path):
+            log.warning("step %s goes by %s, not by %s: %s", link.step, report.path, report.expected, report.reason)
         undo = self._undo_of(writes)
         failed = self._write(writes, link, report)
         try:
@@ -120,7 +145,7 @@ class Receiver:
             self._roll_back(undo, self.link)
             raise
         self._undoable = self.link, undo
-        self.link, self.wedged = link, False
+        self.link, self.wedged, self._proven = link, False, staged.context.absences
         report.proof = self.proof.summary() if self.proof else {}
 
     def _check(self, want: Update, report: RankReport) -> None:
@@ -152,7 +177,18 @@ class Receiver:
             why=self.why,
             wedged=self.wedged,
             final=self.final,
+            absences=self._absences,
+            proven=self._proven,
+            reports=self.reports,
+            stale=tuple(self.engine.stale()),
+            version=self.version,
         )
+
+    def _look(self) -> None:
+        """Raises ChainError ``engine-asleep`` on every rank where one of them may not look at its weights."""
+        seen: list[int] = []
+        raise_on_all(self.engine, attempt(lambda: seen.append(self.engine.absences())))
+        self._absences = seen[0]
 
     def _target(self, want: Update) -> Link:
         """The same step on every rank."""
@@ -177,37 +213,39 @@ class Receiver:
         return undo[0]
 
     def _write(self, writes: Scatter | None, link: Link, report: RankReport) -> DeltackptError | None:
-        """Scatter or reload, and learn the map where there is none yet. -> what went wrong."""
+        """Scatter or reload. -> what went wrong."""
         began = time.monotonic()
         failed = attempt(lambda: self._reload(link, report) if writes is None else writes.write())
         report.elements = 0 if writes is None or failed is not None else writes.elements
         report.seconds["write"] = round(time.monotonic() - began, 4)
-        if failed is None and self.proof is None:
-            failed = attempt(lambda: self._prove(link, report))
         return failed
 
     def _reload(self, link: Link, report: RankReport) -> None:
-        """The whole checkpoint, by the engine's own loader; what is proven of it is read back."""
+        """The whole checkpoint, by the engine's own loader; what is proven of it is read back. The map is learned where
+        there is none yet."""
         with self.steps.folder(link) as folder:
             missing = self.engine.native(folder)
-        if missing and self.link is None:  # else the step has the tensors that the engine was started from
-            raise model_differs(f"step {link.step}", missing)
-        with self.steps.slot(link) as slot:
-            if self.proof is not None and slot is not None:
-                if wrong := same(self.proof, self.memory, slot.table, slot.read):
+            if missing and self.link is None:  # else the step has the tensors that the engine was started from
+                raise model_differs(f"step {link.step}", missing)
+            if self.proof is None:
+                self._prove(link, report)
+            elif (wrong := differing(self.steps, link, self.proof, self.memory)) is not None:
+                if wrong:
                     have, need = f"other bits than step {link.step} after its load", "those of the step"
                     raise ChainError("engine-refused", where=wrong[0][:80], have=have, need=need)
-                report.checked = self.proof.share(slot.table)
+                report.checked = self.proof.share(self.steps.table(link))
 
     def _compare(self, report: RankReport) -> None:
-        with self.steps.slot(self.link) as slot:
-            if self.proof is None or slot is None:
-                report.checked = "no map of the weights, or no slot to compare with"
-                return
-            wrong = same(self.proof, self.memory, slot.table, slot.read)
-            report.checked = self.proof.share(slot.table)
+        wrong = None
+        if self.link is not None and self.proof is not None:
+            wrong = differing(self.steps, self.link, self.proof, self.memory)
+        if self.link is None or self.proof is None or wrong is None:
+            report.checked = "no map of the weights, or no slot to compare with"
+            return
+        report.checked = self.proof.share(self.steps.table(self.link))
+        self._proven = self._absences
         if wrong:
-            have, need = f"other bits than step {self.link.step if self.link else '?'}", "those of the step"
+            have, need = f"other bits than step {self.link.step}", "those of the step"
             hint = "Restart the engine; until then it answers from unpublished weights."
             raise ChainError("engine-wedged", where=wrong[0][:80], have=have, need=need, hint=hint)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from deltackpt.format.dtypes import DTYPES, storage_shape
+from deltackpt.format.safetensors_header import Tensor
+from deltackpt.shares.bounds import Bounds, Held, of_strided
 
 Selected = tuple[slice | npt.NDArray[Any], npt.NDArray[Any]]
 
@@ -50,6 +54,10 @@ class Region:
             reach += (n - 1) * s
         return cls(tensor, memory, source[0], target[0], tuple(reversed(merged)))
 
+    def bounds(self, shape: Sequence[int]) -> list[Bounds]:
+        """The boxes of a tensor of storage shape ``shape`` that it is, disjoint: what this rank holds of it."""
+        return of_strided(shape, self.source, [(n, s) for n, s, _ in self.dims])
+
     @property
     def elements(self) -> int:
         """How many it has."""
@@ -58,10 +66,15 @@ class Region:
             count *= n
         return count
 
+    @property
+    def plain(self) -> bool:
+        """Whether its elements lie side by side, in one order, on either side."""
+        return len(self.dims) <= 1 and (not self.dims or self.dims[0][1:] == (1, 1))
+
     def select(self, positions: npt.NDArray[Any], total: int) -> Selected:
         """Which of some ``positions``, [n] integers, flat in a tensor of ``total`` elements, lie here, and where in the
         storage: a mask [n], or a slice for all of them, and [m] integers in their order."""
-        if len(self.dims) <= 1 and (not self.dims or self.dims[0][1:] == (1, 1)):
+        if self.plain:
             shift = self.target - self.source
             if self.source == 0 and self.elements == total:
                 wide = positions if self.target + total < 1 << 32 else positions.astype(np.int64, copy=False)
@@ -87,6 +100,15 @@ class Region:
     def target_view(self, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """This box of a storage's flat words, as a view of the same shape."""
         return _view(words, self.target, [(n, t) for n, _, t in self.dims])
+
+
+def held_boxes(regions: Mapping[str, Sequence[Region]], table: Mapping[str, Tensor]) -> Held:
+    """What a rank holds, from the regions of its tensors and their headers: what `deltackpt.shares.share_of` takes."""
+    found = {}
+    for name, several in regions.items():
+        shape = storage_shape(DTYPES[table[name].dtype], table[name].shape)
+        found[name] = [box for region in several for box in region.bounds(shape)]
+    return found
 
 
 def _view(words: npt.NDArray[Any], offset: int, dims: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:

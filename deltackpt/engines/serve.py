@@ -1,4 +1,5 @@
-"""The follower of a host: every new step into the cache, then into each engine, with the shortest pause.
+"""The follower of a host: every new step into the cache, if there is one, then into each engine, with the shortest
+pause.
 
 An engine that fails is at its old step, resumed and reported; it is updated in a later round.
 """
@@ -12,8 +13,9 @@ from pathlib import Path
 from threading import Event
 
 from deltackpt.cache import open_current
+from deltackpt.engines.branch import BranchHead
 from deltackpt.engines.clients import Client
-from deltackpt.engines.fleet import Emit, EngineState, EventLog
+from deltackpt.engines.fleet import Emit, EngineState, EventLog, stamped
 from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.update_round import UpdateRound
 from deltackpt.errors import DeltackptError
@@ -27,11 +29,13 @@ class Serving:
     """The engines of a host, updated to each new step of the repository."""
 
     def __init__(
-        self, repo: Repository, follower: Follower, clients: Sequence[Client], emit: Emit, metrics: Metrics,
-        cache: Path, *, together: bool = False, check: bool = False,
+        self, repo: Repository, follower: Follower | BranchHead, clients: Sequence[Client], emit: Emit,
+        metrics: Metrics, cache: Path | None, *, together: bool = False, check: bool = False,
     ) -> None:  # fmt: skip
-        """``emit`` is called with events: `switch`, `taken`, `failed`, `wedged`, `outage`, `back`. ``together``: all
-        engines come to a step, or none; ``check``: their weights are read back before they are resumed."""
+        """``emit`` is called with events, each with its ``time``: `switch`, `taken`, `failed`, `wedged`, `stale`,
+        `warning`, `outage`, `back`. ``follower`` moves the ``cache``; a `BranchHead` where there is none. ``together``:
+        all engines come to a step, or none; ``check``: their weights are read back before they are resumed."""
+        emit = stamped(emit)
         self.repo, self.follower, self.cache = repo, follower, cache
         self.engines = [EngineState(client) for client in clients]
         self._emit, self._metrics, self._events = emit, metrics, EventLog(emit, metrics)
@@ -58,7 +62,11 @@ class Serving:
             stop.wait(wait)
 
     def update_cache(self) -> None:
-        """The cache to the newest step."""
+        """The cache to the newest step; without one, see which that is."""
+        if isinstance(self.follower, BranchHead):
+            if (link := self.follower.look()) is not None:
+                self._metrics.set("deltackpt_step", link.step)
+            return
         for engine in self.engines:
             if engine.link is None:  # else its path is a slot
                 with suppress(DeltackptError):  # it is reported when it is updated
@@ -70,8 +78,8 @@ class Serving:
             self.follower.acknowledge(switch)
 
     def update_engines(self) -> bool:
-        """Every engine to the cache's step. -> whether all are there."""
-        path, link = open_current(self.cache)
+        """Every engine to the cache's step, or the newest. -> whether all are there."""
+        path, link = self._target()
         step = self.repo.load(link)
         behind = [engine for engine in self.engines if not self._current(engine, link)]
         groups = [behind] if self._together and behind else [[engine] for engine in behind]
@@ -80,6 +88,12 @@ class Serving:
         for engine in self.engines:
             self._events.lag(engine, link, max(0.0, time.time() - step.time))
         return all(engine.link == link for engine in self.engines)
+
+    def _target(self) -> tuple[Path | None, Link]:
+        if isinstance(self.follower, BranchHead) or self.cache is None:
+            assert isinstance(self.follower, BranchHead)
+            return None, self.follower.newest
+        return open_current(self.cache)
 
     def _current(self, engine: EngineState, link: Link) -> bool:
         """Is there nothing to do for an engine? Its version decides, whatever step it had before."""

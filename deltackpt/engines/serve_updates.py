@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from typing import Any
 
+from deltackpt.engines.branch import BranchHead
 from deltackpt.engines.clients import ClientOptions, client_of
 from deltackpt.engines.fleet import Emit
 from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
 from deltackpt.errors import UsageError
 from deltackpt.repository import Repository
+from deltackpt.signing.policy import TrustPolicy
 from deltackpt.sync.backoff import GRACE
 from deltackpt.sync.follow import Follower, FollowOptions
 from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
+from deltackpt.util.scratch import temporary_folder
 
 PAUSES = ("keep", "wait", "abort")
 MODES = ("auto", "reload")
@@ -35,6 +41,7 @@ class ServeOptions:
     ``check``     all weights are read back before an engine is resumed
     ``threads``   None for all processors
     ``grace``     that of `FollowOptions`
+    ``trust``     whose signatures a step has: that of `Repository.secure`, whose policy holds the greatest age too
 
     Raises UsageError ``usage`` for another pause or mode.
     """
@@ -47,6 +54,7 @@ class ServeOptions:
     check: bool = False
     threads: int | None = None
     grace: float = GRACE
+    trust: str | os.PathLike[str] | TrustPolicy | None = None
 
     def __post_init__(self) -> None:
         if self.pause not in PAUSES:
@@ -57,7 +65,7 @@ class ServeOptions:
 
 def open_serving(
     repo: str | os.PathLike[str],
-    cache: str | os.PathLike[str],
+    cache: str | os.PathLike[str] | None,
     engines: Sequence[str],
     emit: Emit,
     options: ServeOptions = ServeOptions(),
@@ -66,18 +74,32 @@ def open_serving(
     stop: Event | None = None,
     progress: Progress = SILENT,
 ) -> Serving:
-    """What keeps ``engines``, each a ``KIND=URL``, at the newest step of a repository through a managed cache.
+    """What keeps ``engines``, each a ``KIND=URL``, at the newest step of a repository: through a managed cache, or
+    without one where each engine is its own base, and a patch at a time is in host memory.
 
-    ``emit`` and ``metrics`` are those of `Serving`. Raises UsageError ``engine-form``, and what opening the repository
-    raises.
+    ``emit`` and ``metrics`` are those of `Serving`. Raises UsageError ``engine-form``, ``engine-cache`` for an engine
+    that needs a cache, and what opening the repository raises.
     """
-    check_local(cache, "CACHE")
-    folder, source = Path(cache).absolute(), Repository.open(repo)
+    if cache is not None:
+        check_local(cache, "CACHE")
+    folder = None if cache is None else Path(cache).absolute()
+    source = Repository.open(repo).secure(options.trust)
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())
-    client_options = ClientOptions(place, folder, options.ref, options.pause, options.timeout, options.mode)
-    clients = [client_of(engine, client_options) for engine in engines]
+    reports = _reports() if folder is None else None
+    how: tuple[Any, ...] = (options.ref, options.pause, options.timeout, options.mode)
+    clients = [client_of(engine, ClientOptions(place, folder, *how, reports=reports)) for engine in engines]
+    rules = {"together": options.together, "check": options.check}
+    if folder is None:
+        head = BranchHead(source, options.ref, options.grace)
+        return Serving(source, head, clients, emit, metrics or Metrics(), None, **rules)
     following = FollowOptions(options.ref, threads=options.threads, grace=options.grace)
     follower = Follower(source, folder, following, progress=progress, stop=stop)
-    how = {"together": options.together, "check": options.check}
-    return Serving(source, follower, clients, emit, metrics or Metrics(), folder, **how)
+    return Serving(source, follower, clients, emit, metrics or Metrics(), folder, **rules)
+
+
+def _reports() -> Path:
+    """A folder of this user through which ranks answer, as long as this process lives (TMPDIR)."""
+    life = ExitStack()
+    atexit.register(life.close)
+    return life.enter_context(temporary_folder("updates"))

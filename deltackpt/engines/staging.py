@@ -7,6 +7,8 @@ import time
 
 from deltackpt.engines.context import RankContext
 from deltackpt.engines.engine import attempt
+from deltackpt.engines.held import differing
+from deltackpt.engines.proof import Proof
 from deltackpt.engines.scatter import ChangeSource, Fallback, Scatter
 from deltackpt.engines.update import RankReport, Update
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
@@ -40,26 +42,44 @@ class StagedStep:
         """Is it what an update asks for, of the rank as it is now?"""
         return self.link == link and self.want.mode == want.mode and self.context.still(now)
 
+    @property
+    def expected(self) -> str:
+        """The way that the weights take if nothing is in its way, as `RankReport` names it."""
+        if self.context.at(self.link):
+            return "none"
+        if self.want.mode == "reload":
+            return "reload"
+        return self.path("scatter") if self.context.link is not None and not self.context.wedged else ""
+
+    def path(self, mode: str) -> str:
+        """The way that the weights take in a mode."""
+        return str(getattr(self._source, "path", mode)) if mode == "scatter" else mode
+
     def _run(self) -> None:
         """Prepare, and report: a client pauses the engine only then."""
         self.error = attempt(self._prepare)
         if self.want.token:
-            self._report().save(self.context.steps.cache, f"{self.want.token}-staged")
+            self._report().save(self.context.reports, f"{self.want.token}-staged")
 
     def _report(self) -> RankReport:
         at = self.context.link
         mode = "reload" if self.scatter is None else "scatter"
+        mode = "none" if self.context.at(self.link) else mode
         return RankReport(
             self.context.rank,
             "staged",
             step=at.step if at else None,
             id=at.id if at else "",
             state=self.state,
-            mode="none" if self.context.at(self.link) else mode,
+            mode=mode,
             reason=self.reason,
+            path=self.path(mode),
+            expected=self.expected,
             elements=self.scatter.elements if self.scatter else 0,
             open=self.open,
             final=self.context.final,
+            version=self.context.version,
+            stale=list(self.context.stale),
             error=self.error.to_dict() if self.error else None,
             seconds=dict(self.seconds),
         )
@@ -100,4 +120,14 @@ class StagedStep:
             raise Fallback("asked for")
         if context.wedged or context.link is None or context.proof is None:
             raise Fallback(context.why or "the engine's memory is not mapped")
+        if context.absences != context.proven:
+            self._prove_all(context.link, context.proof)
         return Scatter(self._source.writes(context, self.link))
+
+    def _prove_all(self, link: Link, proof: Proof) -> None:
+        """Of weights that were put aside, what came back: a step that leaves a tensor alone never looks at it."""
+        wrong = differing(self.context.steps, link, proof, self.context.memory)
+        if wrong is None:
+            raise Fallback(f"the engine slept, and there is nothing of step {link.step} to hold its weights against")
+        if wrong:
+            raise Fallback(f"{wrong[0]}: other weights than before the engine slept")

@@ -18,10 +18,11 @@ class UpdateRound:
         self._engines, self._events, self._check = engines, events, check
         self._found: list[EngineState] = []  # at the step already, as another process left them
 
-    def run(self, link: Link, state: str, path: Path, published: float) -> None:
+    def run(self, link: Link, state: str, path: Path | None, published: float) -> None:
         """Stage while they work; then pause, write, drop what was computed with old weights, resume.
 
-        ``path`` is the step's slot, ``state`` its digest, ``published`` when it was, in seconds since the epoch.
+        ``path`` is the step's slot, None without a cache, ``state`` its digest, ``published`` when it was, in seconds
+        since the epoch.
         """
         began = time.monotonic()
         if not self._stage(link, state, path):
@@ -37,7 +38,7 @@ class UpdateRound:
             pause = now - stopped if engine in paused else 0.0
             self._events.updated(engine, link, pause, now - began, max(0.0, time.time() - published))
 
-    def _stage(self, link: Link, state: str, path: Path) -> bool:
+    def _stage(self, link: Link, state: str, path: Path | None) -> bool:
         for engine in self._engines:
             try:
                 report = engine.client.stage(link, state, path)
@@ -51,6 +52,7 @@ class UpdateRound:
                 self._found.append(engine)
             report.unchanged &= known and not engine.paused
             engine.report = report
+            self._events.staged(engine, link, report)
         return True
 
     def _apply(self) -> bool:

@@ -19,6 +19,7 @@ _STEP: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
 _ALL_DIGITS_0: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _DIGITS_19: Final = b"0" * 19
 _MINUS_0: Final = tuple(before + b"-0" for before in (b":", b",", b"[", b" ", b"\n", b"\r", b"\t"))
+_FEW: Final = 1000  # that are looked at one by one
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b'{}[]"'))
 _NOT_MARKS: Final = bytes(set(range(256)) - set(b'{[,"'))
 _PIECE: Final = 1 << 16  # bytes looked at together
@@ -44,9 +45,7 @@ def loads_strict(
 
     check_bounds(data, limit, depth, marks, where)
     parts = _StrictValues(where, allow_floats)
-    plain = _DIGITS_19 not in data.translate(_ALL_DIGITS_0) and not (
-        b"-0" in data and (data.startswith(b"-0") or any(text in data for text in _MINUS_0))  # names hold "-0" too
-    )
+    plain = _DIGITS_19 not in data.translate(_ALL_DIGITS_0) and not _has_minus_0(data)
     try:
         value = json.loads(
             data.decode("utf-8"),
@@ -60,6 +59,20 @@ def loads_strict(
     except ValueError as error:  # JSONDecodeError and UnicodeError are ValueErrors
         raise FormatError("json-syntax", where=where, have=f"not JSON ({error})", need="one JSON value") from error
     return value
+
+
+def _has_minus_0(data: bytes) -> bool:
+    """May there be a number that is -0, outside of a string? Names hold "-0" too, most of them after a letter."""
+    if data.startswith(b"-0"):
+        return True
+    if data.count(b"-0") > _FEW:
+        return any(text in data for text in _MINUS_0)
+    at = data.find(b"-0")
+    while at >= 0:
+        if data[at - 1 : at + 2] in _MINUS_0:
+            return True
+        at = data.find(b"-0", at + 2)
+    return False
 
 
 def check_bounds(data: bytes, limit: int, depth: int, marks: int, where: str) -> None:

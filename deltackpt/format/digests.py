@@ -6,8 +6,8 @@ manifest names it by sha256, and the state digest in the manifest is the sha256 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,25 +15,71 @@ import numpy.typing as npt
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, uint
-from deltackpt.format.layout import Layout
+from deltackpt.format.layout import Layout, TensorsByName
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
 from deltackpt.format.state_digest import TensorDigest
+
+Words = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint8]
 
 VERSION = "1"
 MAX_DIGESTS = 256 << 20
 UNSTATED = bytes(16)  # in the place of an xxh3: the writer saw no more than pieces of the tensor
 
 
+class TensorDigests(Mapping[str, TensorDigest]):
+    """The digests of all tensors of ``named``, as columns in their order: ``sums``, uint64 [tensors, 2], and ``xxh3``,
+    uint8 [tensors, 16]. That of one is made when it is asked for. Nobody writes to the columns.
+    """
+
+    def __init__(self, named: TensorsByName, sums: Words, xxh3: Hashes) -> None:
+        self.named, self.sums, self.xxh3 = named, sums, xxh3
+
+    def __getitem__(self, name: str) -> TensorDigest:
+        number = self.named.numbers[name]
+        a, b = self.sums[number].tolist()
+        return TensorDigest((a, b), self.xxh3[number].tobytes())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.named.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.named.tensors)
+
+    def __len__(self) -> int:
+        return len(self.sums)
+
+    @classmethod
+    def of(cls, named: TensorsByName, digests: Mapping[str, TensorDigest]) -> TensorDigests:
+        """The digests of tensors, which may have those of others too. Raises KeyError where one is missing."""
+        if isinstance(digests, TensorDigests) and digests.named is named:
+            return digests
+        found = [digests[name] for name in named.tensors]
+        sums = np.array([digest.sums for digest in found], np.uint64).reshape(-1, 2)
+        return cls(named, sums, hashes([digest.xxh3 for digest in found]))
+
+
+class DigestRows(NamedTuple):
+    """The digests of some tensors: ``sums``, uint64 [n, 2], and ``xxh3``, uint8 [n, 16]."""
+
+    sums: Words
+    xxh3: Hashes
+
+
+def hashes(found: Sequence[bytes]) -> Hashes:
+    """Digests of 16 bytes each as rows: uint8 [n, 16]."""
+    return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 16)
+
+
 def encode(layout: Layout, digests: Mapping[str, TensorDigest]) -> bytes:
     """The object's bytes. ``digests`` has a row for every tensor of the layout."""
-    sums = np.array([digests[name].sums for name in layout.tensors], "<u8").reshape(-1, 2)
-    xxh3 = b"".join(digests[name].xxh3 for name in layout.tensors)
-    n = len(layout.tensors)
+    found, n = TensorDigests.of(layout.named, digests), len(layout.tensors)
     tensors = [Tensor("sums", "U64", (n, 2), 0, 16 * n), Tensor("xxh3", "U8", (n, 16), 16 * n, 32 * n)]
-    return build_header(tensors, {"deltackpt-digests": VERSION}) + sums.tobytes() + xxh3
+    head = build_header(tensors, {"deltackpt-digests": VERSION})
+    return head + found.sums.astype("<u8", copy=False).tobytes() + found.xxh3.tobytes()
 
 
-def decode(data: bytes, layout: Layout, state: str, where: str) -> dict[str, TensorDigest]:
+def decode(data: bytes, layout: Layout, state: str, where: str) -> TensorDigests:
     """Every tensor's digests by name, checked against the manifest's state digest.
 
     Raises FormatError ``version-unknown``, ``digests-shape``, ``state-differs``, and what `parse_header` raises.
@@ -49,11 +95,8 @@ def decode(data: bytes, layout: Layout, state: str, where: str) -> dict[str, Ten
     sums = np.frombuffer(data, "<u8", 2 * n, at["sums"]).reshape(-1, 2)
     if (have := layout.state_text.digest(sums)) != state:  # [F-DOBJ-2]
         raise FormatError("state-differs", where=where, have=have, need=f"state digest {state}")
-    first = at["xxh3"]
-    xxh3 = [data[i : i + 16] for i in range(first, first + 16 * n, 16)]
-    pairs = zip(map(tuple, sums.tolist()), xxh3, strict=True)
-    digests = dict(zip(layout.tensors, map(partial(tuple.__new__, TensorDigest), pairs), strict=True))
-    return digests
+    xxh3 = np.frombuffer(data, np.uint8, 16 * n, at["xxh3"]).reshape(-1, 16)
+    return TensorDigests(layout.named, sums, xxh3)
 
 
 def proves(data: npt.NDArray[np.uint8], dtype: str, need: TensorDigest) -> bool:
@@ -72,5 +115,4 @@ def check_digest(data: npt.NDArray[np.uint8], dtype: str, need: TensorDigest, *,
 
 def state_of(layout: Layout, digests: Mapping[str, TensorDigest]) -> str:
     """The state digest, hex."""
-    sums = np.array([digests[name].sums for name in layout.tensors], np.uint64)
-    return layout.state_text.digest(sums.reshape(-1, 2))
+    return layout.state_text.digest(TensorDigests.of(layout.named, digests).sums)

@@ -6,6 +6,7 @@ the side files' bytes are. With the values of the tensors it rebuilds every file
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from deltackpt.format.names import check_path
 from deltackpt.format.record import RecordKind
 from deltackpt.format.safetensors_header import RESERVED, Header, Tensor, parse_header
 from deltackpt.format.state_digest import StateText
+from deltackpt.format.tensor_columns import TensorColumns
 
 FORMAT = "deltackpt-layout"
 VERSION = 1
@@ -55,9 +57,25 @@ class TensorsByName:
     """The tensors of some headers, each by its name, in the order of the names' bytes."""
 
     def __init__(self, headers: Sequence[Header]) -> None:
+        self._headers = headers
         found = {t.name: t for header in headers for t in header.tensors}
         # Code points sort as their UTF-8 bytes do.
         self.tensors: Mapping[str, Tensor] = {name: found[name] for name in sorted(found)}
+
+    @cached_property
+    def names(self) -> list[str]:
+        """In their order."""
+        return list(self.tensors)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """Where each name is in that order."""
+        return {name: i for i, name in enumerate(self.names)}
+
+    @cached_property
+    def columns(self) -> TensorColumns:
+        """The same tensors."""
+        return TensorColumns.of(self._headers, list(self.tensors.values()))
 
     @classmethod
     def of(cls, headers: Sequence[Header]) -> TensorsByName:
@@ -70,7 +88,8 @@ class TensorsByName:
     @cached_property
     def state_text(self) -> StateText:
         """See `Layout`."""
-        return StateText((t.name, t.dtype, t.shape) for t in self.tensors.values())
+        held = self.tensors.values()
+        return StateText(self.names, [t.dtype for t in held], [t.shape for t in held])
 
 
 _KNOWN: WeakValueDictionary[tuple[bytes, ...], TensorsByName] = WeakValueDictionary()
@@ -84,18 +103,19 @@ class Layout:
     side: tuple[Side, ...]
 
     @cached_property
-    def _named(self) -> TensorsByName:
+    def named(self) -> TensorsByName:
+        """The tensors of all shards."""
         return TensorsByName.of([shard.header for shard in self.shards])
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor by name, in the order of the names' bytes."""
-        return self._named.tensors
+        return self.named.tensors
 
     @property
     def state_text(self) -> StateText:
         """What the state digests of steps of this layout have in common."""
-        return self._named.state_text
+        return self.named.state_text
 
     @property
     def size(self) -> int:
@@ -135,7 +155,8 @@ def decode(data: bytes, where: str) -> Layout:
         raise _refuse(where, "a path twice, or one inside another", "each file once")
     if len(layout.tensors) != tensors:  # [F-LAY-4]
         raise _refuse(where, "a tensor in two shards", "each tensor once")
-    if any(name.startswith(RESERVED) for name in layout.tensors):  # [F-PART-9]
+    names = layout.named.names
+    if any(name.startswith(RESERVED) for name in names[bisect_left(names, RESERVED) :][:1]):  # [F-PART-9]
         need = f"names that do not start with {RESERVED}"
         raise FormatError("name-refused", where=where, have="a reserved tensor name", need=need)
     return layout

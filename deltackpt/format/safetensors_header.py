@@ -110,12 +110,13 @@ _KNOWN: WeakValueDictionary[bytes, Header] = WeakValueDictionary()
 
 def _read(text: bytes, where: str) -> tuple[dict[str, str], list[Tensor]]:
     """Metadata, and the tensors in the order of their bytes, checked."""
-    check_bounds(text, MAX_HEADER, MAX_DEPTH, MAX_MARKS, where)
+    if len(text) > MAX_MARKS:  # a shorter text has no more marks, and the kernels take no deeper one
+        check_bounds(text, MAX_HEADER, MAX_DEPTH, MAX_MARKS, where)
     if (columns := read_tensors(text)) is not None:
         return _metadata(loads_strict(columns[0], limit=MAX_HEADER, where=where), where), [
             *map(partial(tuple.__new__, Tensor), zip(*columns[1], strict=True))
         ]
-    entries = loads_strict(text, limit=MAX_HEADER, where=where)
+    entries = loads_strict(text, limit=MAX_HEADER, where=where)  # checks the same
     metadata = _metadata(entries.pop(METADATA, {}), where)
     tensors = []
     for name, entry in entries.items():

@@ -9,7 +9,7 @@ Wegman, 1979) with the key of an element a product of two numbers. It detects mi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -155,7 +155,8 @@ def of_tensor(data: npt.NDArray[np.uint8], dtype: DType) -> TensorDigest:
 def state(tensors: Iterable[tuple[str, str, tuple[int, ...], Sums]]) -> str:
     """The state digest, hex: sha256 over (name, dtype, shape, D) of every tensor in the order of its name's bytes."""
     ordered = sorted(tensors, key=lambda t: t[0].encode())
-    return StateText((name, dtype, shape) for name, dtype, shape, _ in ordered).digest(
+    names, dtypes, shapes = [t[0] for t in ordered], [t[1] for t in ordered], [t[2] for t in ordered]
+    return StateText(names, dtypes, shapes).digest(
         np.array([sums for *_, sums in ordered], np.uint64).reshape(-1, LANES)
     )
 
@@ -163,19 +164,15 @@ def state(tensors: Iterable[tuple[str, str, tuple[int, ...], Sums]]) -> str:
 class StateText:
     """What the state digest is the sha256 of, but for the sums; it is the same for all steps of a layout."""
 
-    def __init__(self, tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
+    def __init__(self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Name, dtype and shape of every tensor, in the order of the names' bytes."""
-        forms: dict[tuple[str, tuple[int, ...]], bytes] = {}
-        raws, tails = [], []
-        for name, dtype, shape in tensors:
-            raws.append(name.encode())
-            if (tail := forms.get((dtype, shape))) is None:
-                tail = forms[dtype, shape] = _form(dtype, shape) + bytes(8 * LANES)
-            tails.append(tail)
-        heads = np.array([*map(len, raws)], "<u4")
-        ends = len(DOMAIN) + np.cumsum(4 + heads.astype(np.int64) + np.array([*map(len, tails)], np.int64))
-        packed = heads.tobytes()
-        firsts = (packed[at : at + 4] for at in range(0, len(packed), 4))
+        raws, keys = [*map(str.encode, names)], [*zip(dtypes, shapes, strict=True)]
+        lengths = [*map(len, raws)]
+        # There are few lengths and few forms: each is made once.
+        head = {length: length.to_bytes(4, "little") for length in set(lengths)}
+        tail = {key: _form(*key) + bytes(8 * LANES) for key in set(keys)}
+        firsts, tails = map(head.__getitem__, lengths), [*map(tail.__getitem__, keys)]
+        ends = len(DOMAIN) + np.cumsum(4 + np.array(lengths, np.int64) + np.array([*map(len, tails)], np.int64))
         self._text = DOMAIN + b"".join(chain.from_iterable(zip(firsts, raws, tails, strict=True)))
         self._at = ends.reshape(-1, 1) + np.arange(-8 * LANES, 0)
 

@@ -51,17 +51,24 @@ def everyones(group: ProcessGroup, work: Callable[[], T], about: Callable[[T], U
     return mine[0], [value for [value] in found]
 
 
-def existing(group: ProcessGroup, repository: Target) -> Repository | None:
+def secured(repo: Repository, options: HookOptions) -> Repository:
+    """A repository that signs, and asks for signatures, as the hook was told. What it was before stays otherwise."""
+    if (options.sign, options.trust) == (None, None):
+        return repo
+    return repo.secure(options.trust, sign=options.sign)
+
+
+def existing(group: ProcessGroup, repository: Target, options: HookOptions) -> Repository | None:
     """The repository, at rank 0 and where one was given; None where there is none yet: it is made for the first weights
     that can be published."""
     if isinstance(repository, Repository):
-        return repository
+        return secured(repository, options)
     require("repository", repository, isinstance(repository, str | os.PathLike), "a URL, a directory, or a Repository")
     found: list[Repository] = []
 
     def first() -> None:
         with suppress(NotFoundError):
-            found.append(Repository.open(repository))
+            found.append(secured(Repository.open(repository), options))
 
     share(group, first)
     return found[0] if found else None

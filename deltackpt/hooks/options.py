@@ -17,6 +17,8 @@ from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.side import Side
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.quantize.recipe import Recipe
+from deltackpt.signing.keys import Signer
+from deltackpt.signing.policy import TrustPolicy
 from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate
 from deltackpt.torch_views.names import Rename
@@ -63,6 +65,8 @@ class HookOptions:
     timeout: float = TIMEOUT
     metadata: Mapping[str, Any] | None = None
     report: Callable[[StepMetrics], None] | None = None
+    sign: str | os.PathLike[str] | Signer | None = None
+    trust: str | os.PathLike[str] | TrustPolicy | None = None
     live: LiveSession | None = None
 
     def __post_init__(self) -> None:
@@ -132,6 +136,11 @@ class HookOptions:
         require("side", self.side, known, "{path: bytes}, or a list of things that have save_pretrained")
         known = self.metadata is None or isinstance(self.metadata, Mapping)
         require("metadata", self.metadata, known, "a mapping that JSON can hold, or None")
+        known = self.sign is None or isinstance(self.sign, str | os.PathLike) or callable(self.sign)
+        # Shown by its kind: a key that was given in the place of its path is not to be in any log.
+        require("sign", type(self.sign), known, "the path of a key, 'command:…', or None")
+        known = self.trust is None or isinstance(self.trust, str | os.PathLike | TrustPolicy)
+        require("trust", self.trust, known, "the path of a file of public keys, 'first-use', a TrustPolicy, or None")
         require("report", self.report, self.report is None or callable(self.report), "a function, or None")
         check_live(self.live)
 

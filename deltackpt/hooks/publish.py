@@ -212,9 +212,9 @@ class Publisher:
             )
         builder = StepBuilder(base.digests)
         for name, gained in sums.items():
-            builder.digests[name] = TensorDigest(state_digest.add(base.digests[name].sums, gained), UNSTATED)
+            builder.prove_one(name, TensorDigest(state_digest.add(base.digests[name].sums, gained), UNSTATED))
         for name, hashed in xxh3.items():
-            builder.digests[name] = builder.digests[name]._replace(xxh3=hashed)
+            builder.prove_one(name, builder.digests[name]._replace(xxh3=hashed))
         builder.changed = len({name for s in shares for name in s.changed})
         builder.changed_elements = sum(sum(s.changed.values()) for s in shares)
         return builder

@@ -20,7 +20,7 @@ from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.finite import counts_after, refuse
 from deltackpt.hooks.live import LiveSession, live_group, live_side
 from deltackpt.hooks.metrics import StepMetrics
-from deltackpt.hooks.opening import everyones, existing, extractor, process_groups
+from deltackpt.hooks.opening import everyones, existing, extractor, process_groups, secured
 from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
 from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
@@ -37,6 +37,8 @@ from deltackpt.quantize.checkpoint import with_side
 from deltackpt.quantize.pieces import Quantizer
 from deltackpt.quantize.recipe import Recipe
 from deltackpt.repository import Ref, Repository
+from deltackpt.signing.keys import Signer
+from deltackpt.signing.policy import TrustPolicy
 from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate, Piece, Source
 from deltackpt.torch_views.names import Rename
@@ -102,6 +104,9 @@ class TrainerHook:
     ``sharded``     None: if torch.distributed runs, every rank makes a hook, and publishes what it owns
     ``timeout``     seconds that ranks wait for each other: more than the slowest of them takes to store its share
     ``metadata``    of every step's manifest
+    ``sign``        the key that signs every step: the path of an OpenSSH private key, or ``command:…``; None: what
+                    DELTACKPT_SIGN_KEY says, if anything
+    ``trust``       whose signatures the step that training goes on from has: that of `Repository.secure`
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
     ``live``        a `deltackpt.live.Session`, which takes every step to engines as well
 
@@ -138,13 +143,15 @@ class TrainerHook:
         timeout: float = TIMEOUT,
         metadata: Mapping[str, Any] | None = None,
         report: Callable[[StepMetrics], None] | None = None,
+        sign: str | os.PathLike[str] | Signer | None = None,
+        trust: str | os.PathLike[str] | TrustPolicy | None = None,
         live: LiveSession | None = None,
     ) -> None:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, model=model, locate=locate, snapshot=snapshot, full=full,
             errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, quantize=quantize,
             anchor=anchor, side=side, encoding=encoding, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
-            sharded=sharded, timeout=timeout, metadata=metadata, report=report, live=live,
+            sharded=sharded, timeout=timeout, metadata=metadata, report=report, sign=sign, trust=trust, live=live,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
         delivering = live_group(live, self._group.size > 1, timeout)
@@ -153,7 +160,7 @@ class TrainerHook:
         self.metrics: StepMetrics | None = None  # of the last published step
         self._closed = False
         self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
-        found = existing(self._group, repository)
+        found = existing(self._group, repository, options)
         self._extract = extractor(self._group, found, source, options)
         pieces, held = everyones(self._group, self._extract, held_by)
         plan = plan_state(held)
@@ -195,7 +202,7 @@ class TrainerHook:
             given = side_files(options.model or source, options.side, options.dtype, options.peft)
             if isinstance(self._extract, Quantizer):
                 given = with_side(given, self._extract.recipe, self._extract.kept)
-            repo = repo or Repository.open_or_create(target)  # type: ignore[arg-type]
+            repo = repo or secured(Repository.open_or_create(target), options)  # type: ignore[arg-type]
             base, seek, fresh = resume_from(repo, options.ref, plan, total, options.resume)
             layout = repo.layout(base.manifest) if base else None
             read = {s.path: repo.read(s.file, s.file.size) for s in layout.side} if layout else {}

@@ -85,6 +85,15 @@ def scatter_many(jobs: Array) -> int | None:
     return None if found < 0 else found
 
 
+def copy_many(copies: Array) -> None:
+    """Runs of bytes, each to its place. ``copies``: int64 [n, 3], the address to write to, that to read from, and the
+    bytes; no place may have bytes that are still to be read.
+    """
+    assert LIB is not None
+    copies = np.ascontiguousarray(copies, np.int64)
+    LIB.dk_copy_many(address(copies), len(copies))
+
+
 def digest_run(words: Array, first: int) -> tuple[int, int]:
     """Both sums, modulo 2^64, of a run of unsigned words, [n], that begins at element ``first``."""
     assert LIB is not None
@@ -155,6 +164,22 @@ def digest_many(runs: Array, threads: int = 1) -> Array:
     LIB.dk_diff_many(address(rows), len(rows), threads, *addresses(none, none, none))
     sums: Array = rows[:, 8:].view(np.uint64)
     return sums
+
+
+HASHED = 240  # bytes of a run up to which `xxh3_many` leaves it alone
+
+
+def xxh3_many(runs: Array, threads: int = 1) -> Array:
+    """The xxh3-128 of many runs of bytes, uint8 [n, 16], most significant byte first; anything for those of at most
+    `HASHED` bytes.
+
+    ``runs``: int64 [n, 2], the address of each and its bytes.
+    """
+    assert LIB is not None
+    runs = np.ascontiguousarray(runs, np.int64)
+    found = np.empty((len(runs), 16), np.uint8)
+    LIB.dk_xxh3_many(address(runs), len(runs), threads, address(found))
+    return found
 
 
 def table_names(names: list[bytes]) -> list[bytes]:

@@ -35,7 +35,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_table_names": (_N, [_P, _P, _N, _P, _P]),
     "dk_lists_details": (_N, [_P, _N, _P, _P]),
     "dk_lists_release": (None, [_P, _N]),
+    "dk_xxh3_many": (None, [_P, _N, _I, _P]),
     "dk_scatter_many": (_N, [_P, _N]),
+    "dk_copy_many": (None, [_P, _N]),
     "dk_table_read": (None, [_P]),
     "dk_header_read": (_N, [_P, _N, _N, _P, _N, _P, _N]),
 }

@@ -26,3 +26,16 @@ EXPORT int64_t dk_scatter_many(const void *given, int64_t jobs) {
     }
     return -1;
 }
+
+typedef struct {
+    uint8_t *to;
+    const uint8_t *from;
+    int64_t bytes;
+} copy_t;
+
+/* Runs of bytes, each to its place, one after the other. No place has bytes of what is still to be copied. */
+EXPORT void dk_copy_many(const void *given, int64_t count) {
+    const copy_t *copy = given;
+    for (int64_t i = 0; i < count; i++)
+        if (copy[i].bytes > 0) memcpy(copy[i].to, copy[i].from, (size_t)copy[i].bytes);
+}

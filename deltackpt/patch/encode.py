@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+
+import numpy as np
 
 from deltackpt.codecs import Change, Encoded, Entry, ManyChanges, encode, encode_many
 from deltackpt.codecs.base import Shape
+from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.entry_block import EntryBlock
 from deltackpt.codecs.registry import FULL
 from deltackpt.format.dtypes import DType
 from deltackpt.format.safetensors_header import MAX_NAME
@@ -32,21 +36,37 @@ def encode_entry(
     return fitting_entry(name, change.dtype, shape, shape, (0,) * len(shape), names, coded, encoding)
 
 
-def encode_entries(
-    names: Sequence[str], changes: ManyChanges, which: Sequence[int], taken: AbstractSet[str], encoding: str = "auto"
-) -> list[tuple[Entry, Encoded]]:
-    """`encode_entry` of the tensors ``which`` of many, whole ones that differ, by the ``names`` of all.
+Encoding = EntryBlock | tuple[Entry, Encoded]
 
-    ``taken``: names of all tensors of the old and new state.
+
+def encode_entries(
+    names: Sequence[str], changes: ManyChanges, which: Ints, taken: AbstractSet[str], encoding: str = "auto"
+) -> Iterator[tuple[Ints, Encoding]]:
+    """`encode_entry` of the tensors ``which`` (int64, rising) of many, whole ones that differ, by the ``names`` of all.
+
+    ``taken``: names of all tensors of the old and new state. -> by rising number the tensors, int64, of a block of
+    entries, or of one.
     """
-    made = []
-    for i, (used, encoded) in zip(which, encode_many(changes, which, encoding), strict=True):
-        shape = changes.shapes[i]
-        entry = Entry(names[i], used, changes.dtypes[i], shape, shape, (0,) * len(shape), encoded.detail)
+    done = encode_many(changes, which, encoding)
+    good = np.array([i for i in done.held.tolist() if i not in done.others], np.int64) if done.others else done.held
+    found: list[tuple[Ints, Encoding]] = []
+    if done.rows is not None and len(good):
+        rows = np.searchsorted(done.held, good)
+        at = [names[i] for i in done.held.tolist()]
+        # A block has neighbors alone: of the rows, and, as names rise, of all that changed.
+        order = np.searchsorted(which, good)
+        cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(order) != 1)) + 1
+        for some in np.split(rows, cuts):
+            block = EntryBlock(at, changes.forms, changes.form[done.held], done.rows, int(some[0]), int(some[-1]) + 1)
+            found.append((done.held[some], block))
+    for i, (used, encoded) in done.others.items():
+        shape, dtype = changes.shape(i), changes.dtype(i)
+        entry = Entry(names[i], used, dtype, shape, shape, (0,) * len(shape), encoded.detail)
         if encoded.plain and collides(entry, taken):
             entry, encoded = encode_entry(names[i], changes.change(i), shape, taken, FULL.name)
-        made.append((entry, encoded))
-    return made
+        found.append((np.array([i]), (entry, encoded)))
+    found.sort(key=lambda item: int(item[0][0]))
+    return iter(found)
 
 
 def fitting_entry(

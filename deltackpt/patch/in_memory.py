@@ -8,15 +8,24 @@ from collections.abc import Sized
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from deltackpt.checkpoint.diff import Difference, StoredTensor
+from deltackpt import kernels
+from deltackpt.checkpoint.batch import ComparedBatch
+from deltackpt.checkpoint.diff import Difference, State, StoredTensor
+from deltackpt.checkpoint.rows import ReadsRanges
+from deltackpt.codecs import ManyChanges
 from deltackpt.codecs.base import Effect, Shape
 from deltackpt.codecs.types import DecodeBuffer, Decoded, Elements
 from deltackpt.errors import ChainError
-from deltackpt.format.dtypes import DTYPES, DType
+from deltackpt.format.dtypes import DTYPES, DType, uint
+from deltackpt.format.layout import TensorsByName
 from deltackpt.format.manifest import Link
-from deltackpt.patch.base import Patch, TensorPatch
+from deltackpt.format.tensor_columns import NameRange
+from deltackpt.kernels import address
+from deltackpt.patch.base import Bytes, Patch, TensorPatch
 
+Positions32 = npt.NDArray[np.uint32]
 LIMIT = 128 << 20  # bytes of positions and values; what is beyond is decoded from the patch
 
 
@@ -31,6 +40,7 @@ class InMemoryPatch:
         self.end: Link | None = None
         self.whole = True  # is every changed tensor here?
         self._tensors: dict[str, TensorInMemory] = {}
+        self.columns: ChangeColumns | None = None
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -41,6 +51,9 @@ class InMemoryPatch:
         """
         change = found.change
         if tensor is None or change is None or change.base is None:
+            self.whole = False
+            return
+        if change.withheld is not None:
             self.whole = False
             return
         if len(change.positions) == 0:
@@ -55,6 +68,29 @@ class InMemoryPatch:
             decoded = Decoded(positions, change.new)
             self._tensors[found.name] = TensorInMemory(found.name, DTYPES[tensor.dtype], tuple(tensor.shape), decoded)
 
+    def add_batch(self, compared: ComparedBatch, new: State) -> None:
+        """`add` of all tensors of a batch, without an object for any where they are a range of the names of ``new``."""
+        names, changes = compared.names, compared.changes
+        for found in compared.others:
+            self.add(found, new.tensors.get(found.name))
+        if not isinstance(names, NameRange) or not isinstance(new, ReadsRanges) or kernels.LIB is None:
+            for found in compared.together():
+                self.add(found, new.tensors.get(found.name))
+            return
+        positions, _, after = changes.memory  # of tensors of a batch, whose positions 32 bits hold
+        with self._lock:
+            if self._bytes + positions.nbytes // 2 + after.nbytes > LIMIT:
+                self.whole = False
+                return
+            self._bytes += positions.nbytes // 2 + after.nbytes
+            if self.columns is None:
+                self.columns = ChangeColumns(new.named)
+            self.columns.add(names, changes)
+
+    def one(self, name: str) -> TensorInMemory | None:
+        """A tensor that came by itself."""
+        return self._tensors.get(name)
+
     def leads(self, start: Link, end: Link, hops: Sized) -> bool:
         """Is it this one move, of one patch?"""
         return (start, end) == (self.start, self.end) and len(hops) == 1
@@ -62,15 +98,56 @@ class InMemoryPatch:
     @property
     def names(self) -> AbstractSet[str]:
         """Of the tensors that it holds."""
-        return self._tensors.keys()
+        return self._tensors.keys() | (self.columns.names if self.columns is not None else set())
 
     def tensor(self, name: str) -> TensorPatch | None:
         """The changed elements of a tensor; None if they are not held."""
-        return self._tensors.get(name)
+        if (found := self._tensors.get(name)) is not None or self.columns is None:
+            return found
+        return self.columns.tensor(name)
 
     def over(self, patch: Patch) -> Patch:
         """What is held here, and the rest of ``patch``, which leads from the same state to the same."""
         return _Over(self, patch)
+
+
+class ChangeColumns:
+    """The changed elements of many tensors of ``named``, in memory. By number, int64 [tensors]: ``counts`` of those
+    that changed, ``widths``, bytes of one; ``positions`` (of uint32) and ``values`` are addresses.
+    """
+
+    def __init__(self, named: TensorsByName) -> None:
+        self.named, n = named, len(named.names)
+        self.counts, self.widths = np.zeros(n, np.int64), named.columns.widths
+        self.positions, self.values = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self._memory: list[tuple[NameRange, Positions32, Bytes]] = []  # what the addresses point to
+
+    def add(self, names: NameRange, changes: ManyChanges) -> None:
+        """The changes of a range of the names."""
+        positions, _, after = changes.memory
+        held = positions.astype(np.uint32)
+        counts = self.counts[names.rows] = changes.counts
+        self.positions[names.rows] = address(held) + 4 * (counts.cumsum() - counts)
+        self.values[names.rows] = changes.rows[:, 6]
+        self._memory.append((names, held, after))
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """Of the tensors that change."""
+        return {self.named.names[i] for i in np.flatnonzero(self.counts).tolist()}
+
+    def tensor(self, name: str) -> TensorInMemory | None:
+        """One of them by itself."""
+        number = self.named.numbers.get(name)
+        if number is None or not (count := int(self.counts[number])):
+            return None
+        _, held, after = next(m for m in self._memory if m[0].first <= number < m[0].end)
+        tensor, width = self.named.tensors[name], int(self.widths[number])
+        first = (int(self.positions[number]) - address(held)) // 4
+        byte = int(self.values[number]) - address(after)
+        values = after[byte : byte + count * width].view(uint(width))
+        decoded = Decoded(held[first : first + count], values)
+        return TensorInMemory(name, DTYPES[tensor.dtype], tensor.shape, decoded)
 
 
 @dataclass(frozen=True)

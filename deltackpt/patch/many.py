@@ -20,23 +20,48 @@ from deltackpt.codecs.packed.native_rows import PackedRows, Positions32
 from deltackpt.codecs.types import Decoded, Elements
 from deltackpt.errors import DeltackptError
 from deltackpt.format.dtypes import DTYPES, uint
+from deltackpt.format.layout import TensorsByName
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.kernels import address
 from deltackpt.patch.apply import changes_elements
 from deltackpt.patch.base import Bytes, Patch, TensorPatch
+from deltackpt.patch.in_memory import ChangeColumns, InMemoryPatch
 from deltackpt.patch.part import PartReader
+from deltackpt.patch.squashed import SquashedPatch
 from deltackpt.patch.tensor import PartsPatch
 
 RUN = 4 << 20  # bytes of a batch: it stays in the cache of a processor from one pass over it to the next
 MOST = 1024  # tensors of a batch
+MANY = 1000  # tensors of a step, above which they go through several patches by runs
 
 
 @dataclass(frozen=True)
 class TensorRun:
-    """``tensors`` side by side: their bytes are in ``data``, uint8, in this order and without gaps."""
+    """``tensors`` side by side: their bytes are in ``data``, uint8, in this order and without gaps.
+
+    ``named`` are all tensors of the step that they are of.
+    """
 
     tensors: Sequence[Tensor]
     data: Bytes
+    named: TensorsByName
+
+    @cached_property
+    def numbers(self) -> Ints:
+        """Of each among the ``named``: int64 [tensors]."""
+        return np.array([*map(self.named.numbers.__getitem__, [t.name for t in self.tensors])], np.int64)
+
+    @property
+    def widths(self) -> Ints:
+        """Bytes of a storage element of each: int64 [tensors]."""
+        widths: Ints = self.named.columns.widths[self.numbers]
+        return widths
+
+    @cached_property
+    def places(self) -> Ints:
+        """Address and bytes of each: int64 [tensors, 2]."""
+        places: Ints = np.array([address(self.data) + self.starts[:-1], np.diff(self.starts)]).T
+        return places
 
     @cached_property
     def starts(self) -> Ints:
@@ -93,13 +118,13 @@ class RunRoom:
     def __init__(self) -> None:
         self._local = threading.local()
 
-    def run(self, tensors: Sequence[Tensor]) -> TensorRun:
+    def run(self, tensors: Sequence[Tensor], named: TensorsByName) -> TensorRun:
         """A run whose ``data`` is anything, until the next call of this thread."""
         size = tensors[-1].end - tensors[0].start
         held: Bytes | None = getattr(self._local, "room", None)
         if held is None or len(held) < size:
             held = self._local.room = np.empty(max(size, RUN), np.uint8)
-        return TensorRun(tensors, held[:size])
+        return TensorRun(tensors, held[:size], named)
 
 
 def runs(tensors: Iterable[Tensor], limit: int = RUN) -> Iterator[list[Tensor]]:
@@ -114,12 +139,20 @@ def runs(tensors: Iterable[Tensor], limit: int = RUN) -> Iterator[list[Tensor]]:
         yield run
 
 
-def changes_of(patch: Patch, tensors: Sequence[Tensor]) -> int:
-    """How many elements of some tensors a patch changes, at most."""
+def changes_of(patch: Patch, tensors: Sequence[Tensor], named: TensorsByName, numbers: Ints) -> int:
+    """How many elements of some tensors, which have these ``numbers`` (int64 [tensors]) among the ``named``, a patch
+    changes, at most."""
+    if isinstance(patch, InMemoryPatch) and patch.columns is not None and patch.columns.named is named:
+        alone = (patch.one(tensor.name) for tensor in tensors)
+        return int(patch.columns.counts[numbers].sum()) + sum(found.changes for found in alone if found is not None)
     if not (isinstance(patch, PartsPatch) and patch.whole is not None):
         return sum(found.changes for tensor in tensors if (found := patch.tensor(tensor.name)) is not None)
-    places = patch.whole.places([tensor.name for tensor in tensors])
-    return sum(table.changes[place[1]] for place in places if place is not None and (table := place[0].table))
+    return int(patch.whole.rows_of(named).changes[numbers].sum())
+
+
+def by_runs(named: TensorsByName) -> bool:
+    """Do small tensors go through several patches by runs, and not each by itself as soon as a patch arrives?"""
+    return len(named.names) > MANY
 
 
 def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
@@ -127,6 +160,10 @@ def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
 
     None where it cannot be done at once, or where anything is wrong.
     """
+    if isinstance(patch, InMemoryPatch) and (held := patch.columns) is not None and held.named is run.named:
+        return _held_changes(patch, held, run)
+    if isinstance(patch, SquashedPatch) and kernels.LIB is not None and by_runs(run.named):
+        return _squashed_changes(patch, run)
     try:
         if (found := _find(patch, run)) is None:
             return None
@@ -146,6 +183,39 @@ def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
         np.concatenate([np.zeros(0, np.uint8), *(values for _, values in arrays)]),
         others,
     )
+
+
+def _held_changes(patch: InMemoryPatch, held: ChangeColumns, run: TensorRun) -> RunChanges:
+    which = np.flatnonzero(held.counts[run.numbers])
+    numbers = run.numbers[which]
+    counts, widths = held.counts[numbers], held.widths[numbers]
+    positions = np.empty(counts.sum(), np.uint32)
+    kernels.copy_many(np.array([address(positions) + 4 * starts(counts)[:-1], held.positions[numbers], 4 * counts]).T)
+    values = _side_by_side(held.values[numbers], counts * widths)
+    alone = [(i, found.decoded) for i, t in enumerate(run.tensors) if (found := patch.one(t.name)) is not None]
+    return RunChanges(which, counts, widths, positions, values, alone)
+
+
+def _side_by_side(at: Ints, sizes: Ints) -> Bytes:
+    """Runs of bytes, of which each begins at an address, one after the other."""
+    held = np.empty(sizes.sum(), np.uint8)
+    kernels.copy_many(np.array([address(held) + starts(sizes)[:-1], at, sizes]).T)
+    return held
+
+
+def _squashed_changes(patch: SquashedPatch, run: TensorRun) -> RunChanges | None:
+    """Through all patches, and what differs then."""
+    new = TensorRun(run.tensors, run.data.copy(), run.named)
+    if not all(advance_run(step, new) for step in patch.patches):
+        return None
+    (old_at, sizes), (new_at, _) = run.places.T, new.places.T
+    if (sizes // run.widths > 1 << 32).any():
+        return None
+    rows, memory = kernels.diff_many(np.array([old_at, new_at, sizes // run.widths, run.widths]).T)
+    which = np.flatnonzero(rows[:, 7])
+    counts, widths = rows[which, 7], rows[which, 3]
+    values = _side_by_side(rows[which, 6], counts * widths)
+    return RunChanges(which, counts, widths, memory[0].astype(np.uint32), values)
 
 
 def advance_run(patch: Patch, run: TensorRun) -> bool:
@@ -175,26 +245,27 @@ class _Found:
 def _find(patch: Patch, run: TensorRun) -> _Found | None:
     """None where a tensor gets another dtype or shape, or goes. Raises DeltackptError where anything is wrong."""
     whole = patch.whole if isinstance(patch, PartsPatch) and kernels.LIB is not None else None
-    numbers: dict[PartReader, tuple[list[int], list[int]]] = {}
+    batches: list[tuple[Ints, PackedRows]] = []
+    alone: Sequence[int] = range(len(run.tensors))
+    if whole is not None:
+        held = whole.rows_of(run.named)
+        part, entry = held.part[run.numbers], held.entry[run.numbers]
+        if not held.fits[run.numbers].all():
+            return None
+        for k in np.unique(part[entry >= 0]).tolist():
+            which = np.flatnonzero((part == k) & (entry >= 0))
+            reader = whole.parts[k]
+            if not isinstance(reader, PartReader):
+                return None
+            batches.append((which, reader.rows_of(entry[which])))
+        alone = np.flatnonzero((part >= 0) & (entry < 0)).tolist()
     others = []
-    places = whole.places([tensor.name for tensor in run.tensors]) if whole is not None else [None] * len(run.tensors)
-    for i, (tensor, place) in enumerate(zip(run.tensors, places, strict=True)):
-        if place is not None and isinstance(part := place[0], PartReader) and part.table is not None:
-            row = part.table.row_numbers[place[1]]
-            if row >= 0:
-                if part.table.forms[row] != (tensor.dtype, tensor.shape):
-                    return None
-                which, held = numbers.setdefault(part, ([], []))
-                which.append(i)
-                held.append(place[1])
-                continue
-        elif whole is not None and place is None:
-            continue
+    for i in alone:
+        tensor = run.tensors[i]
         if (found := patch.tensor(tensor.name)) is not None:
             if not changes_elements((tensor.dtype, tensor.shape), found):
                 return None
             others.append((i, found))
-    batches = [(np.array(which), part.rows_of(np.array(held))) for part, (which, held) in numbers.items()]
     if any(int(rows.rows["elements"].max()) > 1 << 32 for _, rows in batches):  # positions that 32 bits do not hold
         return None
     return _Found(batches, others)

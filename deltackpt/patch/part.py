@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
+from typing import overload
 
 import numpy as np
 
 from deltackpt.codecs import CODECS, Decoded, Encoded, Entry, check, decode, decode_into
 from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.entry_block import EntryBlock
 from deltackpt.codecs.entry_table import DTYPE_WORDS
 from deltackpt.codecs.packed.native_rows import PackedRows
 from deltackpt.codecs.table import write_table
@@ -35,46 +37,95 @@ class PartWriter:
 
     def __init__(self, origin: Origin, version: int = CODECS.version) -> None:
         self.origin, self.version = origin, version
-        self._items: list[tuple[Entry, Encoded]] = []
+        self._items: list[tuple[Entry, Encoded] | EntryBlock] = []
+        self._last = ""  # name of the last entry
         self._rising = True  # are they in the order of the table?
+        self._count = 0
         self.size = 0
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._count
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
-        """The entries of the table, in its order."""
-        return tuple(entry for entry, _ in self._ordered())
+    def entries(self) -> Sequence[Entry]:
+        """The entries of the table, in its order; those of blocks are made when one is asked for."""
+        return _Entries(self._ordered())
 
     def add(self, entry: Entry, encoded: Encoded | None = None) -> None:
         """One tensor or box; ``encoded`` has its bytes, if it has some."""
         assert entry.version == self.version, "an entry of another version"
         encoded = encoded or Encoded(entry.detail)
-        if self._items and entry.name <= self._items[-1][0].name:
-            self._rising = False
-        self._items.append((entry, encoded))
+        self._put((entry, encoded), entry.name, entry.name, 1)
         self.size += encoded.size
+
+    def add_block(self, block: EntryBlock) -> None:
+        """Many tensors, by rising name."""
+        self._put(block, block.names[block.first], block.names[block.end - 1], len(block))
+        self.size += int(block.sizes.sum())
+
+    def _put(self, item: tuple[Entry, Encoded] | EntryBlock, first: str, last: str, count: int) -> None:
+        if self._items and first <= self._last:
+            self._rising = False
+        self._items.append(item)
+        self._last, self._count = last, self._count + count
 
     def chunks(self) -> Iterator[Buffer]:
         """The bytes of the file: header, plain tensors by falling width (so that all are aligned), table, payload."""
         items = self._ordered()
-        table = write_table([entry for entry, _ in items], self.version)
-        plain = [(entry.name + p.suffix, p) for entry, encoded in items for p in encoded.plain]
+        table = write_table([item if isinstance(item, EntryBlock) else item[0] for item in items], self.version)
+        single = [item for item in items if not isinstance(item, EntryBlock)]
+        plain = [(entry.name + p.suffix, p) for entry, encoded in single for p in encoded.plain]
         plain.sort(key=lambda item: (-DTYPES[item[1].dtype].width, item[0].encode()))
-        payload = sum(len(piece) for _, encoded in items for piece in encoded.payload)
+        pieces = [piece for item in items for piece in _payload(item)]
+        payload = sum(map(len, pieces))
         rows = [(name, p.dtype, p.shape, len(p.data)) for name, p in plain]
         rows += [(TABLE, "U8", (len(table),), len(table)), (PAYLOAD, "U8", (payload,), payload)]
         ends = list(accumulate(size for *_, size in rows))
         tensors = [Tensor(n, d, s, end - size, end) for (n, d, s, size), end in zip(rows, ends, strict=True)]
         yield build_header(tensors, self.origin.to_metadata(self.version))
-        yield from joined(chain((p.data for _, p in plain), [table], *(encoded.payload for _, encoded in items)))
+        yield from joined(chain((p.data for _, p in plain), [table], pieces))
 
-    def _ordered(self) -> list[tuple[Entry, Encoded]]:
+    def _ordered(self) -> Sequence[tuple[Entry, Encoded] | EntryBlock]:
         if not self._rising:
-            self._items.sort(key=_order)
+            single = sorted(_single(self._items), key=_order)
+            self._items[:] = single
             self._rising = True
         return self._items
+
+
+class _Entries(Sequence[Entry]):
+    """Those of items, which nothing is added to any more."""
+
+    def __init__(self, items: Sequence[tuple[Entry, Encoded] | EntryBlock]) -> None:
+        self._items = items
+
+    @cached_property
+    def _all(self) -> list[Entry]:
+        return [entry for entry, _ in _single(self._items)]
+
+    @overload
+    def __getitem__(self, number: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Entry]: ...
+
+    def __getitem__(self, number: int | slice) -> Entry | list[Entry]:
+        return self._all[number]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+def _single(items: Iterable[tuple[Entry, Encoded] | EntryBlock]) -> Iterator[tuple[Entry, Encoded]]:
+    for item in items:
+        if isinstance(item, EntryBlock):
+            yield from item.entries()
+        else:
+            yield item
+
+
+def _payload(item: tuple[Entry, Encoded] | EntryBlock) -> Sequence[Buffer]:
+    return (item.made.payload_of(item.first, item.end),) if isinstance(item, EntryBlock) else item[1].payload
 
 
 def _order(item: tuple[Entry, Encoded]) -> tuple[str, tuple[int, ...]]:

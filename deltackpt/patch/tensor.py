@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
+import numpy.typing as npt
 
 from deltackpt.codecs import Entry
 from deltackpt.codecs.base import Effect, Shape
+from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.boxes import MAX_BOXES, overlap, slices, to_whole
 from deltackpt.codecs.types import DecodeBuffer, Decoded, Elements
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DType, nbytes, uint
+from deltackpt.format.layout import TensorsByName
 from deltackpt.patch.base import Known, describe
 from deltackpt.patch.index import PartIndex
 
@@ -169,10 +173,7 @@ def grouped(parts: Sequence[Part]) -> Mapping[str, EncodedTensor]:
 
     Raises FormatError ``version-mixed``, ``boxes-too-many``, ``boxes-overlap``.
     """
-    versions = sorted({part.version for part in parts})
-    if len(versions) > 1:  # [F-META-5]
-        have = f"parts of versions {' and '.join(map(str, versions))}"
-        raise FormatError("version-mixed", where=parts[0].where, have=have, need="one version in a patch")
+    check_versions(parts)
     if all(part.table is not None for part in parts):
         apart = WholeTensors(parts)
         if len(apart) == sum(len(part.entries) for part in parts):
@@ -181,26 +182,95 @@ def grouped(parts: Sequence[Part]) -> Mapping[str, EncodedTensor]:
     for part in parts:
         for entry in part.entries:
             held.setdefault(entry.name, []).append((part, entry))
+    check_boxes(held, parts[0].where)
+    return {name: EncodedTensor(tuple(found)) for name, found in held.items()}
+
+
+def check_together(parts: Sequence[PartIndex]) -> None:
+    """Do the parts of a patch fit together? All are of one version, and what several hold of a tensor are boxes.
+
+    Raises FormatError ``version-mixed``, ``boxes-too-many``, ``boxes-overlap``.
+    """
+    check_versions(parts)
+    held: dict[str, list[tuple[PartIndex, Entry]]] = {}
+    if len(parts) > 1 or any(part.table is None for part in parts):
+        for part in parts:
+            for entry in part.entries:
+                held.setdefault(entry.name, []).append((part, entry))
+        check_boxes(held, parts[0].where)
+
+
+def check_versions(parts: Sequence[PartIndex]) -> None:
+    """Raise FormatError ``version-mixed`` unless all parts are of one version."""
+    versions = sorted({part.version for part in parts})
+    if len(versions) > 1:  # [F-META-5]
+        have = f"parts of versions {' and '.join(map(str, versions))}"
+        raise FormatError("version-mixed", where=parts[0].where, have=have, need="one version in a patch")
+
+
+def check_boxes(held: Mapping[str, Sequence[tuple[PartIndex, Entry]]], where: str) -> None:
+    """Raise FormatError ``boxes-too-many``, ``boxes-overlap`` for entries of a tensor that do not fit together."""
     for name, found in held.items():
         if len(found) > 1:
-            _check_boxes(name, [entry for _, entry in found], parts[0].where)
-    return {name: EncodedTensor(tuple(found)) for name, found in held.items()}
+            _check_boxes(name, [entry for _, entry in found], where)
+
+
+@dataclass(frozen=True)
+class RowsOf:
+    """Where the tensors of a step are in parts: ``part`` is the number of the part, -1 for a tensor that none holds;
+    ``entry`` (int64 both) that of its entry there, if it is a row of the table, else -1. ``fits`` (bool): has it the
+    dtype and shape of that row, if it is one? ``changes``: elements that change. Each [tensors].
+    """
+
+    part: Ints
+    entry: Ints
+    fits: npt.NDArray[np.bool_]
+    changes: Ints
 
 
 class WholeTensors(Mapping[str, EncodedTensor]):
     """The tensors of parts that have a `PartIndex.table`, each in one of them: made when they are asked for."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+        self.parts = parts
+        self._known: list[tuple[TensorsByName, RowsOf]] = []
         self._part = {name: part for part in parts for name in part.numbers} if len(parts) != 1 else {}
 
     def places(self, names: Sequence[str]) -> list[tuple[Part, int] | None]:
         """The part that holds each tensor, and the number of its entry there; None for one that none holds."""
-        if len(self._parts) == 1:
-            part, numbers = self._parts[0], self._parts[0].numbers
+        if len(self.parts) == 1:
+            part, numbers = self.parts[0], self.parts[0].numbers
             return [(part, numbers[name]) if name in numbers else None for name in names]
         held = [self._part.get(name) for name in names]
         return [(part, part.numbers[name]) if part else None for part, name in zip(held, names, strict=True)]
+
+    def rows_of(self, named: TensorsByName) -> RowsOf:
+        """Where all tensors of a step are, in their order. Any thread may ask."""
+        for known, found in self._known:
+            if known is named:
+                return found
+        found = self._rows_of(named)
+        self._known.append((named, found))
+        return found
+
+    def _rows_of(self, named: TensorsByName) -> RowsOf:
+        n = len(named.names)
+        part, entry, changes = np.full(n, -1), np.full(n, -1), np.zeros(n, np.int64)
+        fits = np.ones(n, bool)
+        forms = [(dtype.name, shape) for dtype, shape in named.columns.forms]
+        for k, held in enumerate(self.parts):
+            table = held.table
+            assert table is not None
+            at = np.array([*map(held.numbers.get, named.names, repeat(-1))], np.int64)
+            here = np.flatnonzero(at >= 0)
+            rows = table.row_of[at[here]]
+            part[here], changes[here] = k, np.array(table.changes)[at[here]]
+            regular = rows >= 0
+            here, rows = here[regular], rows[regular]
+            entry[here] = at[here]
+            mine = [forms[i] for i in named.columns.form[here].tolist()]
+            fits[here] = [a == table.forms[i] for a, i in zip(mine, rows.tolist(), strict=True)]
+        return RowsOf(part, entry, fits, changes)
 
     def __getitem__(self, name: str) -> EncodedTensor:
         if (found := self.places([name])[0]) is None:
@@ -211,7 +281,7 @@ class WholeTensors(Mapping[str, EncodedTensor]):
     @property
     def names(self) -> AbstractSet[str]:
         """Those of a dict, which are faster than a Mapping's."""
-        return self._parts[0].numbers.keys() if len(self._parts) == 1 else self._part.keys()
+        return self.parts[0].numbers.keys() if len(self.parts) == 1 else self._part.keys()
 
     def __contains__(self, name: object) -> bool:
         return name in self.names

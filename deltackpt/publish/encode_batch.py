@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-from deltackpt.checkpoint.batch import BATCH, ComparedBatch, batches, compare_batch, release
-from deltackpt.checkpoint.diff import Difference, State, difference
-from deltackpt.codecs import Encoded, Entry
+import numpy as np
+
+from deltackpt.checkpoint.batch import BATCH, NO_HASHES, ComparedBatch, batches, compare_batch, release
+from deltackpt.checkpoint.diff import Difference, State, difference, gathered
+from deltackpt.checkpoint.rows import ReadsRanges
+from deltackpt.codecs import CODECS, Encoded, Entry
+from deltackpt.codecs.base import Auto
+from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.entry_block import EntryBlock
+from deltackpt.codecs.select import AUTO
 from deltackpt.format import state_digest
-from deltackpt.format.digests import UNSTATED, proves
+from deltackpt.format.digests import UNSTATED, Hashes, TensorDigests, Words, hashes, proves
+from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import Counts
-from deltackpt.format.state_digest import TensorDigest
+from deltackpt.format.state_digest import ZERO, TensorDigest
+from deltackpt.format.tensor_columns import NameRange
 from deltackpt.patch.encode import encode_entries, encode_entry
 
 Compare = Callable[[str, State, State], Difference]
 CompareBatch = Callable[[Sequence[str], State, State], ComparedBatch]
+_DENSE = {AUTO, *(codec.name for codec in CODECS if codec.auto in (Auto.DENSE, Auto.WHOLE))}  # look at all elements
+NO_SUMS = np.zeros((0, 2), np.uint64)
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,7 @@ class Comparing:
 
     ``compare`` is for callers that know how a tensor differs without reading all of it, and is asked for each alone;
     ``compare_batch`` for those that have compared some already. ``found`` is told, by any thread, what was found of
-    each tensor. ``where`` names the old state in errors.
+    each batch. ``where`` names the old state in errors.
     """
 
     old: State
@@ -35,7 +48,7 @@ class Comparing:
     where: str | os.PathLike[str]
     compare: Compare = difference
     compare_batch: CompareBatch = compare_batch
-    found: Callable[[Difference], None] | None = None
+    found: Callable[[ComparedBatch], None] | None = None
 
 
 class TensorOfStep(NamedTuple):
@@ -46,6 +59,28 @@ class TensorOfStep(NamedTuple):
     entry: Entry | None
     encoded: Encoded | None
     after: TensorDigest | None
+
+
+class BlockOfStep(NamedTuple):
+    """The same of many tensors that changed, whose digests are elsewhere; ``changed`` counts their elements, int64
+    [tensors]."""
+
+    block: EntryBlock
+    changed: Ints
+
+
+@dataclass(frozen=True)
+class BatchOfStep:
+    """The tensors of a batch by rising name, of which those that did not change may be missing among the ``tensors``.
+
+    ``sums`` (uint64 [n, 2]) and ``xxh3`` (uint8 [n, 16]) are the digests of ``names``, or empty where each tensor has
+    its own; ``size`` are the bytes of all new ones.
+    """
+
+    names: Sequence[str]
+    tensors: Sequence[TensorOfStep | BlockOfStep]
+    sums: Words
+    xxh3: Hashes
     size: int
 
 
@@ -58,45 +93,67 @@ class BatchEncoder:
     def __init__(self, states: Comparing, encoding: str) -> None:
         self.wrong: list[str] = []
         self._states, self._encoding = states, encoding
-        self._names = {*states.old.tensors, *states.new.tensors}
 
-    def batches(self) -> Iterator[list[str]]:
+    @cached_property
+    def _names(self) -> AbstractSet[str]:
+        old, new = self._states.old, self._states.new
+        if isinstance(old, ReadsRanges) and isinstance(new, ReadsRanges) and old.named is new.named:
+            return new.named.tensors.keys()
+        return {*old.tensors, *new.tensors}
+
+    def batches(self) -> Iterator[Sequence[str]]:
         """The names of every batch, in order."""
         alone = self._states.compare is not difference
         return batches(self._states.old, self._states.new, 0 if alone else BATCH)
 
-    def encode(self, names: Sequence[str]) -> list[TensorOfStep]:
+    def encode(self, names: Sequence[str]) -> BatchOfStep:
         """The tensors of one batch. Raises UsageError ``encoding-choice``, and what the states raise."""
         states = self._states
         if states.compare is not difference:
-            made = {name: self._one(states.compare(name, states.old, states.new)) for name in names}
+            made = [self._one(states.compare(name, states.old, states.new)) for name in names]
+            done = BatchOfStep([], made, NO_SUMS, NO_HASHES, _bytes_of(names, states.new))
         else:
             compared = states.compare_batch(names, states.old, states.new)
             if states.found is not None:
-                for found in compared.differences():
-                    states.found(found)
-            made = {found.name: self._one(found) for found in compared.others}
-            made.update((done.name, done) for done in self._many(compared))
+                states.found(compared)
+            done = self._joined(names, compared)
         for state in (states.old, states.new):
             release(names, state)
-        return [made[name] for name in names]
+        return done
 
-    def _many(self, compared: ComparedBatch) -> Iterator[TensorOfStep]:
-        """Tensors that have old elements of their dtype and shape."""
-        changes, before = compared.changes, self._states.before
-        for name, xxh3 in zip(compared.names, compared.old_xxh3, strict=True):
-            self._prove(name, xxh3)
-        which = [i for i, changed in enumerate(changes.counts) if changed]
-        entries = dict(
-            zip(which, encode_entries(compared.names, changes, which, self._names, self._encoding), strict=True)
-        )
-        for i, (name, n, gain) in enumerate(zip(compared.names, changes.counts, changes.gains, strict=True)):
-            known = before.get(name)
-            sums = state_digest.add(known.sums, gain) if known is not None else state_digest.ZERO  # else it is wrong
-            counts = Counts(changed=1, changed_elements=n) if n else None
-            entry, encoded = entries.get(i, (None, None))
-            after = TensorDigest(sums, compared.new_xxh3[i])
-            yield TensorOfStep(name, counts, entry, encoded, after, changes.new[i].nbytes)
+    def _joined(self, names: Sequence[str], compared: ComparedBatch) -> BatchOfStep:
+        """Those that were compared together, and the others, in the order of their names."""
+        sums = self._prove_many(compared)
+        changes = compared.changes
+        which = np.flatnonzero(changes.counts)
+        entries = encode_entries(compared.names, changes, which, self._names, self._encoding)
+        tensors: list[TensorOfStep | BlockOfStep] = []
+        for numbers, made in entries:
+            if isinstance(made, EntryBlock):
+                tensors.append(BlockOfStep(made, changes.counts[numbers]))
+                continue
+            (i,) = numbers.tolist()
+            counts = Counts(changed=1, changed_elements=int(changes.counts[i]))
+            tensors.append(TensorOfStep(compared.names[i], counts, *made, None))
+        if not compared.others:
+            return BatchOfStep(compared.names, tensors, sums, compared.new_xxh3, int(changes.nbytes.sum()))
+        tensors = [*_apart(tensors), *map(self._one, compared.others)]
+        tensors.sort(key=lambda one: one.name if isinstance(one, TensorOfStep) else one.block.names[one.block.first])
+        size = _bytes_of(names, self._states.new)
+        return BatchOfStep(compared.names, tensors, sums, compared.new_xxh3, size)
+
+    def _prove_many(self, compared: ComparedBatch) -> Words:
+        """Are the old tensors the parent step's? -> the sums of the new ones: uint64 [n, 2]."""
+        names, before = compared.names, self._states.before
+        if isinstance(before, TensorDigests) and isinstance(names, NameRange) and before.named.names is names.names:
+            sums, hashed = before.sums[names.rows], before.xxh3[names.rows]
+        else:
+            known = [before.get(name, TensorDigest(ZERO, UNSTATED)) for name in names]
+            sums = np.array([digest.sums for digest in known], np.uint64).reshape(-1, 2)
+            hashed = hashes([digest.xxh3 for digest in known])
+        for i in np.flatnonzero((hashed != compared.old_xxh3).any(axis=1)).tolist():
+            self._prove(names[i], compared.old_xxh3[i].tobytes())
+        return sums + compared.changes.gains
 
     def _one(self, found: Difference) -> TensorOfStep:
         """Any tensor."""
@@ -105,19 +162,20 @@ class BatchEncoder:
             self._prove(name, found.old_xxh3)
         change = found.change
         if change is None:
-            return TensorOfStep(name, Counts(removed=1), Entry.removal(name), None, None, 0)
+            return TensorOfStep(name, Counts(removed=1), Entry.removal(name), None, None)
         assert found.new_xxh3 is not None
-        size = change.target.nbytes
         if found.empty:
-            assert before is not None
-            return TensorOfStep(name, None, None, None, TensorDigest(before.sums, found.new_xxh3), size)
-        if change.base is None or before is None:
+            sums = before.sums if before is not None else ZERO  # else it is wrong
+            return TensorOfStep(name, None, None, None, TensorDigest(sums, found.new_xxh3))
+        if change.withheld is not None and self._encoding not in _DENSE:
+            change = gathered(change)
+        if change.base is None or before is None or change.withheld is not None:
             sums = state_digest.of_run(change.target)
         else:
             sums = state_digest.add(before.sums, state_digest.of_change(change.positions, change.old, change.new))
         shape = tuple(new.tensors[name].shape)
         entry, encoded = encode_entry(name, change, shape, self._names, self._encoding)
-        return TensorOfStep(name, _counts(found), entry, encoded, TensorDigest(sums, found.new_xxh3), size)
+        return TensorOfStep(name, _counts(found), entry, encoded, TensorDigest(sums, found.new_xxh3))
 
     def _prove(self, name: str, xxh3: bytes) -> None:
         """Is an old tensor the parent step's? ``xxh3`` was computed in the pass that compared; if the step states none,
@@ -132,6 +190,21 @@ class BatchEncoder:
             self.wrong.append(name)
 
 
+def _apart(tensors: Iterable[TensorOfStep | BlockOfStep]) -> Iterator[TensorOfStep | BlockOfStep]:
+    """Blocks of one entry each, so that others can come between them."""
+    for one in tensors:
+        if isinstance(one, TensorOfStep):
+            yield one
+            continue
+        for i in range(len(one.block)):
+            yield BlockOfStep(one.block.cut(i, i + 1), one.changed[i : i + 1])
+
+
+def _bytes_of(names: Sequence[str], state: State) -> int:
+    found = (state.tensors[name] for name in names if name in state.tensors)
+    return sum(nbytes(DTYPES[tensor.dtype], tuple(tensor.shape)) for tensor in found)
+
+
 def _counts(found: Difference) -> Counts:
     """What one tensor that differs and is there adds to the counts of a step."""
     change = found.change
@@ -139,4 +212,4 @@ def _counts(found: Difference) -> Counts:
     if change.base is None:
         new = found.old_xxh3 is None
         return Counts(added=int(new), changed=int(not new), changed_elements=change.elements)
-    return Counts(changed=1, changed_elements=len(change.positions))
+    return Counts(changed=1, changed_elements=change.count)

@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-
 from deltackpt.codecs import Entry
-from deltackpt.format.dtypes import DTYPES
+from deltackpt.format.digests import TensorDigests
 from deltackpt.format.layout import TensorsByName
 from deltackpt.format.manifest import Counts
 from deltackpt.format.safetensors_header import Header
@@ -40,7 +38,7 @@ class EncodedPart:
 
     number: int
     origin: Origin
-    entries: tuple[Entry, ...]
+    entries: Sequence[Entry]
     chunks: tuple[PartBytes, ...]
     size: int
     known_sha256: str | None = None  # where the encoder has hashed it already
@@ -100,8 +98,8 @@ class StepFiles(Protocol):
 
 def elements_of(files: StepFiles) -> int:
     """Storage elements of a state."""
-    tensors = (t for shard in files.shards for t in shard.header.tensors)
-    return sum((t.end - t.start) // DTYPES[t.dtype].width for t in tensors)
+    columns = TensorsByName.of([shard.header for shard in files.shards]).columns
+    return int((columns.sizes // columns.widths).sum())
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,7 @@ class StepCommit:
     def state(self) -> str:
         """The state digest, hex."""
         named = self.tensors
-        sums = np.array([self.digests[name].sums for name in named.tensors], np.uint64)
-        return named.state_text.digest(sums.reshape(-1, 2))
+        return named.state_text.digest(TensorDigests.of(named, self.digests).sums)
 
     @cached_property
     def tensors(self) -> TensorsByName:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.checkpoint.batch import batches, digest_batch
+from deltackpt.checkpoint.batch import NO_HASHES, batches, digest_range
+from deltackpt.checkpoint.rows import ReadsRanges
+from deltackpt.codecs import Encoded, Entry
+from deltackpt.codecs.entry_block import EntryBlock
 from deltackpt.errors import ChainError, CheckpointError
-from deltackpt.format.layout import Layout
+from deltackpt.format.digests import Hashes, TensorDigests, Words
+from deltackpt.format.layout import Layout, TensorsByName
 from deltackpt.format.manifest import Counts
 from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.format.state_digest import TensorDigest
+from deltackpt.format.tensor_columns import NameRange
 from deltackpt.patch.part import Origin, PartWriter
-from deltackpt.publish.encode_batch import BatchEncoder, Comparing
+from deltackpt.publish.encode_batch import NO_SUMS, BatchEncoder, BlockOfStep, Comparing
 from deltackpt.publish.sink import EncodedPart, PartSink
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import SILENT, Progress
@@ -34,17 +41,46 @@ class EncodeOptions:
 
 
 class StepBuilder:
-    """What is known of a step in the making: the digests of its tensors, and how many of them differ, and how."""
+    """What is known of a step in the making: the digests of its tensors, and how many of them differ, and how.
 
-    def __init__(self, digests: Mapping[str, TensorDigest] | None = None) -> None:
-        self.digests = dict(digests or {})
+    ``named``: all its tensors, where they are known before; their digests then are columns.
+    """
+
+    def __init__(self, digests: Mapping[str, TensorDigest] | None = None, named: TensorsByName | None = None) -> None:
+        self._digests = dict(digests or {}) if named is None else {}
+        self._columns: TensorDigests | None = None
+        if named is not None:
+            n = len(named.tensors)
+            self._columns = TensorDigests(named, np.zeros((n, 2), np.uint64), np.zeros((n, 16), np.uint8))
         self.encodings: Counter[str] = Counter()  # tensors in each encoding
         self.added = self.removed = self.changed = 0  # tensors
         self.changed_elements = 0
 
-    def count(self, encoding: str, counts: Counts) -> None:
-        """One tensor that differs."""
-        self.encodings[encoding] += 1
+    @property
+    def digests(self) -> Mapping[str, TensorDigest]:
+        """By name, of all tensors once the step is whole."""
+        return self._columns if self._columns is not None else self._digests
+
+    def prove(self, names: Sequence[str], sums: Words, xxh3: Hashes) -> None:
+        """The digests of tensors: uint64 [n, 2] and uint8 [n, 16]."""
+        if self._columns is not None and isinstance(names, NameRange):
+            self._columns.sums[names.rows], self._columns.xxh3[names.rows] = sums, xxh3
+            return
+        for name, (a, b), hashed in zip(names, sums.tolist(), xxh3, strict=True):
+            self.prove_one(name, TensorDigest((a, b), hashed.tobytes()))
+
+    def prove_one(self, name: str, digest: TensorDigest) -> None:
+        """The digests of one tensor."""
+        if self._columns is None:
+            self._digests[name] = digest
+        else:
+            number = self._columns.named.numbers[name]
+            self._columns.sums[number] = digest.sums
+            self._columns.xxh3[number] = np.frombuffer(digest.xxh3, np.uint8)
+
+    def count(self, encoding: str, counts: Counts, tensors: int = 1) -> None:
+        """So many tensors that differ, in one encoding."""
+        self.encodings[encoding] += tensors
         self.added += counts.added
         self.removed += counts.removed
         self.changed += counts.changed
@@ -57,20 +93,25 @@ class StepBuilder:
 
 def check_names(new: Checkpoint) -> None:
     """Raise CheckpointError ``name-reserved`` for a tensor whose name belongs to the format."""
-    for name in new.tensors:
+    for name in new.named.tensors:
         if name.startswith(RESERVED):
             need = f"no name that starts with {RESERVED!r}"
             raise CheckpointError("name-reserved", where=new.root, have=f"tensor {name[:80]!r}", need=need)
 
 
-def digest_all(new: Checkpoint, threads: int, progress: Progress) -> dict[str, TensorDigest]:
+def digest_all(new: Checkpoint, threads: int, progress: Progress) -> TensorDigests:
     """Both digests of every tensor, by name, in one pass over the bytes."""
-    found = {}
-    for batch in ordered_map(lambda names: digest_batch(names, new), batches(new, new), threads):
-        for name, value, size in batch:
-            found[name] = value
-            progress.advance(size)
-    return found
+    sizes, found = new.named.columns.sizes, [(NO_SUMS, NO_HASHES)]
+
+    def work(names: Sequence[str]) -> tuple[int, Words, Hashes]:
+        assert isinstance(names, NameRange), "a checkpoint has the same tensors as itself"
+        return int(sizes[names.rows].sum()), *digest_range(names, new)
+
+    for size, sums, xxh3 in ordered_map(work, batches(new, new), threads):
+        found.append((sums, xxh3))
+        progress.advance(size)
+    sums, xxh3 = (np.concatenate(column) for column in zip(*found, strict=True))
+    return TensorDigests(new.named, sums, xxh3)
 
 
 def check_base(base: Checkpoint, parent: Layout, where: Path) -> None:
@@ -106,20 +147,62 @@ def encode_step(
     what the sink raises.
     """
     encoder = BatchEncoder(states, options.encoding)
-    builder, writer, number, most = StepBuilder(), PartWriter(origin), 1, sink.part_bytes(PART_BYTES)
+    whole = isinstance(states.old, ReadsRanges) and isinstance(states.new, ReadsRanges)
+    named = states.new.named if isinstance(states.new, ReadsRanges) and whole else None
+    builder, parts = StepBuilder(named=named), _Parts(sink, origin)
     for batch in ordered_map(encoder.encode, encoder.batches(), options.threads):
-        for done in batch:
-            progress.advance(done.size)
+        progress.advance(batch.size)
+        builder.prove(batch.names, batch.sums, batch.xxh3)
+        for done in batch.tensors:
+            if isinstance(done, BlockOfStep):
+                counts = Counts(changed=len(done.block), changed_elements=int(done.changed.sum()))
+                builder.count(done.block.made.name, counts, len(done.block))
+                parts.add_block(done.block)
+                continue
             if done.after is not None:
-                builder.digests[done.name] = done.after
+                builder.prove_one(done.name, done.after)
             if done.entry is not None and done.counts is not None:
                 builder.count(done.entry.encoding, done.counts)
-                writer.add(done.entry, done.encoded)
-            if writer.size >= most:
-                sink.put(EncodedPart.of(writer, number))
-                writer, number, most = PartWriter(origin), number + 1, sink.part_bytes(PART_BYTES)
+                parts.add(done.entry, done.encoded)
     if encoder.wrong:
         raise base_differs(states.where, sorted(encoder.wrong))
-    if len(writer):
-        sink.put(EncodedPart.of(writer, number))
+    parts.end()
     return builder
+
+
+class _Parts:
+    """Puts a part as soon as it has as many bytes as the sink asks for."""
+
+    def __init__(self, sink: PartSink, origin: Origin) -> None:
+        self._sink, self._origin, self._number = sink, origin, 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._writer, self._most = PartWriter(self._origin), self._sink.part_bytes(PART_BYTES)
+
+    def add(self, entry: Entry, encoded: Encoded | None) -> None:
+        self._writer.add(entry, encoded)
+        self._full()
+
+    def add_block(self, block: EntryBlock) -> None:
+        ends = block.sizes.cumsum()
+        first = 0
+        while first < len(ends):
+            before = int(ends[first - 1]) if first else 0
+            end = int(np.searchsorted(ends, before + self._most - self._writer.size)) + 1  # the first that fills it
+            self._writer.add_block(block.cut(first, min(end, len(ends))))
+            self._full()
+            first = end
+
+    def _full(self) -> None:
+        if self._writer.size >= self._most:
+            self._put()
+            self._begin()
+
+    def _put(self) -> None:
+        self._sink.put(EncodedPart.of(self._writer, self._number))
+        self._number += 1
+
+    def end(self) -> None:
+        if len(self._writer):
+            self._put()

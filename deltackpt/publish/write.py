@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
-from deltackpt.checkpoint.batch import compare_batch
-from deltackpt.checkpoint.diff import Difference, State
+from deltackpt.checkpoint.batch import ComparedBatch, compare_batch
+from deltackpt.checkpoint.diff import State
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.patch.in_memory import InMemoryPatch
@@ -45,6 +45,9 @@ from deltackpt.util.progress import SILENT, Progress
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from deltackpt.signing.keys import Signer
+    from deltackpt.signing.policy import TrustPolicy
+
 
 class WriteOptions(TypedDict, total=False):
     """How `write` works: options that change no step's state.
@@ -52,11 +55,15 @@ class WriteOptions(TypedDict, total=False):
     ``encoding``    of the changes, "auto" (the default) for the smallest of each tensor; `deltackpt.codecs` has them
     ``threads``     None (the default): one for every processor that this process may use
     ``progress``    counts the bytes that are done
+    ``sign``        the key that signs the step: a path, or ``command:…``; None: what DELTACKPT_SIGN_KEY says
+    ``trust``       whose signatures the steps before have: that of `Repository.secure`
     """
 
     encoding: str
     threads: int | None
     progress: Progress
+    sign: str | os.PathLike[str] | Signer | None
+    trust: str | os.PathLike[str] | TrustPolicy | None
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,9 @@ def write(
         job = _WriteJob(new, base, cache, encode, progress, stack)
         if not store.capabilities.local:
             job.compare_ahead()  # until the store has answered what it holds
-        repo = repository if isinstance(repository, Repository) else Repository.at_or_create(store)
+        repo = repository if isinstance(repository, Repository) else Repository.at_or_create(store).secure()
+        if (security := (options.get("trust"), options.get("sign"))) != (None, None):
+            repo.secure(security[0], sign=security[1])
         head, before = _follows(repo, ref, resume_from)
         # Pins the parent, and, with nothing to pin, whatever is put before the manifest names it.
         lease = stack.enter_context(publishing(repo, before))
@@ -215,9 +224,9 @@ class _WriteJob:
         order = repo.layout(parent).tensors  # in which they are compared
         return self._stack.enter_context(Replay.open(repo, repo.resolve(before), order=order))
 
-    def _hold(self, found: Difference) -> None:
+    def _hold(self, compared: ComparedBatch) -> None:
         if self._in_memory is not None:
-            self._in_memory.add(found, self._new.tensors.get(found.name))
+            self._in_memory.add_batch(compared, self._new)
 
     def follow(self, repo: Repository, ref: str, done: CommittedStep) -> None:
         """Let the cache follow to the step that was published."""

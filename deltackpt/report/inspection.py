@@ -119,7 +119,10 @@ def _decoded(repo: Repository, manifest: Manifest, parent: Link, threads: int, p
         rest = sorted(patch.names - layout.tensors.keys())
 
         def rows_of_run(tensors: list[Tensor]) -> tuple[list[TensorEntry], int]:
-            if len(tensors) > 1 and (found := _at_once(patch, old, room.run(tensors), sizes_of)) is not None:
+            if (
+                len(tensors) > 1
+                and (found := _at_once(patch, old, room.run(tensors, layout.named), sizes_of)) is not None
+            ):
                 return found
             some = [rows_of(tensor.name) for tensor in tensors if tensor.name in patch.names]
             return [row for found, _ in some for row in found], sum(done for _, done in some)
@@ -172,7 +175,7 @@ def _patch(repo: Repository, m: Manifest, rows: list[TensorEntry]) -> Inspection
         step=m.step,
         parent=m.parent.step if m.parent else None,
         files=[f.size for f in m.patch or ()],
-        rows=sorted(rows, key=lambda row: (row.name.encode(), row.offset or ())),
+        rows=sorted(rows, key=lambda row: (row.name, row.offset or ())),  # code points sort as their UTF-8 bytes do
         elements=m.counts.elements,
     )
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from deltackpt.errors import ConflictError
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.repository.manifests import Manifests
 from deltackpt.repository.objects import Objects
 from deltackpt.repository.refs import Ref, Refs
+
+if TYPE_CHECKING:
+    from deltackpt.repository.signer import RecordSigner
 
 
 class PublishLease(Protocol):
@@ -31,13 +34,16 @@ class Commits:
 
     def __init__(self, objects: Objects, refs: Refs, manifests: Manifests) -> None:
         self._objects, self._refs, self._manifests = objects, refs, manifests
+        self.signer: RecordSigner | None = None
 
     def publish(self, new: Manifest, ref: str, old: Ref | None, check: Callable[[], None]) -> Link:
-        """Put the manifest, call ``check``, move the ref, see `Repository.publish`."""
+        """Put the manifest, sign it, call ``check``, move the ref, see `Repository.publish`."""
         link, store = new.link, self._objects.store
         alone = store.capabilities.swap
         before = set() if alone else {*self._manifests.numbered(link.step)}
         store.put(link.name, [new.encode()])
+        if self.signer is not None:
+            self.signer.head(ref, link, old.link if old else None)  # [S-SIG-2]
         check()
         self._refs.move(ref, old, link, self._manifests.load)
         self._manifests.cache.add(link, new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from deltackpt.errors import ChainError, FormatError, NotFoundError
 from deltackpt.format import edge
@@ -14,11 +14,13 @@ from deltackpt.store import Store
 
 class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
     """By the step that they lead to. An edge that cannot be read is left out, since it is never the only truth: what it
-    leads to can be reached otherwise, or `resolve` says that it cannot; `verify` names the damage."""
+    leads to can be reached otherwise, or `resolve` says that it cannot; `verify` names the damage. So is one that
+    ``vouches`` says nobody signed: no manifest names it, so that no signature of a step covers it."""
 
-    def __init__(self, store: Store, repository: str) -> None:
+    def __init__(self, store: Store, repository: str, vouches: Callable[[Link], bool] = lambda record: True) -> None:
         self._store = store
         self._repository = repository
+        self._vouches = vouches
         self.names = [info.name for info in store.list("edges/") if edge.NAME.fullmatch(info.name)]
         self._by_step: dict[int, list[str]] = {}
         for name in self.names:
@@ -50,6 +52,8 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
                     one = self.load(name)
                 except (FormatError, ChainError, NotFoundError):  # [F-EDGE-6] [S-EDGE-3]
                     continue
+                if not self._vouches(record_of(name)):  # [S-SIG-12]
+                    continue
                 found[one.end] = (*found.get(one.end, ()), one)
             self._read[step] = found
         return self._read[step]
@@ -60,6 +64,11 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def record_of(name: str) -> Link:
+    """The step that an edge leads to, and the sha256 of its bytes, by which it is signed."""
+    return Link(step_of(name), name[-69:-5])
 
 
 def step_of(name: str) -> int:

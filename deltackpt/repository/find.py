@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from deltackpt.errors import ChainError, ConflictError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.repository.manifests import Manifests
@@ -15,6 +17,8 @@ class StepFinder:
 
     def __init__(self, objects: Objects, refs: Refs, manifests: Manifests, identity: str) -> None:
         self._objects, self._refs, self._manifests, self._identity = objects, refs, manifests, identity
+        # Raises where nobody vouches for a step that was asked for by its number or id.
+        self.check: Callable[[Link], None] = lambda link: None
 
     def confirm_place(self) -> None:
         """Ask the store whether this repository is still there, see `Repository.confirm_place`."""
@@ -86,13 +90,17 @@ class StepFinder:
             return self._head_of(ref, "step latest").link
         if isinstance(spec, str) and not (spec.isascii() and spec.isdigit()):
             return self._named(spec)
-        return self._on_branch(int(spec), ref)
+        found = self._on_branch(int(spec), ref)
+        self.check(found)
+        return found
 
     def _named(self, spec: str) -> Link:
         """A step by number and id, or by tag."""
         if (exact := EXACT.fullmatch(spec)) is not None:
             links = self._manifests.numbered(int(exact[1]))
-            return self._only(spec, [link for link in links if link.id.startswith(exact[2])])
+            found = self._only(spec, [link for link in links if link.id.startswith(exact[2])])
+            self.check(found)
+            return found
         if not is_ref_name(spec):
             need = "a number from 0 on, `latest`, NUMBER-ID, or a tag"
             raise UsageError("ref-name", where="step", have=repr(spec)[:120], need=need)

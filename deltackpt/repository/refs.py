@@ -42,6 +42,8 @@ class Refs:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
+        # Raises where a branch or tag, ``refs/NAME`` or ``tags/NAME``, is at a step that nobody vouches for.
+        self.check: Callable[[str, Link], None] = lambda name, link: None
 
     def branch(self, name: str) -> Ref | None:
         """The branch, or None if nothing was published on it. Raises FormatError, UsageError ``ref-name``."""
@@ -64,16 +66,26 @@ class Refs:
             if _REF.fullmatch(name) and info.name.endswith(".json"):
                 yield name
 
+    def unproven(self, name: str) -> Ref | None:
+        """The branch ``refs/NAME`` or tag ``tags/NAME``, without `check`. Raises what `branch` raises."""
+        own = _checked(name.partition("/")[2])
+        return self._read(f"{name}.json", own, check=False)
+
     def parse_branch(self, name: str, raw: bytes) -> Ref:
         """The branch whose object has these bytes. Raises FormatError, UsageError ``ref-name``."""
-        return self._parse(f"refs/{_checked(name)}.json", name, raw)
+        found = self._parse(f"refs/{_checked(name)}.json", name, raw)
+        self.check(f"refs/{name}", found.link)
+        return found
 
-    def _read(self, object_name: str, name: str) -> Ref | None:
+    def _read(self, object_name: str, name: str, *, check: bool = True) -> Ref | None:
         try:
             raw = self._objects.store.get(object_name, MAX_SMALL)
         except NotFoundError:
             return None
-        return self._parse(object_name, name, raw)
+        found = self._parse(object_name, name, raw)
+        if check:
+            self.check(object_name.removesuffix(".json"), found.link)
+        return found
 
     def _parse(self, object_name: str, name: str, raw: bytes) -> Ref:
         where = f"{self._objects.store.url}/{object_name}"
@@ -117,7 +129,7 @@ class Refs:
         try:
             store.swap(f"refs/{_checked(name)}.json", old.raw if old else None, Ref.to(name, new).raw)
         except ConflictError as error:  # [S-REF-2] [S-REF-3]
-            now = self.branch(name)
+            now = self._read(f"refs/{name}.json", name, check=False)
             if now is not None and now.link == new:  # the swap was answered by an error, and took effect all the same
                 return
             raise ConflictError(

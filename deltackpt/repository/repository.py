@@ -16,18 +16,23 @@ from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.repository import chain
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.commit import Commits, PublishLease
-from deltackpt.repository.edges import StoredEdges
+from deltackpt.repository.edges import StoredEdges, record_of
 from deltackpt.repository.find import StepFinder
 from deltackpt.repository.manifests import Manifests, links_of
 from deltackpt.repository.marker import create_marker, read_marker
 from deltackpt.repository.objects import Objects
 from deltackpt.repository.refs import Ref, Refs
+from deltackpt.repository.secure import Security
 from deltackpt.repository.states import States
 from deltackpt.store import Buffer, Store, open_store
 
 if TYPE_CHECKING:  # these load numpy, which a log does without
     from deltackpt.format.layout import Layout
     from deltackpt.format.state_digest import TensorDigest
+    from deltackpt.repository.signer import RecordSigner
+    from deltackpt.repository.trust import Trust
+    from deltackpt.signing.keys import Signer
+    from deltackpt.signing.policy import TrustPolicy
 
 
 class Repository:
@@ -36,13 +41,15 @@ class Repository:
     ``pins``: whether readers take a lease on what they read. One that follows a store where requests are counted does
     without: what it reads is new, and should it be collected nevertheless, it looks for another way.
     ``writer``: the lease under which steps are published, where one is held from step to step (`writer_lease`).
-    ``manifests``, ``states``: what is loaded, with what is kept of it in memory.
+    ``manifests``, ``states``: what is loaded, with what is kept of it in memory. ``trust``: whose signatures it asks
+    for, where it does (`secure`); then branches, tags, steps that are asked for and edges are checked by it.
     """
 
     def __init__(self, store: Store, identity: str) -> None:
         self.id = identity
         self.pins = True
         self.writer: PublishLease | None = None
+        self.trust: Trust | None = None
         self._objects = Objects(store)
         self._refs = Refs(self._objects)
         self.manifests = Manifests(self._objects, identity)
@@ -61,14 +68,14 @@ class Repository:
 
     @classmethod
     def open(cls, url: str | os.PathLike[str]) -> Repository:
-        """Open an existing repository. Raises NotFoundError ``repository-missing``, ``bucket-missing``, FormatError for
-        a broken marker.
+        """Open an existing repository, `secure` as the environment says. Raises NotFoundError ``repository-missing``,
+        ``bucket-missing``, FormatError for a broken marker.
         """
-        return cls.at(open_store(url))
+        return cls.at(open_store(url)).secure()
 
     @classmethod
     def at(cls, store: Store) -> Repository:
-        """The same, in a store that is open."""
+        """The same, in a store that is open, and whatever the environment says of keys."""
         return cls(store, read_marker(store))
 
     @classmethod
@@ -76,7 +83,7 @@ class Repository:
         """Open a repository, or make one where there is nothing at all. Raises ConflictError ``not-a-repository``
         where there are other objects, and what `open` raises for a broken marker.
         """
-        return cls.at_or_create(open_store(url))
+        return cls.at_or_create(open_store(url)).secure()
 
     @classmethod
     def at_or_create(cls, store: Store) -> Repository:
@@ -85,6 +92,39 @@ class Repository:
             return cls.at(store)
         except NotFoundError:
             return cls(store, create_marker(store))
+
+    # Signatures
+
+    def secure(
+        self,
+        trust: str | os.PathLike[str] | TrustPolicy | None = None,
+        *,
+        max_age: float | None = None,
+        sign: str | os.PathLike[str] | Signer | None = None,
+    ) -> Repository:
+        """Believe the store only what is signed by keys that are trusted, and sign what is published -> itself.
+
+        ``trust``, ``max_age`` (seconds) and ``sign`` are those of `trust_policy` and `keys.signer`: None stands for the
+        environment (``DELTACKPT_TRUST``, ``DELTACKPT_MAX_AGE``, ``DELTACKPT_SIGN_KEY``), and for neither where that
+        says nothing. Raises UsageError ``trust-file``, ``sign-key``, ``usage``, ExtraMissingError, ChainError
+        ``repository-replaced``.
+        """
+        wanted = Security(trust, max_age, sign)
+        if wanted.wanted:
+            self.trust, self._commits.signer = wanted.open(self._objects, self.id, self.load)
+            if self.trust is not None:
+                self._refs.check, self._finder.check = self.trust.check_name, self.trust.check_step
+        return self
+
+    @property
+    def signer(self) -> RecordSigner | None:
+        """What signs the steps that are published, None where nothing does."""
+        return self._commits.signer
+
+    def check_again(self, ref: str) -> None:
+        """A branch that has not moved. Raises ChainError ``signature-stale`` where `trust` says so."""
+        if self.trust is not None:
+            self.trust.check_again(f"refs/{ref}")
 
     # Refs
 
@@ -129,6 +169,13 @@ class Repository:
         """The tag, or None. Raises FormatError, UsageError ``ref-name``."""
         return self._refs.tag(name)
 
+    def unproven(self, name: str) -> Ref | None:
+        """The branch ``refs/NAME`` or tag ``tags/NAME``, whoever signed it, for one who will; None if it is not there.
+
+        Raises FormatError, UsageError ``ref-name``.
+        """
+        return self._refs.unproven(name)
+
     def refs(self, prefix: str = "refs/") -> Iterator[Ref]:
         """All branches (``refs/``) or tags (``tags/``). Raises FormatError for one that is damaged."""
         return self._refs.all(prefix)
@@ -143,7 +190,10 @@ class Repository:
 
     def put_tag(self, name: str, link: Link) -> Ref:
         """Name a step that is there. Raises ConflictError ``tag-exists``, UsageError ``ref-name``."""
-        return self._refs.put_tag(name, link)
+        made = self._refs.put_tag(name, link)
+        if self.signer is not None:
+            self.signer.again(f"tags/{name}", link, None)
+        return made
 
     def delete_tag(self, name: str) -> Ref:
         """Remove a tag; its step stays until gc. Raises NotFoundError ``tag-missing``."""
@@ -183,6 +233,8 @@ class Repository:
 
     def edges(self) -> StoredEdges:
         """Folds and later anchors, as they are listed now."""
+        if self.trust is not None:
+            return StoredEdges(self.store, self.id, self.trust.vouches)
         return StoredEdges(self.store, self.id)
 
     def resolve(self, target: Link, *, have: Link | None = None) -> Plan:
@@ -201,6 +253,11 @@ class Repository:
         what it says, there or not.
         """
         return self._finder.find(spec, ref)
+
+    def find_unproven(self, spec: str | int, ref: str = "main") -> Link:
+        """`find`, whoever signed the step and the branch, for one who will."""
+        plain = StepFinder(self._objects, Refs(self._objects), self.manifests, self.id)
+        return plain.find(spec, ref)
 
     def gone(self, step: int) -> NotFoundError:
         """The error for a step that is not there, or no longer; names the nearest ones that are."""
@@ -237,7 +294,7 @@ class Repository:
         """The layout in an object. Raises FormatError, NotFoundError ``object-missing``."""
         return self.states.layout(file)
 
-    def digests(self, of: Manifest) -> dict[str, TensorDigest]:
+    def digests(self, of: Manifest) -> Mapping[str, TensorDigest]:
         """The digests of a step's tensors, by name, checked against its state digest. Raises FormatError,
         NotFoundError ``object-missing``.
         """
@@ -261,6 +318,8 @@ class Repository:
     def put_edge(self, new: Edge) -> str:
         """Record a fold, or an anchor written later, whose files are durable; -> the name of the record."""
         self.store.put(new.name, [new.encode()])
+        if self.signer is not None:
+            self.signer.again(None, record_of(new.name), None)
         return new.name
 
     def publish(self, new: Manifest, ref: str, old: Ref | None, check: Callable[[], None] = lambda: None) -> Link:

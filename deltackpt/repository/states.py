@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock, Thread
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from deltackpt.format.manifest import File, Manifest
@@ -27,7 +28,7 @@ class States:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._layouts: OrderedDict[File, Layout] = OrderedDict()
-        self._digests: OrderedDict[tuple[File, File, str], dict[str, TensorDigest]] = OrderedDict()
+        self._digests: OrderedDict[tuple[File, File, str], Mapping[str, TensorDigest]] = OrderedDict()
         self._lock = Lock()
 
     def layout(self, file: File) -> Layout:
@@ -43,7 +44,7 @@ class States:
         _keep(self._layouts, file, found)
         return found
 
-    def digests(self, of: Manifest) -> dict[str, TensorDigest]:
+    def digests(self, of: Manifest) -> Mapping[str, TensorDigest]:
         """The digests of a step's tensors, by name, checked against its state digest. Raises FormatError,
         NotFoundError ``object-missing``.
         """
@@ -54,12 +55,12 @@ class States:
                 raw = self._objects.read(of.digests, digests.MAX_DIGESTS)
                 found = digests.decode(raw, self._layout(of.layout), of.state, self._where(of.digests))
             _keep(self._digests, _key(of), found)
-            return dict(found)
+            return found
 
     def add(self, of: Manifest, digests: Mapping[str, TensorDigest]) -> None:
         """Keep the digests of a step that this process has just published."""
         with self._lock:
-            _keep(self._digests, _key(of), dict(digests))
+            _keep(self._digests, _key(of), _unchanging(digests))
 
     def clear(self) -> None:
         """Forget all: each is asked of the store again."""
@@ -80,6 +81,13 @@ class States:
 
     def _where(self, file: File) -> str:
         return f"{self._objects.store.url}/{file.name}"
+
+
+def _unchanging(digests: Mapping[str, TensorDigest]) -> Mapping[str, TensorDigest]:
+    """The same, that nothing can be put into any more."""
+    from deltackpt.format.digests import TensorDigests
+
+    return digests if isinstance(digests, TensorDigests) else MappingProxyType(dict(digests))
 
 
 def _key(of: Manifest) -> tuple[File, File, str]:

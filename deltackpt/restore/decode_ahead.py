@@ -12,6 +12,7 @@ from threading import Condition, Thread
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.format.dtypes import DTYPES, nbytes
+from deltackpt.patch import many
 from deltackpt.patch.apply import write_step
 from deltackpt.patch.base import Bytes, Patch
 
@@ -102,6 +103,8 @@ class DecodeAhead:
 def _shares(base: State, threads: int) -> list[list[str]]:
     """Names of tensors for each thread, about as many bytes of them each."""
     sizes = {name: nbytes(DTYPES[t.dtype], t.shape) for name, t in base.tensors.items()}
+    if len(sizes) > many.MANY:  # small ones go through all patches by runs, which costs less than each here
+        sizes = {name: size for name, size in sizes.items() if size > many.RUN}
     shares: list[tuple[int, list[str]]] = [(0, []) for _ in range(threads)]
     left = HELD
     for name in sorted(sizes, key=lambda name: -sizes[name]):

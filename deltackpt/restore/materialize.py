@@ -13,9 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from deltackpt import kernels
+from deltackpt.checkpoint.batch import hash_rows
 from deltackpt.checkpoint.diff import State
+from deltackpt.checkpoint.rows import TensorRows
 from deltackpt.errors import ConflictError, NotFoundError
-from deltackpt.format.digests import UNSTATED, check_digest, proves
+from deltackpt.format.digests import UNSTATED, DigestRows, Hashes, TensorDigests, check_digest, hashes, proves
 from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
@@ -206,7 +209,7 @@ def build(
         shard, tensors = item
         size = tensors[-1].end - tensors[0].start
         if isinstance(state, Replay) and len(tensors) > 1:
-            run = room.run(tensors)
+            run = room.run(tensors, layout.named)
             if state.write_run(run) and unproven(run, digests) is None:
                 write(shard, run.data, tensors[0].start)
                 return size
@@ -245,14 +248,29 @@ def check_tensor(name: str, data: npt.NDArray[np.uint8], digests: Mapping[str, T
 
 def unproven(run: TensorRun, digests: Mapping[str, TensorDigest]) -> int | None:
     """The number of the first tensor of a run whose bytes have not the digest of the step's record, if there is one."""
-    data, ends = run.data.data, run.starts.tolist()
-    for number, (tensor, start, end) in enumerate(zip(run.tensors, ends, ends[1:], strict=False)):
-        need = digests[tensor.name]
-        if need.xxh3 != xxh3(data[start:end]) and (
-            need.xxh3 != UNSTATED or not proves(run.bytes_of(number), tensor.dtype, need)
-        ):
-            return number
+    stated = rows_of(run, digests).xxh3
+    for number in np.flatnonzero((stated != hash_run(run)).any(axis=1)).tolist():
+        tensor, need = run.tensors[number], stated[number].tobytes()
+        if need != UNSTATED or not proves(run.bytes_of(number), tensor.dtype, digests[tensor.name]):
+            return int(number)
     return None
+
+
+def rows_of(run: TensorRun, digests: Mapping[str, TensorDigest]) -> DigestRows:
+    """The digests of the tensors of a run."""
+    if isinstance(digests, TensorDigests):
+        numbers = run.numbers if digests.named is run.named else [digests.named.numbers[t.name] for t in run.tensors]
+        return DigestRows(digests.sums[numbers], digests.xxh3[numbers])
+    found = [digests[tensor.name] for tensor in run.tensors]
+    sums = np.array([digest.sums for digest in found], np.uint64).reshape(-1, 2)
+    return DigestRows(sums, hashes([digest.xxh3 for digest in found]))
+
+
+def hash_run(run: TensorRun) -> Hashes:
+    """The xxh3-128 of each tensor of a run: uint8 [tensors, 16]."""
+    if kernels.LIB is None:
+        return hashes([xxh3(run.bytes_of(number)) for number in range(len(run.tensors))])
+    return hash_rows(TensorRows(run.places[:, 0], run.bytes_of), run.places[:, 1])
 
 
 def _new_shard(folder: Path, shard: Shard) -> int:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from deltackpt import kernels
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import State
+from deltackpt.checkpoint.rows import MappedFiles, TensorRows
 from deltackpt.codecs.base import Effect
 from deltackpt.errors import ChainError, FormatError
-from deltackpt.format.layout import Layout
+from deltackpt.format.layout import Layout, TensorsByName
 from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.tensor_columns import NameRange
 from deltackpt.kernels import address, addresses
 from deltackpt.patch.apply import changes_elements, decode_step, replace_whole, write_step
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch, describe
@@ -23,7 +27,8 @@ from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.scratch import writable_copy
+from deltackpt.restore.scratch import SpillBuffer, writable_copy
+from deltackpt.restore.source import RepositorySource
 from deltackpt.store.readahead import ObjectRange, ReadAhead
 from deltackpt.util.guard import map_guarded
 from deltackpt.util.mapped_file import FileMapping
@@ -45,22 +50,38 @@ class Anchor:
             raise ChainError("anchor-files", where=f"step {step.step}", have=have, need=need)
         self.tensors: Mapping[str, Tensor] = layout.tensors
         self._store = repo.store
-        self._at = {
-            t.name: ObjectRange(file.name, shard.header.data_start + t.start, t.end - t.start)
-            for file, shard in zip(files, layout.shards, strict=True)
-            for t in shard.header.tensors
-        }
+        self._held = [(file.name, shard.header) for file, shard in zip(files, layout.shards, strict=True)]
         self._maps: dict[str, FileMapping] = {}
-        for file in files if repo.store.capabilities.local else ():
+        # Of a store that is not trusted, all of it is proven first: the digests of tensors withstand no forger.
+        self._proven = {} if repo.trust is None else _proven(repo, files)  # [S-SIG-14]
+        for file in files if repo.store.capabilities.local and not self._proven else ():
             if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
                 with path.open("rb") as f:
                     self._maps[file.name], _ = map_guarded(f.fileno(), file.size, path)  # proven as it is used
-        ahead = [(name, at) for name in order if (at := self._at.get(name)) and at.length and at.file not in self._maps]
+        here = self._maps.keys() | self._proven.keys()
+        ahead = []
+        if len(here) < len(files):
+            held = ((name, at) for name in order if (at := self._at.get(name)) is not None)
+            ahead = [(name, at) for name, at in held if at.length and at.file not in here]
+        self.files: MappedFiles | None = None
+        if len(self._maps) == len(files) > 0:
+            maps = [self._maps[file.name] for file in files]
+            self.files = MappedFiles(layout.named, maps.__getitem__, maps.__getitem__)
         self._runs = ReadAhead(repo.store, ahead) if ahead else None
+
+    @cached_property
+    def _at(self) -> dict[str, ObjectRange]:
+        return {
+            t.name: ObjectRange(file, header.data_start + t.start, t.end - t.start)
+            for file, header in self._held
+            for t in header.tensors
+        }
 
     def bytes_of(self, name: str) -> Bytes:
         """All bytes of a tensor: uint8, read-only, not proven. Raises what `Store.get_range` raises."""
         at = self._at[name]
+        if at.file in self._proven:
+            return self._proven[at.file][at.start : at.end]
         if at.file in self._maps:
             return self._maps[at.file].data[at.start : at.end]
         if self._runs is not None and (found := self._runs.take(name)) is not None:
@@ -87,6 +108,12 @@ class Anchor:
             self._runs.close()
 
 
+def _proven(repo: Repository, files: Sequence[File]) -> dict[str, Bytes]:
+    """The bytes of files by name, uint8, proven by sha256: mapped, where the store is remote from temporary copies."""
+    source = RepositorySource(repo)
+    return {file.name: np.frombuffer(source.part(file), np.uint8) for file in files}
+
+
 def check_left_over(base: Iterable[str], patches: Sequence[Patch], layout: Layout) -> None:
     """Raise ChainError ``tensor-shape`` for a tensor of the result that the layout lacks: what was in the state
     ``base``, by name, or came by one of ``patches``, and was not removed."""
@@ -111,7 +138,12 @@ class Replay:
         self._base = base
         self._patches = patches
         self._journal = journal
-        self._number = {name: i for i, name in enumerate(layout.tensors)} if journal is not None else {}
+        self._layout = layout
+
+    @property
+    def named(self) -> TensorsByName:
+        """All tensors of the state."""
+        return self._layout.named
 
     @classmethod
     @contextmanager
@@ -155,12 +187,25 @@ class Replay:
     def read_many(self, names: Sequence[str]) -> tuple[Sequence[Bytes], Sequence[int]]:
         """`bytes_of` of each tensor, [n] uint8, and the address of its first one."""
         tensors = [self.tensors[name] for name in names]
-        run = TensorRun(tensors, np.empty(sum(t.end - t.start for t in tensors), np.uint8))
+        run = TensorRun(tensors, np.empty(sum(t.end - t.start for t in tensors), np.uint8), self.named)
         if not tensors or self._journal is not None or not self.write_run(run):
             data = [self.bytes_of(name) for name in names]
             return data, addresses(*data)
         at = run.starts.tolist()
         return [run.data[a:b] for a, b in pairwise(at)], [address(run.data) + first for first in at[:-1]]
+
+    def read_range(self, names: NameRange) -> TensorRows:
+        """`bytes_of` of each tensor of a range of ``named``."""
+        data, at = self.read_many(names)
+        return TensorRows(np.array(at, np.int64), data.__getitem__)
+
+    def release_range(self, names: NameRange) -> None:
+        """Of what was read alone: a run was released when it was copied."""
+        files = self._base.files if isinstance(self._base, Anchor | Checkpoint) else None
+        if files is not None and files.named is self.named:
+            files.release(names.rows)
+        else:
+            self.release_many(names)
 
     def release_many(self, names: Sequence[str]) -> None:
         """`release` of each."""
@@ -181,8 +226,7 @@ class Replay:
                 continue
             if (changes := decode_run(patch, run)) is None:
                 return False
-            numbers = np.array([self._number[tensor.name] for tensor in run.tensors])
-            self._journal.append_run(numbers, k, changes)
+            self._journal.append_run(run.numbers, k, changes)
             changes.write_to(run)
         return True
 
@@ -191,6 +235,8 @@ class Replay:
 
         What they were read from is released.
         """
+        if self._copy_rows(run):
+            return True
         tensors, names = self._base.tensors, [tensor.name for tensor in run.tensors]
         metas = [tensors.get(name) for name in names]
         for tensor, meta in zip(run.tensors, metas, strict=True):
@@ -204,6 +250,17 @@ class Replay:
         for number, name in enumerate(names):
             run.bytes_of(number)[:] = self._base.bytes_of(name)
             self._base.release(name)
+        return True
+
+    def _copy_rows(self, run: TensorRun) -> bool:
+        """`read_base` by one call, where the base has the same tensors in files that are mapped."""
+        files = self._base.files if isinstance(self._base, Anchor | Checkpoint) else None
+        if files is None or files.named is not run.named or kernels.LIB is None:
+            return False
+        rows = files.read(run.numbers)
+        to, sizes = run.places.T
+        kernels.copy_many(np.array([to, rows.addresses, sizes]).T)
+        files.release(run.numbers)
         return True
 
     def history(self, name: str) -> Iterator[tuple[Bytes | None, Known | None]]:
@@ -224,9 +281,9 @@ class Replay:
         """The tensor after patch ``k``, recorded in the journal if there is one: ``current`` itself if it may be."""
         decoded = None
         if self._journal is not None:
-            decoded = decode_step(current, known, found)
+            decoded = decode_step(current, known, found, SpillBuffer())
             assert decoded is not None
-            self._journal.append(self._number[name], k, decoded)
+            self._journal.append(self.named.numbers[name], k, decoded)
         if not current.flags.writeable:
             current = writable_copy(current)
             self.release(name)

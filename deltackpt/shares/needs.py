@@ -129,7 +129,7 @@ class PartShare:
     def spans(self) -> tuple[Span, ...]:
         """The bytes of the part that are needed, rising, those that touch each other joined. Header and table are not
         among them."""
-        return tuple(coalesce([span for one in self.entries for span in one.spans], 0))
+        return tuple(coalesce([span for one in self.entries for span in one.spans]))
 
     @property
     def size(self) -> int:
@@ -166,15 +166,29 @@ def split(
         yield one, pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
-def coalesce(spans: Iterable[Span], gap: int) -> list[Span]:
-    """The same bytes as rising spans that do not touch; those with at most ``gap`` bytes between them are one."""
+def coalesce(spans: Iterable[Span], gap: int = 0, vain: int | None = None) -> list[Span]:
+    """The same bytes as rising spans that do not touch; those with at most ``gap`` bytes between them are one.
+
+    ``vain``: bytes between spans that are joined, at most, all together; the smallest gaps are closed first.
+    """
     found: list[Span] = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
-        if found and start - found[-1][1] <= gap:
+        if found and start <= found[-1][1]:
             found[-1] = found[-1][0], max(end, found[-1][1])
         else:
             found.append((start, end))
-    return found
+    if gap < 1 or len(found) < 2:
+        return found
+    edges = np.array(found, np.int64)
+    between = edges[1:, 0] - edges[:-1, 1]
+    order = np.argsort(between, kind="stable")
+    fits = between[order] <= gap
+    if vain is not None:
+        fits &= between[order].cumsum() <= vain
+    apart = np.ones(len(found) - 1, np.bool_)
+    apart[order[fits]] = False
+    first, last = np.concatenate([[True], apart]), np.concatenate([apart, [True]])
+    return list(zip(edges[first, 0].tolist(), edges[last, 1].tolist(), strict=True))
 
 
 def share_of(index: PartIndex, held: Held) -> PartShare:
@@ -210,7 +224,7 @@ def _in_entry(entry: Entry, boxes: Sequence[Bounds], where: str) -> tuple[Bounds
         if len(box) == 1 and len(stored) > 1 and entry.dtype.bits < 8 * entry.dtype.width:
             found += of_run(stored, *box[0])
             continue
-        if len(box) != len(stored) or any(b > n for (_, b), n in zip(box, stored, strict=True)):
+        if len(box) != len(stored) or any(a < 0 or b > n for (a, b), n in zip(box, stored, strict=True)):
             have = f"a rank that holds {[list(axis) for axis in box]}"[:160]
             need = f"a box of {list(stored)}"[:160]
             raise ChainError("base-shape", where=f"{where}, {entry.name[:80]!r}", have=have, need=need)
@@ -234,7 +248,7 @@ def _share(index: PartIndex, entry: Entry, boxes: tuple[Bounds, ...]) -> EntrySh
         wanted = np.flatnonzero((held > 0) & (lengths > 0))
         shared = wanted[held[wanted] < pieces.elements(entry, wanted)] if pieces.whole else none
         bounds = starts(lengths) + index.payload(entry)[0]
-        spans = coalesce(zip(bounds[wanted].tolist(), bounds[wanted + 1].tolist(), strict=True), 0)
+        spans = coalesce(zip(bounds[wanted].tolist(), bounds[wanted + 1].tolist(), strict=True))
         return EntryShare(entry, boxes, Cut.PIECES, tuple(spans), wanted, shared)
     form = entry.codec.in_order(entry)
     if form is not None:
@@ -252,7 +266,7 @@ def _runs(boxes: Sequence[Bounds], stored: tuple[int, ...]) -> list[Span]:
     for box in boxes:
         at, length = runs(stored, offset_of(box), shape_of(box))
         found += zip(at.tolist(), (at + length).tolist(), strict=True)
-    return coalesce(found, 0)
+    return coalesce(found)
 
 
 def _positions(boxes: Sequence[Bounds], stored: tuple[int, ...]) -> Ints:

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.codecs.boxes import inside
+from deltackpt.codecs.boxes import inside, overlap
 from deltackpt.codecs.types import Elements
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, storage_shape
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums, TensorDigest
-from deltackpt.shares.bounds import Bounds, Shape, meet, offset_of, shape_of, size, whole
+from deltackpt.shares.bounds import Bounds, Shape, offset_of, shape_of, size, whole
 from deltackpt.shares.tensors import HeldTensors
 
 _HINT = "One of the ranks has other bits than the step. Load its weights again."
@@ -138,18 +138,14 @@ def _cell(box: Any, a: Any, b: Any) -> tuple[Bounds, Sums]:
 
 def _check_cells(boxes: Sequence[Bounds], shape: Shape, where: str) -> None:
     """Disjoint boxes of the tensor, or ChainError ``tensor-differs``."""
-    ordered = sorted(boxes)
-    for i, box in enumerate(ordered):
-        out = len(box) != len(shape) or any(not 0 <= a <= b <= n for (a, b), n in zip(box, shape, strict=False))
-        # Sorted by the first axis, a box is compared with those alone that begin before it ends.
-        twice = False
-        for other in ordered[i + 1 :]:
-            if out or len(other) != len(box) or (box and other[0][0] >= box[0][1]):
-                break
-            twice = twice or meet(box, other) is not None
-        if out or twice:
-            have = f"a cell {_text(box)}, outside or counted twice"
-            raise ChainError("tensor-differs", where=where, have=have, need="each element once", hint=_HINT)
+    for box in boxes:
+        if len(box) != len(shape) or any(not 0 <= a <= b <= n for (a, b), n in zip(box, shape, strict=False)):
+            have = f"a cell {_text(box)} outside of it"
+            raise ChainError("tensor-differs", where=where, have=have, need=f"cells of {list(shape)}", hint=_HINT)
+    held = [box for box in boxes if size(box)]
+    first, end = (np.array([[axis[i] for axis in box] for box in held], np.int64) for i in (0, 1))
+    if held and overlap(first, end):
+        raise ChainError("tensor-differs", where=where, have="cells that overlap", need="each element once", hint=_HINT)
 
 
 def _hex(sums: Sums) -> str:

@@ -19,7 +19,8 @@ from deltackpt.shares.needs import EntryShare, coalesce, share_of, split
 from deltackpt.shares.tensors import HeldTensors
 from deltackpt.util.parallel import ordered_map
 
-GAP = 4 << 10  # bytes between two ranges that are read rather than asked around: more would read other ranks' tiles
+GAP = 64 << 10  # bytes between two ranges that are read rather than asked around,
+VAIN = 1 / 16  # as long as all that is read so is no larger a part of what is wanted: a gap may be other ranks' tiles
 WINDOW = 16 << 20  # bytes of a share that are fetched together, unless one entry takes more
 CALLS = 4  # to the source for each request that it serves at a time, so that slow ones do not hold up the others
 
@@ -27,10 +28,12 @@ CALLS = 4  # to the source for each request that it serves at a time, so that sl
 class ShareReader:
     """What one rank needs of one part; making it reads header and table."""
 
-    def __init__(self, source: PartSource, file: File, held: Held, *, gap: int = GAP) -> None:
-        """``gap``: bytes between two ranges that are read as one. Raises FormatError, ChainError ``base-shape``, and
-        what `PartSource.ranges` raises."""
-        self._source, self._file, self._gap = source, file, gap
+    def __init__(self, source: PartSource, file: File, held: Held, *, gap: int = GAP, vain: float = VAIN) -> None:
+        """Ranges with at most ``gap`` bytes between them are one request, the nearest first, while what is read in
+        between is at most ``vain`` of what is wanted. Raises FormatError, ChainError ``base-shape``, and what
+        `PartSource.ranges` raises.
+        """
+        self._source, self._file, self._gap, self._vain = source, file, gap, vain
         where = f"{source.url}/{file.name}"
         self.index = PartIndex(*read_head(self._one, file.size, where), where)
         self.share = share_of(self.index, held)
@@ -38,7 +41,8 @@ class ShareReader:
     def __iter__(self) -> Iterator[tuple[EntryShare, memoryview]]:
         """Every entry's share with its bytes, in the order of the table; memory is that of a window of them."""
         for group in _windows(self.share.entries):
-            spans = coalesce([span for one in group for span in one.spans], self._gap)
+            vain = int(self._vain * sum(one.size for one in group))
+            spans = coalesce([span for one in group for span in one.spans], self._gap, vain)
             yield from split(group, list(zip(spans, self._fetch(spans), strict=True)))
 
     def changes(self, tensors: HeldTensors) -> Iterator[tuple[str, Decoded]]:

@@ -21,11 +21,13 @@ AMBIGUOUS = frozenset(
         *("object-hash", "manifest-hash", "object-short", "object-changed", "object-missing", "object-too-large"),
         *("step-missing", "ref-moved", "chain-broken", "chain-differs", "tensor-differs", "part-elsewhere"),
         *("json-syntax", "json-depth", "json-duplicate-key", "json-number", "json-too-long", "manifest-field"),
-        *("manifest-canonical", "manifest-elsewhere", "gc-running"),
+        *("manifest-canonical", "manifest-elsewhere", "gc-running", "signature-replayed"),
     }
 )
 # What is followed is not there: a disk that is not mounted for a moment, a place that is made anew, or a wrong name.
 GONE = frozenset({"repository-missing", "bucket-missing", "ref-missing", "watch-missing"})
+# So is a signature: another signer may be on the way, and a branch may rest. [S-SIG-15]
+GONE |= {"signature-missing", "signature-stale"}
 EMPTY = "branch-empty"  # a trainer that has yet to publish: no reason to end
 
 # Seconds for which what is not there is waited for. A remount or a restore of a folder takes less; whoever supervises

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from deltackpt.collector.inventory import FOLDERS
 from deltackpt.errors import ConflictError, NotFoundError
@@ -24,9 +24,13 @@ from deltackpt.store import open_store
 from deltackpt.sync import selection
 from deltackpt.sync.mirror_plan import MirrorPlan, MirrorRecord, MirrorResult, RefMove, elsewhere, target_gone, windows
 from deltackpt.sync.selection import Selection
+from deltackpt.sync.signature_copy import SignatureCopy
 from deltackpt.sync.transfer import BATCH, JOBS, Transfer, default_spool
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from deltackpt.signing.policy import TrustPolicy
 
 Start: TypeAlias = int | Literal["latest"] | None
 
@@ -42,14 +46,16 @@ def mirror(
     jobs: int = JOBS,
     spool: Path | None = None,
     progress: Progress = SILENT,
+    trust: str | os.PathLike[str] | TrustPolicy | None = None,
 ) -> MirrorResult:
     """Copy what the store at ``target`` lacks of the repository at ``source``; both are paths or URLs.
 
+    ``trust`` is that of `Repository.secure`: no branch or tag of the source is copied that nobody vouches for.
     ``start``, ``force`` and ``check`` are those of `Mirror`; ``limit`` is in bytes a second, ``jobs`` objects are in
     transit at a time, and ``spool`` is the folder of large ones that were fetched in part. Raises what `Mirror.plan`
     and `Mirror.execute` raise.
     """
-    origin = Repository.open(source)
+    origin = Repository.open(source).secure(trust)
     transfer = Transfer(origin.store, open_store(target), limit, jobs, spool or default_spool(), progress)
     return Mirror(origin, transfer, start=start, force=force, check=check).run()
 
@@ -74,6 +80,8 @@ class Mirror:
     ) -> None:
         self._source, self._store = source, transfer.target
         self._transfer = transfer
+        self._signatures = SignatureCopy(source.store, transfer.target)
+        self._heads: tuple[Ref, ...] = ()  # of the source, when the last plan was made
         self._start, self._force, self._check = start, force, check
         self._proven_names: set[str] = set()  # records and objects that the target has
         self._copied_all = False  # once: then only what is new has to be looked at
@@ -91,6 +99,7 @@ class Mirror:
         if target is not None:  # by name, since a listing may be an old one
             heads = {r.name: found for r in self._source.refs() if (found := target.ref(r.name)) is not None}
         selected = self._select([ref.link for ref in heads.values()])
+        self._heads = (*selected.refs, *selected.tags)
         moves = [self._move(ref, heads.get(ref.name), target) for ref in selected.refs]
         named = [self._tag(tag, target.tag(tag.name) if target else None) for tag in selected.tags]
         listed = {} if self._copied_all or target is None else self._listed()
@@ -123,6 +132,12 @@ class Mirror:
             finally:
                 self._transfer.progress.finish()
 
+    def copy_signatures(self) -> int:
+        """Signatures that came since, of steps that were copied: of what the branches and tags are at -> how many."""
+        if not self._copied_all:
+            return 0
+        return self._signatures.copy(self._proven_names, [ref.link.name for ref in self._heads])
+
     def execute(self, plan: MirrorPlan, *, leased: bool = False) -> MirrorResult:
         """Do what the plan says. Killed at any instant, the next plan continues from there.
 
@@ -146,6 +161,8 @@ class Mirror:
                 self._put_records([record.name for record in window if record.put])
                 self._proven_names.update(record.name for record in window)
                 self._proven_names.update(f.name for record in window for f in (*record.copy, *record.prove))
+            news = {record.name for record in plan.records} | {ref.link.name for ref in self._heads}
+            self._signatures.copy(self._proven_names, sorted(news))  # [S-SIG-16]
             self._move_all(target, plan)
         names = [record.name for record in plan.records if record.put]
         return MirrorResult(

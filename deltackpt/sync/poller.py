@@ -35,7 +35,8 @@ class RefPoller:
 
         Where it is not there, the error says what is ([S-FOL-4]): NotFoundError ``repository-missing``,
         ``bucket-missing``, ``ref-missing``, ``branch-empty``, ChainError ``repository-replaced``. Raises FormatError
-        ``manifest-field``, ``manifest-canonical``, ``json-*``, and what the store raises.
+        ``manifest-field``, ``manifest-canonical``, ``json-*``, what `Trust.check_name` raises where signatures are
+        asked for, and what the store raises; the next call then returns the branch again.
         """
         try:
             data, self._tag = self._repo.store.get_if_changed(f"refs/{self._ref}.json", MAX_SMALL, self._tag)
@@ -43,7 +44,14 @@ class RefPoller:
             self._tag = ""
             raise self._repo.lost(self._ref) if self._found else self._repo.absent(self._ref) from None
         self._found = True
-        return None if data is None else self._repo.parse_ref(self._ref, data)
+        try:
+            if data is None:
+                self._repo.check_again(self._ref)
+                return None
+            return self._repo.parse_ref(self._ref, data)
+        except BaseException:
+            self.forget()
+            raise
 
     def forget(self) -> None:
         """What was returned last could not be used: the next call returns it again."""
@@ -99,6 +107,7 @@ class MirrorFollower:
             if not self._pollers:  # a trainer that has yet to publish, or a place where the repository is not any more
                 raise self._source.absent()
             self._listed = time.monotonic()
+            self._mirror.copy_signatures()
         moved = [poller for poller in self._pollers.values() if poller.poll() is not None]
         if not moved:
             return None

@@ -9,6 +9,7 @@ from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.chain import check_parent
+from deltackpt.repository.edges import record_of
 from deltackpt.repository.leases import lease, read_leases
 from deltackpt.store.base import GONE
 from deltackpt.util.parallel import threads_or_default
@@ -45,6 +46,11 @@ def _verify(repo: Repository, mirroring: bool, threads: int, progress: Progress)
             findings.attempt("refs", _check_ref, repo, read, name, steps)
     if not mirroring and not any(repo.ref_names()):
         findings.attempt("refs", repo.head)
+    if repo.trust is not None:
+        for link in links:
+            findings.attempt("signatures", repo.trust.check_step, link)
+        for edge in edges:
+            findings.attempt("signatures", repo.trust.check_step, record_of(edge.name))
     rooted = {edge.end.id for edge in edges} | {id_ for id_, m in steps.items() if m.anchor is not None}
     for id_, m in steps.items():
         if m.parent is None or (m.parent.id not in steps and id_ in rooted):

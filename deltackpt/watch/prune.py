@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def held_of(repo: Repository, link: Link, snapshot: DirectorySnapshot, threads: 
     return Held(tuple(stamps[name] for name in sorted(names) if name in stamps), tuple(sorted(left.items())))
 
 
-def _same_shards(found: Checkpoint, layout: Layout, digests: dict[str, TensorDigest], threads: int) -> set[str]:
+def _same_shards(found: Checkpoint, layout: Layout, digests: Mapping[str, TensorDigest], threads: int) -> set[str]:
     """The shards that have the header of the step's, and its tensors."""
     texts = {shard.path: shard.header.text for shard in layout.shards}
     same = {shard.path for shard in found.shards if texts.get(shard.path) == shard.header.text}

@@ -74,7 +74,7 @@ def test_what_a_step_does_not_change_is_left_alone(world, monkeypatch):
     spy(shutil, "copyfile", lambda source, _: copied.append(source.name))
     spy(module, "xxh3", lambda data: hashed.append(len(data)))
     spy(Checkpoint, "bytes_of", lambda _, name: read.append(name))
-    for many in ("read_many", "side_by_side"):
+    for many in ("read_many", "read_range", "side_by_side"):
         spy(Checkpoint, many, lambda _, names: read.extend(names))
     world.import_steps()
     assert sorted(copied) == sorted(path.name for path in world.base.iterdir())

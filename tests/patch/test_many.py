@@ -11,7 +11,8 @@ from support.states import changed, mutate, part_of, random_bytes, random_state
 from deltackpt import kernels
 from deltackpt.errors import DeltackptError
 from deltackpt.format.dtypes import DTYPES
-from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.layout import TensorsByName
+from deltackpt.format.safetensors_header import Tensor, build_header, parse_header
 from deltackpt.kernels import address
 from deltackpt.patch import many
 from deltackpt.patch.apply import decode_step
@@ -30,7 +31,9 @@ def run_of(state) -> TensorRun:
     for name, (dtype, shape, data) in state.items():
         tensors.append(Tensor(name, dtype, shape, at, at + len(data)))
         at += len(data)
-    return TensorRun(tensors, np.frombuffer(bytearray(b"".join(data for *_, data in state.values())), np.uint8))
+    named = TensorsByName.of([parse_header(build_header(tensors, {}), None, "a run")])
+    data = np.frombuffer(bytearray(b"".join(data for *_, data in state.values())), np.uint8)
+    return TensorRun(tensors, data, named)
 
 
 def one_by_one(patch, run: TensorRun) -> bytes | None:
@@ -130,7 +133,7 @@ def test_runs_are_of_neighbors(monkeypatch):
     assert [len(run) for run in runs(tensors, 8)] == [2, 1, 1, 2, 2, 1]
     room = RunRoom()
     for run in runs(tensors, 8):
-        assert len(room.run(run).data) == sum(t.end - t.start for t in run)
+        assert len(room.run(run, TensorsByName([])).data) == sum(t.end - t.start for t in run)
 
 
 @given(seeds)

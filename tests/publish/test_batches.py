@@ -79,7 +79,7 @@ def test_one_caller_is_told_what_was_found_of_every_tensor():
     old = random_state(rng, 30)
     new = next(mutate(rng, old))
     found = []
-    step(old, new, digests(old), found=found.append)
+    step(old, new, digests(old), found=lambda batch: found.extend(batch.differences()))
     assert sorted(f.name for f in found) == sorted({*old, *new})
     for f in found:
         other = difference(f.name, Memory(old), Memory(new))

@@ -5,8 +5,8 @@ import tempfile
 import numpy as np
 import pytest
 
-from deltackpt.restore import scratch
 from deltackpt.restore.scratch import SETTING, writable_copy
+from deltackpt.util import spill
 
 
 @pytest.mark.parametrize("size", [1, 4096, 100_001])
@@ -28,9 +28,7 @@ def test_without_room_it_is_in_memory(monkeypatch, where):
         raise OSError(28, "no space")
 
     monkeypatch.setenv(SETTING, "0")
-    monkeypatch.setattr(
-        *((scratch.os, "posix_fallocate") if where == "fallocate" else (tempfile, "TemporaryFile")), full
-    )
+    monkeypatch.setattr(*((spill.os, "posix_fallocate") if where == "fallocate" else (tempfile, "TemporaryFile")), full)
     data = np.arange(100, dtype=np.uint8)
     copy = writable_copy(data)
     assert (copy == data).all()

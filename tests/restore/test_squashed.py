@@ -10,6 +10,7 @@ from support.chains import World, next_state, small_state
 from support.states import tree
 
 from deltackpt.cache import apply_to_cache, open_current
+from deltackpt.patch import many
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal
 from deltackpt.store import LocalStore
@@ -43,6 +44,14 @@ def changes(world: World, first: str, last: str) -> int:
     return total
 
 
+@pytest.fixture(params=["each", "runs"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors go through the patches by themselves, as where there are few, or by runs."""
+    if request.param == "runs":
+        monkeypatch.setattr(many, "MANY", 0)
+
+
+@pytest.mark.usefixtures("way")
 def test_each_changed_element_is_written_once(tmp_path: Path) -> None:
     world = World(tmp_path)
     state = small_state(rows=400)
@@ -80,6 +89,7 @@ def written(cache: Path) -> int:
     return sum(record.values.nbytes for i in range(3) for record in journal.of(i))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("behind", range(1, 9))
 def test_any_number_of_steps_of_any_kind(tmp_path: Path, behind: int) -> None:
     """Tensors come and go on the way: then there is another way than merging."""

@@ -20,6 +20,7 @@ from support.spec_text import (
     REGISTRY,
     ROWS,
     RULE,
+    SIGNATURES,
     STORE,
     TEXTS,
     VERSION1,
@@ -48,14 +49,14 @@ ELSEWHERE = {
 def test_every_rule_has_a_vector_and_every_vector_a_rule():
     rules = dict(RULE.findall(FORMAT + VERSION1))
     shown = {rule for vector in INDEX for rule in vector["rules"]}
-    assert shown <= rules.keys() | dict(RULE.findall(STORE)).keys()
+    assert shown <= rules.keys() | dict(RULE.findall(STORE + SIGNATURES)).keys()
     assert not shown & ELSEWHERE.keys(), "a vector shows it: take it off the list"
     assert rules.keys() == (shown & rules.keys()) | ELSEWHERE.keys()
     assert all(vector["rules"] for vector in INDEX)
 
 
 def test_every_rule_of_the_store_has_a_test():
-    rules = {rule for rule, text in RULE.findall(STORE) if re.search(r"\bMUST\b", text)}
+    rules = {rule for rule, text in RULE.findall(STORE + SIGNATURES) if re.search(r"\bMUST\b", text)}
     assert rules == SHOWN_BY.keys()
 
 
@@ -213,7 +214,8 @@ def reader_tables():
 def test_codes_in_the_text():
     """The codes of the format are those that the texts name; the tables of a reader have one a row."""
     registered = {code for code, _ in OF_THE_FORMAT}
-    spans = {span for text in (FORMAT, VERSION1, STORE) for span in re.findall(r"`([a-z]+(?:-[a-z]+)+)`", text)}
+    texts = (FORMAT, VERSION1, STORE, SIGNATURES)
+    spans = {span for text in texts for span in re.findall(r"`([a-z]+(?:-[a-z]+)+)`", text)}
     single = {code for code in registered if "-" not in code}
     assert spans - {"deltackpt-digests", "deltackpt-layout", "deltackpt-edge"} == registered - single
     assert single == {"grid", "padding"}
@@ -224,7 +226,7 @@ def test_codes_in_the_text():
     named = {row[-1].strip("`") for row in rows}
     assert {code for code, _ in (row for row in OF_THE_FORMAT)} >= named - {"as above", "as there", "see below"}
     refused = [vector for vector in INDEX if "error" in vector]
-    conduct = [vector for vector in refused if vector["kind"] in ("gc", "mirror", "write")]  # no reader's
+    conduct = [vector for vector in refused if vector["kind"] in ("gc", "mirror", "write", "signed")]  # no reader's
     assert {vector["error"] for vector in refused if vector not in conduct} <= named | {"object-missing"}
     assert {vector["error"] for vector in conduct} <= registered
 

@@ -4,8 +4,10 @@ import re
 
 from support.vectors import ROOT
 
-NAMES = ("FORMAT", "VERSION1", "STORE", "REGISTRY", "NOTES")
-FORMAT, VERSION1, STORE, REGISTRY, NOTES = TEXTS = [(ROOT / f"spec/{name}.md").read_text() for name in NAMES]
+NAMES = ("FORMAT", "VERSION1", "STORE", "REGISTRY", "NOTES", "SIGNATURES")
+FORMAT, VERSION1, STORE, REGISTRY, NOTES, SIGNATURES = TEXTS = [
+    (ROOT / f"spec/{name}.md").read_text() for name in NAMES
+]
 DECODER = sorted((ROOT / "spec").glob("decode*.py"))
 RULE = re.compile(r"^- \*\*\[([FS]-[A-Z]+-\d+)\]\*\* (.+)$", re.MULTILINE)
 

@@ -1,4 +1,5 @@
-"""The rules of spec/STORE.md are about conduct, which no vector can show: each with the test that shows it."""
+"""The rules of spec/STORE.md and spec/SIGNATURES.md are about conduct, of which vectors show little: each with the test
+that shows it."""
 
 SHOWN_BY = {
     "S-FOL-1": "store/test_counted_requests.py::test_a_bucket_follower_stays_inside_the_limits",
@@ -72,4 +73,21 @@ SHOWN_BY = {
     "S-STORE-3": "support/store_contract.py::test_ranges_are_exact_or_refused",
     "S-STORE-4": "store/test_local.py::test_a_symlink_to_a_folder_is_not_followed",
     "S-STORE-5": "publish/test_write.py::test_an_answer_that_is_lost",
+    "S-SIG-1": "signing/test_records.py::test_signatures_in_another_form",
+    "S-SIG-2": "signing/test_keeping.py::test_the_signature_is_there_before_the_branch_moves",
+    "S-SIG-3": "signing/test_keys.py::test_openssh_agrees",
+    "S-SIG-4": "signing/test_trust.py::test_signatures_of_other_names_and_forms_are_passed_over",
+    "S-SIG-5": "signing/test_trust.py::test_more_than_one_signer",
+    "S-SIG-6": "signing/test_trust.py::test_an_older_step_is_not_taken_for_a_newer_one",
+    "S-SIG-7": "signing/test_trust.py::test_a_branch_that_nobody_confirms_is_stale",
+    "S-SIG-8": "signing/test_trust.py::test_a_signer_does_not_go_on_from_where_it_did_not_leave_the_branch",
+    "S-SIG-9": "signing/test_trust.py::test_a_writer_that_was_fooled_cannot_take_a_branch_back",
+    "S-SIG-10": "signing/test_trust.py::test_keys_are_rotated_and_revoked",
+    "S-SIG-11": "signing/test_trust.py::test_key_sets_that_expired",
+    "S-SIG-12": "signing/test_trust.py::test_folds_and_later_anchors_are_used_where_they_are_signed",
+    "S-SIG-13": "signing/test_trust.py::test_another_repository_of_the_same_signer_is_not_taken",
+    "S-SIG-14": "signing/test_trust.py::test_an_anchor_is_hashed_before_it_is_used",
+    "S-SIG-15": "signing/test_keeping.py::test_a_follower_keeps_what_it_holds_and_goes_on_when_it_is_signed",
+    "S-SIG-16": "signing/test_keeping.py::test_gc_keeps_signatures_of_what_stays_and_removes_others",
+    "S-SIG-17": "signing/test_records.py::test_key_sets_in_another_form",
 }

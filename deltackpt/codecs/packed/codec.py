@@ -21,7 +21,7 @@ from deltackpt.codecs.packed import decoder, encoder, list_index, native, native
 from deltackpt.codecs.packed.jobs import DecodeJob, EncodeJob
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.packed.steps import Elements
-from deltackpt.codecs.types import DecodeBuffer, Encoded
+from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.format.dtypes import DType, uint
 
 WIDTHS = (1, 2, 4)
@@ -52,20 +52,12 @@ def encode_many(jobs: Sequence[EncodeJob], threads: int = 1) -> list[tuple[ListI
     return [(index, memoryview(b"".join(tiles))) for index, tiles in made]
 
 
-def encode_changes(changes: ManyChanges, which: Sequence[int]) -> list[Encoded | None]:
-    """`encode` of the tensors ``which`` of many; None of one that did not change."""
-    changed = [i for i in which if changes.counts[i]]
-    found: dict[int, Encoded] = {}
-    if kernels.LIB is not None:
-        written = native_encode.encode_many(changes, changed, 1)
-        for at, i in enumerate(changed):
-            index = native_encode.WrittenIndex(written, at, changes.counts[i])
-            found[i] = Encoded(index, (written.payload(at),))
-    else:
-        for i in changed:
-            c = changes.change(i)
-            found[i] = Encoded(*encode(c.positions, c.old, c.new, c.base, c.dtype, c.shape))
-    return [found.get(i) for i in which]
+def encode_rows(changes: ManyChanges, which: Ints, name: str, code: int) -> native_encode.WrittenTensors | None:
+    """`encode` of the tensors ``which`` (int64) of many, all of which changed; None without the compiled kernels.
+
+    ``name`` and ``code`` are the encoding's.
+    """
+    return native_encode.encode_rows(changes, which, name, code) if kernels.LIB is not None else None
 
 
 def decode(

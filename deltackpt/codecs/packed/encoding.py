@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from deltackpt.codecs.base import Auto, BaseUse, Codec, CodecEntry, Shape
-from deltackpt.codecs.many import ManyChanges
+from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.many import EncodedRows, ManyChanges
 from deltackpt.codecs.packed import codec as packed
 from deltackpt.codecs.packed import list_index
 from deltackpt.codecs.packed.list_index import ListIndex
@@ -68,9 +67,9 @@ class PackedCodec(Codec[ListIndex]):
         """Changes, words [changes] at positions, int64; without ``base``, words [n], in one class."""
         return Encoded(*packed.encode(*changes, base, dtype, shape))
 
-    def encode_many(self, changes: ManyChanges, which: Sequence[int]) -> Sequence[Encoded | None]:
-        """In one call."""
-        return packed.encode_changes(changes, which)
+    def encode_rows(self, changes: ManyChanges, which: Ints) -> EncodedRows | None:
+        """By the compiled kernels; ``which`` is int64 [tensors]."""
+        return packed.encode_rows(changes, which, self.name, self.code)
 
     def decode(
         self,

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from deltackpt.codecs.packed.grid import TileGrid, plane
 from deltackpt.codecs.packed.jobs import EncodeJob
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.packed.native import FORM
+from deltackpt.codecs.types import Encoded
 from deltackpt.format.dtypes import DType, storage_shape
 from deltackpt.kernels import address
 
@@ -53,22 +56,18 @@ def encode(jobs: Sequence[EncodeJob], threads: int) -> list[tuple[ListIndex, mem
     return [(written.cut(i), written.payload(i)) for i in range(len(jobs))]
 
 
-def encode_many(changes: ManyChanges, which: Sequence[int], threads: int) -> WrittenTensors:
+def encode_rows(changes: ManyChanges, which: Ints, name: str, code: int) -> WrittenTensors:
     """Tensors ``which`` of ``changes``, whose dtypes are 1, 2 or 4 bytes wide."""
-    given, forms = _jobs(len(which)), dict[tuple[str, tuple[int, ...]], tuple[int, ...]]()
-    rows = []
-    for i in which:
-        dtype, shape = changes.dtypes[i], changes.shapes[i]
-        if (form := forms.get((dtype.name, shape))) is None:
-            form = forms[dtype.name, shape] = _form(dtype, storage_shape(dtype, shape))
-        rows.append(form)
-    for name, column in zip(_GIVEN, np.array(rows, np.int64).reshape(-1, len(_GIVEN)).T, strict=True):
-        given[name] = column
-    base, _, _, _, positions, old, new, found, *_ = changes.rows[list(which)].T
+    given = _jobs(len(which))
+    forms = [_form(dtype, storage_shape(dtype, shape)) for dtype, shape in changes.forms]
+    columns = np.array(forms, np.int64).reshape(-1, len(_GIVEN))[changes.form[which]].T
+    for column, values in zip(_GIVEN, columns, strict=True):
+        given[column] = values
+    base, _, _, _, positions, old, new, found, *_ = changes.rows[which].T
     base = np.where(given["exponent_bits"] > 0, base, 0)
-    for name, column in zip(_ADDRESSES, (found, positions, old, new, base), strict=True):
-        given[name] = column
-    return _encode(given, threads)
+    for column, values in zip(_ADDRESSES, (found, positions, old, new, base), strict=True):
+        given[column] = values
+    return replace(_encode(given, 1), name=name, code=code)
 
 
 def _jobs(count: int) -> npt.NDArray[Any]:
@@ -84,8 +83,9 @@ def _form(dtype: DType, shape: tuple[int, ...]) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class WrittenTensors:
     """Many tensors in `packed`: all counts, lengths, checksums, payloads and details, one tensor's after the other's.
+    An `EncodedRows`; see there.
 
-    ``given`` are the rows of the call; ``cuts`` where each tensor's begin, in the same order.
+    ``given`` are the rows of the call; ``cuts`` where each tensor's begin, in the same order, and the end: int64.
     """
 
     given: npt.NDArray[Any]
@@ -93,12 +93,37 @@ class WrittenTensors:
     lengths: Ints
     checksums: npt.NDArray[np.uint32]
     whole: memoryview
-    details: bytes
-    cuts: Sequence[Sequence[int]]
+    written: bytes
+    cuts: Sequence[Ints]
+    name: str = ""
+    code: int = 0
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Of the payloads: int64 [n]."""
+        return np.diff(self.cuts[2])
+
+    @cached_property
+    def detail_sizes(self) -> Ints:
+        """int64 [n]."""
+        return np.diff(self.cuts[3])
+
+    def details_of(self, first: int, end: int) -> list[bytes]:
+        """One of each row."""
+        cuts = self.cuts[3][first : end + 1].tolist()
+        return [self.written[a:b] for a, b in pairwise(cuts)]
+
+    def payload_of(self, first: int, end: int) -> memoryview:
+        """A view."""
+        return self.whole[self.cuts[2][first] : self.cuts[2][end]]
 
     def payload(self, i: int) -> memoryview:
         """The tiles of tensor ``i``."""
-        return self.whole[self.cuts[2][i] : self.cuts[2][i + 1]]
+        return self.payload_of(i, i + 1)
+
+    def encoded(self, number: int) -> Encoded:
+        """Whose index is cut out when it is asked for."""
+        return Encoded(WrittenIndex(self, number, int(self.given["changes"][number])), (self.payload(number),))
 
     def cut(self, i: int) -> ListIndex:
         """Its index, as views."""
@@ -141,8 +166,8 @@ class WrittenIndex(ListIndex):
 
     def to_bytes(self) -> bytes:
         """The detail of a table's entry."""
-        begin, end = self._written.cuts[3][self._i : self._i + 2]
-        return self._written.details[begin:end]
+        (detail,) = self._written.details_of(self._i, self._i + 1)
+        return detail
 
 
 def _encode(given: npt.NDArray[Any], threads: int) -> WrittenTensors:
@@ -172,7 +197,7 @@ def _encode(given: npt.NDArray[Any], threads: int) -> WrittenTensors:
         used = kernels.LIB.dk_lists_details(*call[:2], address(details), address(ends))
     finally:
         kernels.LIB.dk_lists_release(*call[:2])
-    cuts = [counts_at.tolist(), tiles_at.tolist(), bytes_at.tolist(), [0, *ends.tolist()]]
+    cuts = [counts_at, tiles_at, bytes_at, np.concatenate([[0], ends])]
     return WrittenTensors(
         given,
         counts,

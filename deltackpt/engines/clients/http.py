@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Any
 
 from deltackpt.errors import ChainError, StoreError
 
 MAX_ANSWER = 64 << 20
+_NO_KEY = "It asks for a key: set DELTACKPT_ENGINE_KEY, or the variable that the engine itself reads."
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """An engine answers itself: a key is for no other place, and a POST that is redirected becomes a GET."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
 
 
 class Http:
-    """The routes of one engine. ``timeout`` in seconds; ``no_route`` is the hint for a route that it does not have."""
+    """The routes of one engine. ``timeout`` in seconds; ``no_route`` is the hint for a route that it does not have;
+    ``key`` is sent as a bearer token with every request, if it is not empty.
 
-    def __init__(self, url: str, timeout: float = 120.0, *, no_route: str = "Is it this engine?") -> None:
+    A proxy of the environment (``http_proxy``, ``no_proxy``) is used for other hosts alone: what runs on this one is
+    not behind it.
+    """
+
+    def __init__(
+        self, url: str, timeout: float = 120.0, *, no_route: str = "Is it this engine?", key: str = ""
+    ) -> None:  # fmt: skip
         self.url, self.timeout, self._no_route = url, timeout, no_route
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        proxies: dict[str, str] | None = {} if on_loopback(url) else None
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirect)
 
     def get(self, path: str, timeout: float | None = None) -> Any:
         """The answer: JSON as Python has it, else a text, None for an empty one."""
-        return self._ask(urllib.request.Request(self.url + path), timeout)
+        return self._ask(urllib.request.Request(self.url + path, headers=self._headers), timeout)
 
     def post(self, path: str, body: Any = None, timeout: float | None = None) -> Any:
         """The same, of a request with a JSON body."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **self._headers}
         return self._ask(urllib.request.Request(self.url + path, data, headers, method="POST"), timeout)
 
     def field(self, path: str, name: str, timeout: float = 10) -> Any:
@@ -44,13 +64,13 @@ class Http:
     def _ask(self, request: urllib.request.Request, timeout: float | None) -> Any:
         """Raises ChainError ``engine-refused`` for an error as the answer, StoreError ``engine-silent`` for none."""
         try:
-            with urllib.request.urlopen(request, timeout=timeout or self.timeout) as answer:
+            with self._opener.open(request, timeout=timeout or self.timeout) as answer:
                 raw = answer.read(MAX_ANSWER)
             return _parsed(raw)
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode(errors="replace")
             have = f"status {error.code}: {said[:600]}"
-            hint = self._no_route if error.code == 404 else ""
+            hint = self._no_route if error.code == 404 else _NO_KEY if error.code in (401, 403) else ""
             raise ChainError(
                 "engine-refused", where=request.full_url, have=have, need="status 200", hint=hint
             ) from error
@@ -58,6 +78,17 @@ class Http:
             have = f"no answer ({type(error).__name__}: {str(error)[:200]})"
             hint = "Is it running? It is asked again, and then updated to the newest step."
             raise StoreError("engine-silent", where=request.full_url, have=have, need="an answer", hint=hint) from error
+
+
+def on_loopback(url: str) -> bool:
+    """Whether a URL names this host by its loopback interface."""
+    host = (urllib.parse.urlsplit(url).hostname or "").rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _parsed(raw: bytes) -> Any:

@@ -12,6 +12,7 @@ from deltackpt.format.manifest import Link
 
 # By our names. SGLang's third mode, in_place, continues with what was computed with the old weights.
 _PAUSES = {"keep": "retract", "abort": "abort"}
+_WHOLE = "SGLang reads whole checkpoints"
 _WEDGED = "Restart the engine; until then it answers from other weights than its version says."
 
 
@@ -23,10 +24,15 @@ class SglangClient(Client):
     """
 
     kind = "sglang"
+    keys = ("SGLANG_API_KEY",)
 
     def __init__(self, url: str, options: ClientOptions) -> None:
-        """Raises UsageError ``engine-form`` for a pause mode that SGLang does not have."""
+        """Raises UsageError ``engine-form`` for a pause mode that SGLang does not have, ``engine-cache`` where there is
+        no cache."""
         super().__init__(url, options)
+        if options.cache is None:
+            need, hint = "a cache: SGLang loads whole checkpoints", "Give CACHE."
+            raise UsageError("engine-cache", where=self.name, have="no cache", need=need, hint=hint)
         if options.pause not in _PAUSES:
             need = " or ".join(_PAUSES)
             raise UsageError("engine-form", where=f"--pause, for {self.name}", have=options.pause, need=need)
@@ -55,8 +61,9 @@ class SglangClient(Client):
         path, version = self.http.fields("/model_info", "model_path", "weight_version")
         return str(path), str(version)
 
-    def stage(self, link: Link, state: str, path: Path) -> EngineReport:
+    def stage(self, link: Link, state: str, path: Path | None) -> EngineReport:
         """Nothing is prepared: the path is remembered, and what the engine has."""
+        assert path is not None
         self._path, self._step, self._applied, self._lost = path, str(link.step), False, None
         served, version = self._served()
         if not is_link(served):
@@ -65,7 +72,7 @@ class SglangClient(Client):
             remembered = self._links.get((served, version))
             slots = Path(served).resolve().parent
             self._before = ServedWeights(remembered, version, self._checksums(), slots)
-        return EngineReport("reload", "SGLang reads whole checkpoints")
+        return EngineReport("reload", _WHOLE, path="reload", expected="reload")
 
     def pause(self) -> None:
         """Stop generation; requests in flight as the options say."""
@@ -75,7 +82,7 @@ class SglangClient(Client):
         """Load the whole checkpoint of the slot."""
         self._load(self._path, self._step)
         self._applied = True
-        return EngineReport("reload", "SGLang reads whole checkpoints")
+        return EngineReport("reload", _WHOLE, path="reload", expected="reload")
 
     def _load(self, path: Path, version: str) -> None:
         body = {"model_path": str(path), "flush_cache": True, "abort_all_requests": False, "weight_version": version}

@@ -126,3 +126,11 @@ class SglangRank:
         answers: list[Any] = [None] * self._ranks
         torch.distributed.all_gather_object(answers, word)
         return answers
+
+    def absences(self) -> int:
+        """SGLang does not say when it releases its memory."""
+        return 0
+
+    def stale(self) -> list[str]:
+        """A draft model is loaded apart, by its own loader."""
+        return []

@@ -1,4 +1,4 @@
-"""A vLLM server with the `deltackpt` backend, by its RL routes (VLLM_SERVER_DEV_MODE=1)."""
+"""A vLLM server with the `deltackpt` backend, or its worker extension (VLLM_SERVER_DEV_MODE=1)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.engines.clients.base import Client, ClientOptions, EngineReport
-from deltackpt.engines.update import RankReport, raise_first, read_reports
+from deltackpt.engines.update import START, RankReport, raise_first, read_reports
+from deltackpt.engines.vllm.caches import drop_caches
+from deltackpt.engines.vllm.calls import Calls, calls_of
+from deltackpt.engines.vllm.release import KEY
 from deltackpt.engines.watchdog import UpdaterLock
-from deltackpt.errors import ChainError, StoreError
+from deltackpt.errors import ChainError, DeltackptError, StoreError
 from deltackpt.format.manifest import Link
 
 _POLL = 0.02  # seconds
@@ -22,13 +25,15 @@ class VllmClient(Client):
 
     kind = "vllm"
     no_route = "Is it this engine? vLLM has this route with VLLM_SERVER_DEV_MODE=1 only."
+    keys = (KEY,)
 
     def __init__(self, url: str, options: ClientOptions) -> None:
         super().__init__(url, options)
         self._want: dict[str, Any] = {}
         self._step, self._ranks = "", 0
         self._open = False  # vLLM's update session
-        self._updater, self._paused = UpdaterLock(options.cache), False
+        self._known: tuple[Calls, bool] | None = None  # how it is called, and whether it keeps versions
+        self._updater, self._paused = UpdaterLock(options.folder), False
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -36,15 +41,37 @@ class VllmClient(Client):
         if not self._paused:
             self._updater.release()
 
-    def version(self) -> str:
-        """The weight version that the engine reports to its users."""
-        return str(self.http.field("/weight_info", "weight_version"))
+    @property
+    def _calls(self) -> Calls:
+        return self._release()[0]
 
-    def stage(self, link: Link, state: str, path: Path) -> EngineReport:
+    def _release(self) -> tuple[Calls, bool]:
+        if self._known is None:
+            self._known = calls_of(self.http, self.name)
+        return self._known
+
+    def version(self) -> str:
+        """The weight version that the engine reports to its users; of one that keeps none, its ranks' word."""
+        try:
+            if self._release()[1]:
+                return str(self.http.field("/weight_info", "weight_version"))
+            return self._version_of_ranks()
+        except DeltackptError:
+            self._known = None  # another vLLM may be started there
+            raise
+
+    def _version_of_ranks(self) -> str:
+        reports = self._attached("report")
+        raise_first(reports, self.name)
+        said = {report.version for report in reports}
+        return said.pop() if len(said) == 1 else START
+
+    def stage(self, link: Link, state: str, path: Path | None) -> EngineReport:
         """Every rank prepares the step in the background; then an update session is opened."""
+        self._refuse_asleep()
         self._want = {"step": f"{link.step}-{link.id}", "state": state, "mode": self.options.mode}
         self._step = str(link.step)
-        reports = self._staged()
+        reports = self._attached("stage")
         raise_first(reports, self.name)
         report = _report_of(reports)
         report.unchanged = all(r.mode == "none" or (r.mode == "scatter" and r.elements == 0) for r in reports)
@@ -54,41 +81,56 @@ class VllmClient(Client):
         self._begin()
         return report
 
-    def _staged(self) -> list[RankReport]:
-        """Attach, begin to prepare, and wait until every rank has. No session is needed for that."""
-        token = secrets.token_hex(8)
-        init = {"repository": self.options.repository, "cache": str(self.options.cache), "ref": self.options.ref}
-        init |= {"updater": self._updater.hold(), "url": self.http.url}
-        self.http.post("/init_weight_transfer_engine", {"init_info": {**init, **self._want, "token": token}})
+    def _refuse_asleep(self) -> None:
+        """An engine asleep is waited for. vLLM says that of one that is only paused as well: then its ranks know."""
+        if not self._answer("/is_sleeping", "is_sleeping") or self._answer("/is_paused", "is_paused"):
+            return
+        need, hint = "one that is awake", "It is updated when it wakes up."
+        raise ChainError("engine-asleep", where=self.name, have="an engine asleep", need=need, hint=hint)
+
+    def _answer(self, path: str, name: str) -> bool:
+        try:
+            return bool(self.http.field(path, name))
+        except ChainError:  # a route that it does not have
+            return False
+
+    def _attached(self, phase: str) -> list[RankReport]:
+        """Attach; begin to prepare, or only ask; wait until every rank has answered. No session is needed for that."""
+        token, folder, cache = secrets.token_hex(8), self.options.folder, self.options.cache
+        info: dict[str, Any] = {"repository": self.options.repository, "ref": self.options.ref, "phase": phase}
+        info |= {"cache": None if cache is None else str(cache), "reports": str(folder), "token": token}
+        info |= {"updater": self._updater.hold(), "url": self.http.url, **self._want}
+        self._calls.attach(info)
         self._ranks = int(self.http.field("/get_world_size?include_dp=true", "world_size"))
         found: list[RankReport] = []
         end = time.monotonic() + self.options.timeout
+        answer = f"{token}-staged" if phase == "stage" else token
         while len(found) < self._ranks:
-            found += read_reports(self.options.cache, f"{token}-staged")
+            found += read_reports(folder, answer)
             if time.monotonic() > end:
                 have, need = f"{len(found)} of {self._ranks} ranks", "all of them"
                 raise StoreError("engine-silent", where=self.name, have=have, need=need)
             time.sleep(_POLL)
-        read_reports(self.options.cache, token)
+        read_reports(folder, token)
         return found
 
     def _begin(self) -> None:
-        self.http.post("/start_weight_update")
+        self._calls.start()
         self._open = True
 
-    def _close(self, **more: str) -> None:
+    def _close(self, version: str | None = None) -> None:
         self._open = False
-        self.http.post("/finish_weight_update", more)
+        self._calls.finish(version)
 
     def _phase(self, phase: str) -> list[RankReport]:
         """Of an open session, which an error closes; no answer leaves it open."""
         token = secrets.token_hex(8)
         try:
-            self.http.post("/update_weights", {"update_info": {**self._want, "phase": phase, "token": token}})
+            self._calls.change({**self._want, "phase": phase, "token": token})
         except ChainError:
             self._open = False
             raise
-        reports = read_reports(self.options.cache, token)
+        reports = read_reports(self.options.folder, token)
         if any(report.error is not None for report in reports):
             self._close()
         raise_first(reports, self.name)
@@ -107,14 +149,14 @@ class VllmClient(Client):
         return _report_of(self._phase("apply"))
 
     def drop_cache(self) -> None:
-        """Requests that are paused are computed anew, or the blocks that they hold would stay."""
-        answer = self.http.post("/reset_prefix_cache?reset_running_requests=true")
-        if isinstance(answer, dict) and answer.get("success") is False:
-            raise ChainError("engine-refused", where=self.name, have="a prefix cache that stays", need="an empty one")
+        """All that was computed with the old weights, wherever vLLM keeps it."""
+        drop_caches(self.http, self.name)
 
     def finish(self) -> None:
         """Close the session with the new version."""
-        self._close(weight_version=self._step)
+        if not self._release()[1]:
+            self._phase("final")
+        self._close(self._step)
         if (found := self.version()) != self._step:
             raise ChainError("engine-refused", where=self.name, have=f"version {found}", need=self._step)
 
@@ -140,5 +182,8 @@ class VllmClient(Client):
 
 
 def _report_of(reports: list[RankReport]) -> EngineReport:
-    first = reports[0] if reports else RankReport()
-    return EngineReport(first.mode, first.reason, sum(r.elements for r in reports))
+    """What the ranks have in common; of the ways that they take, one that was not expected."""
+    first = next((r for r in reports if r.path != r.expected), reports[0]) if reports else RankReport()
+    stale = tuple(dict.fromkeys(words for report in reports for words in report.stale))
+    elements = sum(r.elements for r in reports)
+    return EngineReport(first.mode, first.reason, elements, path=first.path, expected=first.expected, stale=stale)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import vllm
 from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -18,6 +19,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from deltackpt.engines.cached_steps import CachedSteps
 from deltackpt.engines.engine import model_differs
 from deltackpt.engines.vllm.disk import left_out, weights_in
+from deltackpt.engines.vllm.release import release_of
 from deltackpt.engines.vllm.world import everyone
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
@@ -26,9 +28,11 @@ ORIGIN = ""  # the slot that this process loaded its weights from
 
 
 class DeltaLoader(BaseModelLoader):  # type: ignore[misc]
-    """vLLM's loader of a step in a repository. Raises UsageError ``loader-options`` for options it does not have."""
+    """vLLM's loader of a step in a repository. Raises UsageError ``loader-options`` for options it does not have,
+    ``engine-version`` for a vLLM that it was not held against."""
 
     def __init__(self, load_config: LoadConfig) -> None:
+        release_of(vllm.__version__, "the load format deltackpt")
         super().__init__(load_config)
         options = load_config.model_loader_extra_config
         if not isinstance(options, dict) or not {"repository", "cache"} <= options.keys() <= _OPTIONS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.traits import quantized
 from deltackpt.engines.vllm import loader
 from deltackpt.engines.vllm.disk import left_out, weights_in
+from deltackpt.engines.vllm.sleep import STATE, refuse_asleep, watch_sleep
 from deltackpt.engines.vllm.traits import TRAITS
 from deltackpt.engines.vllm.world import everyone
 from deltackpt.errors import CheckpointError
@@ -58,12 +60,37 @@ class VllmRank:
         """What each rank passed, by vLLM's group of all ranks."""
         return everyone(word)
 
+    def absences(self) -> int:
+        """How often vLLM put the weights aside to sleep. Raises ChainError ``engine-asleep`` while they are."""
+        refuse_asleep()
+        return STATE.times
 
-def attach(model: torch.nn.Module, config: VllmConfig, repository: str, cache: str, ref: str = "main") -> Receiver:
+    def stale(self) -> list[str]:
+        """The draft model of speculative decoding: no step has its weights."""
+        drafts = getattr(self.config, "speculative_config", None)
+        if drafts is None:
+            return []
+        method = str(getattr(drafts, "method", None) or "")
+        if method.startswith(("ngram", "suffix")):  # it has no weights
+            return []
+        return [f"the draft model of speculative decoding ({method or 'of its own'})"]
+
+
+def attach(
+    model: torch.nn.Module, config: VllmConfig, repository: str, cache: str | None, ref: str = "main"
+) -> Receiver:
     """A receiver in this rank. Every rank has to do it at the same time."""
+    refuse_asleep()
     with set_current_vllm_config(config):
         origin = loader.ORIGIN or _local(config)
         return Receiver(VllmRank(model, config), repository, cache, ref=ref, origin=origin)
+
+
+def watch_workers() -> None:
+    """Note from now on when the worker of this process goes to sleep. A CPU's worker never does."""
+    module = sys.modules.get("vllm.v1.worker.gpu_worker")
+    if module is not None:
+        watch_sleep(module.Worker)
 
 
 def _packed(model: torch.nn.Module) -> str | None:

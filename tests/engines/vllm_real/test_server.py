@@ -1,17 +1,11 @@
 """A vLLM server and `deltackpt serve-updates`, as processes: followed live, killed at random, asked all the while."""
 
 import json
-import os
 import random
-import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +14,7 @@ pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 
 from support.engine_steps import NEVER, Run, nudge  # noqa: E402
+from support.vllm_servers import ASK, STARTED, Server, events, free_port, native, serve, stop_all, wait_for  # noqa: E402
 from support.vllm_tiny import PROMPTS, tiny  # noqa: E402
 from support.vllm_training import Training  # noqa: E402
 
@@ -28,143 +23,12 @@ from deltackpt.publish.write import write  # noqa: E402
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 ROUNDS, SEED = 10, 7
 LONG = {"prompt": PROMPTS[0], "max_tokens": 200, "ignore_eos": True}
-ASK = {"model": "tiny", "max_tokens": 12, "temperature": 0, "logprobs": 0}
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-START = 300.0  # seconds that a server may take: 104 to 154 were seen on two busy cores
-STARTED: list[subprocess.Popen] = []  # groups of processes that a test began
 
 
 @pytest.fixture(autouse=True)
 def _nothing_runs_on():
-    """What a test began ends with it, however that ends: three servers that are left take the machine."""
     yield
-    while STARTED:
-        process = STARTED.pop()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-class Server:
-    """``core``: where its threads run, so that two servers do not spin on one."""
-
-    def __init__(self, run, path, tp=1, core=0, ready=True):
-        self.core = core
-        self.run, self.path, self.tp, self.port = run, path, tp, free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = (run.root / f"server-{self.port}.log").open("w")
-        self.launch()
-        if ready:
-            self.ready()
-
-    def start(self):
-        self.launch()
-        self.ready()
-
-    def launch(self):
-        env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-        env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if self.tp == 2 else str(self.core)
-        line = [
-            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.path)),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--dtype", "bfloat16"),
-            *("--max-model-len", "512", "--served-model-name", "tiny", "--tensor-parallel-size", str(self.tp)),
-            *("--weight-transfer-config", '{"backend":"deltackpt"}'),
-        ]
-        self.process = subprocess.Popen(line, env=env, stdout=self.log, stderr=self.log, start_new_session=True)
-        STARTED.append(self.process)
-
-    def ready(self):
-        end = time.monotonic() + START
-        while time.monotonic() < end:
-            try:
-                urllib.request.urlopen(self.url + "/health", timeout=2)
-                return
-            except OSError:
-                assert self.process.poll() is None, "the server ended"
-                time.sleep(0.2)
-        raise TimeoutError
-
-    def call(self, path, body=None, method="POST"):
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"content-type": "application/json"}
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=180) as answer:
-            return json.loads(answer.read() or b"null")
-
-    def version(self):
-        return self.call("/weight_info", method="GET")["weight_version"]
-
-    def answers(self):
-        found = []
-        for prompt in PROMPTS:
-            choice = self.call("/v1/completions", {**ASK, "prompt": prompt})["choices"][0]
-            found.append((choice["text"], choice["logprobs"]["token_logprobs"]))
-        return found
-
-    def checksums(self):
-        return self.call("/weight_checker", {"action": "checksum"})["checksums"]
-
-    def kill(self):
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def close(self):
-        os.killpg(self.process.pid, signal.SIGTERM)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self.log.close()
-
-
-def serve(run, servers, *more, cache="cache", url=None, before="pass"):
-    """``before``: statements that run first, by which a test makes it fail."""
-    engines = [word for s in servers for word in ("--engine", f"vllm={s.url}")]
-    line = [
-        sys.executable,
-        "-c",
-        f"{before}\nfrom deltackpt_cli.app import main; main()",
-        "serve-updates",
-        url or str(run.url),
-        str(run.root / cache),
-        *engines,
-    ]
-    with (run.root / "events.jsonl").open("a") as out:
-        how = {"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
-        STARTED.append(subprocess.Popen([*line, "--json", "--poll", "100ms", *more], **how))
-    return STARTED[-1]
-
-
-def events(run):
-    found = [line for line in (run.root / "events.jsonl").read_text().splitlines() if line.startswith('{"event"')]
-    return [json.loads(line) for line in found]
-
-
-def wait_for(server, step, seconds=60):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if server.version() == str(step):
-                return
-        except (OSError, urllib.error.URLError):
-            pass
-        time.sleep(0.1)
-    raise TimeoutError(f"still at {server.version()}, not {step}: {events(server.run)[-3:]}")
-
-
-def native(server, run, step):
-    """Brought to a whole checkpoint by vLLM itself; -> its answers and checksums."""
-    body = {"method": "reload_weights", "kwargs": {"weights_path": str(run.checkpoint(step))}}
-    server.call("/collective_rpc", body)
-    server.call("/reset_prefix_cache")
-    return server.answers(), server.checksums()
+    stop_all()
 
 
 class Asking(threading.Thread):

@@ -1,0 +1,97 @@
+"""`deltackpt serve-adapters`."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deltackpt.errors import ChainError, sentence
+from deltackpt_cli import units
+from deltackpt_cli.console import Output
+from deltackpt_cli.follow import Poll
+from deltackpt_cli.options import Repo, Threads
+from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.signing_options import MaxAge, Trust, opened
+from deltackpt_cli.waiting import Grace, Wait, grace_of
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", show_default=False, help="Where adapters go; the engines read it, too.")
+]
+Engines = Annotated[
+    list[str],
+    typer.Option("--engine", metavar="KIND=URL", show_default=False, help="vllm=http://HOST:PORT or sglang=…; many."),
+]
+Adapters = Annotated[
+    list[str],
+    typer.Option(
+        "--adapter",
+        metavar="NAME[=REF]",
+        show_default=False,
+        help="What engines call it, and the branch that publishes it (main); many.",
+    ),
+]
+Keep = Annotated[int, typer.Option(metavar="N", min=1, help="Steps that an engine offers, the newest among them.")]
+Once = Annotated[bool, typer.Option("--once", help="Load the newest steps, and end.")]
+Timeout = Annotated[str, typer.Option(metavar="TIME", help="How long an engine may take for one answer.")]
+
+
+def serve_adapters(
+    output: Output,
+    repo: Repo,
+    folder: Folder,
+    engine: Engines,
+    adapter: Adapters,
+    keep: Keep = 2,
+    once: Once = False,
+    wait: Wait = False,
+    grace: Grace = "60s",
+    poll: Poll = "1s",
+    timeout: Timeout = "120s",
+    threads: Threads = None,
+    trust: Trust = None,
+    max_age: MaxAge = None,
+) -> None:
+    """Load every new step of an adapter into running engines.
+
+    Until SIGINT or SIGTERM. Step 12 of adapter `a` is offered as `a@12`; requests name the step that they want. Of the
+    older steps, those that requests use stay until they are idle. With --json every event is a line. With --once the
+    command ends with 4 if an engine does not offer the newest step.
+    """
+    from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing
+    from deltackpt_cli.waiting import open_repository
+
+    named = [Adapter(name, ref or "main") for name, _, ref in (text.partition("=") for text in adapter)]
+    every = units.duration(poll, "--poll")
+    options = AdapterOptions(keep, units.duration(timeout, "--timeout"), threads, grace_of(wait, grace))
+
+    def emit(event: str, fields: dict[str, Any]) -> None:
+        output.data([json.dumps({"event": event, **fields}) if output.json else _line(event, fields)])
+
+    def outage(error: Any, retry: float) -> None:
+        emit("outage", {**error.to_dict(), "retry_in": round(retry, 3)})
+
+    with stopped_by_signals() as stop:
+        if (source := open_repository(partial(opened, repo, trust, max_age), wait, stop, outage)) is None:
+            return
+        serving = AdapterServing(source, folder, engine, named, emit, options)
+        if not once:
+            serving.run(stop, every)
+        elif not serving.update():
+            have, need = "an engine without the newest step", "all of them with it"
+            raise ChainError("engine-refused", where=str(repo), have=have, need=need, hint="The lines above say why.")
+
+
+def _line(event: str, f: dict[str, Any]) -> str:
+    if event == "loaded":
+        return f"{f['name']}  {f['engine']}  loaded in {f['seconds']:.3f} s, rank {f['rank']}"
+    if event == "unloaded":
+        return f"{f['name']}  {f['engine']}  unloaded"
+    if event == "base-moved":
+        return f"{f['adapter']}  {f['engine']}  its base is at {f['base']} now; it was loaded over {f['before']}"
+    if event == "back":
+        return "the repository is there again, and followed"
+    return f"{event}  {f.get('engine', '')}  {sentence(f['where'], f['have'], f['need'])} [{f['error']}]"

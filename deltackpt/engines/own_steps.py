@@ -1,0 +1,74 @@
+"""The steps of a repository as a rank reads them that has no cache: the engine is its own base.
+
+What is on the host is a patch, the tensor that is decoded, and for an engine that has to load everything a checkpoint
+in a temporary folder, for as long as that takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.engines.cached_steps import RepositorySteps, Slot
+from deltackpt.format.manifest import Link
+from deltackpt.format.state_digest import TensorDigest
+from deltackpt.repository import Repository
+from deltackpt.restore.journal import Journal
+from deltackpt.restore.materialize import apply
+from deltackpt.util.scratch import temporary_folder
+
+
+class OwnSteps(RepositorySteps):
+    """The branch ``ref`` of a repository. Implements `cached_steps.Steps`."""
+
+    def __init__(self, repo: Repository, ref: str = "main") -> None:
+        super().__init__(repo, ref)
+        self._held: tuple[Link, Path] | None = None  # a step that is whole on this host now
+
+    @classmethod
+    def open(cls, url: str, ref: str = "main") -> OwnSteps:
+        """Raises what `Repository.open` raises."""
+        return cls(Repository.open(url), ref)
+
+    def ensure(self, link: Link) -> None:
+        """A step is read when it is decoded."""
+
+    def ensure_any(self, link: Link) -> None:
+        """As `ensure`."""
+
+    @contextmanager
+    def held(self, link: Link, folder: str) -> Iterator[None]:
+        """Within the block ``folder`` is the whole checkpoint of a step, as the engine was started from it."""
+        before, self._held = self._held, (link, Path(folder))
+        try:
+            yield
+        finally:
+            self._held = before
+
+    @contextmanager
+    def folder(self, link: Link) -> Iterator[Path]:
+        """The checkpoint of a step in a temporary folder (TMPDIR), gone at the end. Raises what `apply` raises."""
+        with temporary_folder("step") as parent:
+            folder = parent / f"{link.step:08d}-{link.id}"
+            apply(self._repo, folder, f"{link.step}-{link.id}", ref=self.ref)
+            with self.held(link, str(folder)):
+                yield folder
+
+    @contextmanager
+    def slot(self, link: Link | None) -> Iterator[Slot | None]:
+        """The step within `held` or `folder` of it; else None."""
+        if link is None or self._held is None or self._held[0] != link:
+            yield None
+            return
+        with Checkpoint.open(self._held[1]) as found:
+            yield Slot(self._held[1], self.table(link), found.bytes_of)
+
+    def journal(self, start: Link, end: Link) -> Journal | None:
+        """There is none."""
+        return None
+
+    def digests(self, link: Link) -> dict[str, TensorDigest] | None:
+        """Those of a step's tensors, by name: what the engine's memory is held against."""
+        return self._repo.digests(self._repo.load(link))

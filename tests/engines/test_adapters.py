@@ -1,0 +1,268 @@
+"""Adapters of running engines, over the routes of vLLM 0.32 and SGLang 0.5.23 that are used, with nothing behind them.
+
+A real vLLM is in vllm_real/test_adapters.py.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deltackpt_cli.app import run
+
+from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing
+from deltackpt.errors import CheckpointError, UsageError
+from deltackpt.publish.write import write
+from deltackpt.repository import Repository
+
+st = pytest.importorskip("safetensors.numpy")
+
+
+def gauge(running, at):
+    """vLLM's, which is set to the time at which it held."""
+    labels = f'max_lora="2",running_lora_adapters="{",".join(running)}",waiting_lora_adapters=""'
+    return f"vllm:lora_requests_info{{{labels}}} {at}"
+
+
+class FakeEngine:
+    """``busy``: adapters that requests use. As vLLM, it goes on with one that is unloaded."""
+
+    def __init__(self, kind):
+        self.kind, self.loaded, self.busy, self.calls, self.version = kind, {}, set(), [], "default"
+        self.max_rank, self.seen = 8, {}
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                if self.path == "/v1/models":
+                    cards = [{"id": name, "root": root} for name, root in fake.loaded.items()]
+                    self.answer({"data": [{"id": "base", "root": "/models/base"}, *cards]})
+                elif self.path == "/metrics":
+                    gauges = [gauge(sorted(fake.busy), "1.8e+09"), gauge(["gone@1"], "1.7e+09")]
+                    self.answer("\n".join(["# HELP x", *gauges, ""]))
+                else:
+                    self.answer({"weight_version": fake.version})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                prefix = "/v1" if fake.kind == "vllm" else ""
+                name = body["lora_name"]
+                fake.calls.append((self.path, name))
+                if self.path == f"{prefix}/load_lora_adapter":
+                    config = json.loads(Path(body["lora_path"], "adapter_config.json").read_bytes())
+                    if name in fake.loaded:
+                        self.answer({"error": {"message": "has already been loaded"}}, 400)
+                    elif config["r"] > fake.max_rank:
+                        self.answer({"error": {"message": f"LoRA rank {config['r']} is greater"}}, 400)
+                    else:
+                        fake.loaded[name] = body["lora_path"]
+                        fake.seen[name] = st.load_file(body["lora_path"] + "/adapter_model.safetensors")["a"].tobytes()
+                        self.answer({"success": True})
+                elif self.path == f"{prefix}/unload_lora_adapter" and name in fake.loaded:
+                    del fake.loaded[name]
+                    self.answer({"success": True})
+                else:
+                    self.answer({"error": "not found"}, 404)
+
+            def answer(self, body, status=200):
+                raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *_): ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.spec = f"{kind}=http://127.0.0.1:{self.server.server_address[1]}"
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def engine(request):
+    made = FakeEngine(request.param)
+    yield made
+    made.close()
+
+
+class Trainer:
+    """Publishes steps of an adapter."""
+
+    def __init__(self, root, ref="main"):
+        self.root, self.repo, self.ref, self.rank = root, root / "repo", ref, 4
+
+    def publish(self, step, name="adapter_model.safetensors", **options):
+        folder = self.root / f"in-{self.ref}-{step}-{len(list(self.root.iterdir()))}"
+        folder.mkdir(parents=True)
+        values = np.full((self.rank, 64), step, np.float32)
+        values[0, :8] = np.arange(8) + step
+        st.save_file({"a": values}, folder / name)
+        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": self.rank}))
+        write(folder, self.repo, step=step, ref=self.ref, threads=1, **options)
+        return values.tobytes()
+
+
+def serving(trainer, engines, *adapters, **options):
+    events = []
+    made = AdapterServing(
+        Repository.open(trainer.repo), trainer.root / "adapters", [engine.spec for engine in engines],
+        [Adapter(*adapter) for adapter in adapters or [("math",)]], lambda name, fields: events.append((name, fields)),
+        AdapterOptions(threads=1, timeout=30.0, **options),
+    )  # fmt: skip
+    return made, events
+
+
+def test_every_step_under_its_own_name(tmp_path, engine):
+    trainer = Trainer(tmp_path)
+    want = {"math@0": trainer.publish(0)}
+    serve, events = serving(trainer, [engine])
+    assert serve.update()
+    want["math@1"] = trainer.publish(1)
+    assert serve.update()
+    assert serve.update()  # nothing new
+    assert {*engine.loaded} == {"math@0", "math@1"}
+    assert engine.seen == want
+    assert [(name, fields["name"], fields["rank"]) for name, fields in events] == [
+        ("loaded", "math@0", 4), ("loaded", "math@1", 4)]  # fmt: skip
+
+
+def test_old_steps_go_once_no_request_uses_them(tmp_path, engine):
+    trainer = Trainer(tmp_path)
+    trainer.publish(0)
+    serve, _ = serving(trainer, [engine], keep=1)
+    serve.update()
+    engine.busy = {"math@0"}
+    trainer.publish(1)
+    serve.update()
+    if engine.kind == "vllm":  # SGLang waits by itself
+        assert {*engine.loaded} == {"math@0", "math@1"}
+        engine.busy = set()
+        serve.update()
+    assert {*engine.loaded} == {"math@1"}
+    serve.update()
+    assert [path.name.partition("-")[0] for path in (tmp_path / "adapters").iterdir()] == ["math@1"]
+
+
+def test_files_stay_while_a_request_uses_an_adapter_that_was_unloaded(tmp_path):
+    engine = FakeEngine("vllm")
+    try:
+        trainer = Trainer(tmp_path)
+        trainer.publish(0)
+        serve, _ = serving(trainer, [engine], keep=1)
+        serve.update()
+        trainer.publish(1)
+        del engine.loaded["math@0"]  # by another hand
+        engine.busy = {"math@0"}
+        serve.update()
+        assert len(list((tmp_path / "adapters").iterdir())) == 2
+        engine.busy = set()
+        serve.update()
+        assert len(list((tmp_path / "adapters").iterdir())) == 1
+    finally:
+        engine.close()
+
+
+def test_several_adapters_and_engines(tmp_path, engine):
+    other = FakeEngine("vllm")
+    try:
+        math, code = Trainer(tmp_path), Trainer(tmp_path, ref="code")
+        math.publish(3)
+        code.publish(7)
+        serve, _ = serving(math, [engine, other], ("math",), ("code", "code"))
+        assert serve.update()
+        assert {*engine.loaded} == {*other.loaded} == {"math@3", "code@7"}
+    finally:
+        other.close()
+
+
+def test_an_engine_that_refuses_keeps_what_it_has(tmp_path, engine):
+    """A rank that grew above the engine's limit."""
+    trainer = Trainer(tmp_path)
+    trainer.publish(0)
+    serve, events = serving(trainer, [engine], keep=1)
+    serve.update()
+    trainer.rank = 16
+    trainer.publish(1)
+    assert not serve.update()
+    assert not serve.update()  # told once
+    assert {*engine.loaded} == {"math@0"}
+    assert [name for name, _ in events] == ["loaded", "failed"]
+    assert "rank 16 is greater" in events[-1][1]["have"]
+    trainer.rank = 8
+    trainer.publish(2)
+    assert serve.update()
+    assert {*engine.loaded} == {"math@2"}
+
+
+def test_a_base_that_moves_on_is_told(tmp_path, engine):
+    trainer = Trainer(tmp_path)
+    trainer.publish(0)
+    serve, events = serving(trainer, [engine])
+    serve.update()
+    engine.version = "17"
+    serve.update()
+    serve.update()
+    assert [(name, fields.get("before"), fields.get("base")) for name, fields in events] == [
+        ("loaded", None, "default"), ("base-moved", "default", "17")]  # fmt: skip
+
+
+def test_a_follower_that_starts_again_loads_nothing_twice(tmp_path, engine):
+    trainer = Trainer(tmp_path)
+    trainer.publish(0)
+    serving(trainer, [engine])[0].update()
+    serve, events = serving(trainer, [engine])
+    assert serve.update()
+    assert events == []
+
+
+def test_a_branch_that_went_back(tmp_path, engine):
+    """Another step of the same number has a name of its own."""
+    trainer = Trainer(tmp_path)
+    trainer.publish(0)
+    trainer.publish(1)
+    serve, events = serving(trainer, [engine])
+    serve.update()
+    trainer.rank = 2
+    want = trainer.publish(1, resume_from=0)
+    assert serve.update()
+    assert engine.seen[events[-1][1]["name"]] == want
+    assert events[-1][1]["name"].startswith("math@1-")
+
+
+def test_what_is_no_adapter_is_refused(tmp_path, engine):
+    trainer = Trainer(tmp_path)
+    trainer.publish(0, name="model.safetensors")
+    serve, _ = serving(trainer, [engine])
+    with pytest.raises(CheckpointError) as caught:
+        serve.update()
+    assert caught.value.code == "adapter-missing"
+    assert engine.loaded == {}
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "a@b", "-x"])
+def test_names_that_an_adapter_cannot_have(name):
+    with pytest.raises(UsageError):
+        Adapter(name)
+
+
+def test_the_command(tmp_path, engine, capsys):
+    trainer = Trainer(tmp_path)
+    trainer.publish(0)
+    line = ["serve-adapters", str(trainer.repo), str(tmp_path / "adapters"), "--engine", engine.spec, "--once"]
+    assert run([*line, "--adapter", "math"]) == 0
+    assert "math@0" in capsys.readouterr().out
+    trainer.rank = 16
+    trainer.publish(1)
+    assert run([*line, "--adapter", "math", "--json"]) == 4
+    events = [json.loads(text) for text in capsys.readouterr().out.splitlines() if text]
+    assert events[0]["event"] == "failed"
+    assert run([*line, "--adapter", "math=nosuch"]) == 6
+    assert run([*line, "--adapter", "ma/th"]) == 2
+    assert run([*line, "--adapter", "math", "--adapter", "math=code"]) == 2
+    assert run([*line, "--adapter", "math", "--keep", "0"]) == 2

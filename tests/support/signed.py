@@ -1,0 +1,55 @@
+"""Signed repositories for tests: a small one in memory, keys, and readers that remember apart from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from deltackpt.format.signature import KeySet, Signature, SignedStatement, Statement
+from deltackpt.repository import Repository
+from deltackpt.signing.keys import PrivateKey
+from deltackpt.signing.policy import TrustPolicy
+from deltackpt.store import MemoryStore
+from support.chains import World
+
+
+def keys_of(*keys: PrivateKey, threshold: int = 1, **more: object) -> KeySet:
+    """A reader's own key set."""
+    return KeySet(None, 0, tuple(sorted(key.public for key in keys)), threshold, **more)  # type: ignore[arg-type]
+
+
+def write_key(path: Path, key: PrivateKey) -> Path:
+    """A private key's file, as `deltackpt keygen` leaves it."""
+    path.write_bytes(key.private_text())
+    path.chmod(0o600)
+    return path
+
+
+def signed_world(root: Path, url: str | Path, key: PrivateKey) -> World:
+    """A world whose writer signs."""
+    world = World(root, url)
+    world.writer = Repository.open_or_create(url).secure(sign=key)
+    return world
+
+
+def statement(by: PrivateKey, said: Statement, *, key: str | None = None) -> SignedStatement:
+    """A statement signed by ``by``, or in its words, under the name of another ``key``."""
+    made = by(said.encode())
+    return SignedStatement(said, Signature(key or made.key, made.signature))
+
+
+@contextmanager
+def memory(patch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
+    """Within, readers and signers remember in ``folder``."""
+    with patch.context() as inner:
+        inner.setenv("DELTACKPT_TRUST_DIR", str(folder))
+        yield
+
+
+def reader(store: MemoryStore | Repository, policy: TrustPolicy | KeySet) -> Repository:
+    """The repository as one sees it who trusts these keys."""
+    repo = Repository.at(store.store if isinstance(store, Repository) else store)
+    return repo.secure(policy if isinstance(policy, TrustPolicy) else TrustPolicy(policy))
