@@ -33,7 +33,8 @@ def running(tmp_path):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("address", "nowhere"), ("address", "host:port"), ("address", "host:99999"), ("address", 7700), ("address", "0.0.0.0:7700"),
+        ("address", "nowhere"), ("address", "host:port"), ("address", "host:99999"), ("address", 7700),
+        ("address", "0.0.0.0:7700"),
         ("token", "short"), ("token", None), ("mode", "later"), ("durable", True), ("carrier", "pigeon"),
         ("engines", -1), ("engines", 1.5), ("timeout", 0), ("timeout", float("nan")), ("load_timeout", "1"),
     ],
