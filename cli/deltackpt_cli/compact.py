@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo, Threads
@@ -29,6 +30,7 @@ To = Annotated[str, typer.Option("--to", metavar="B", help="The step that it lea
 Levels = Annotated[
     bool, typer.Option("--levels", help="Folds of aligned runs of 8, 64 and 512 steps: few to read from any distance.")
 ]
+Packs = Annotated[bool, typer.Option("--packs", help="Pack manifests alone; fold nothing.")]
 Cache = Annotated[
     Path | None,
     typer.Option(metavar="CACHE", show_default=False, help="A managed cache that has the old values; it is moved."),
@@ -42,20 +44,26 @@ def compact(
     start: From = None,
     end: To = "latest",
     levels: Levels = False,
+    packs: Packs = False,
     cache: Cache = None,
     dry_run: Dry = False,
     ref: Ref = "main",
     threads: Threads = None,
     sign: Sign = None,
 ) -> None:
-    """Fold many patches into one, so that late readers read less.
+    """Fold many patches into one, and pack manifests, so that late readers read less, by fewer requests.
 
     The patches stay until gc, for readers that are in between.
     """
-    from deltackpt.compaction.plan import LEVELS, plan_compact
+    if packs and (levels or start is not None or end != "latest" or cache is not None):
+        raise UsageError("usage", where="--packs", have="an option of folds", need="--packs alone, or folds")
+    from deltackpt.compaction.plan import LEVELS, plan_compact, plan_packs_alone
 
     source = opened(repo, sign=sign)
-    plan = plan_compact(source, start, end, ref=ref, levels=LEVELS if levels else ())
+    if packs:
+        plan = plan_packs_alone(source, ref)
+    else:
+        plan = plan_compact(source, start, end, ref=ref, levels=LEVELS if levels else ())
     if dry_run:
         output.result(plan, lambda: _plan(plan))
         return
@@ -70,6 +78,10 @@ def _plan(plan: CompactPlan) -> Iterator[str]:
         yield from text.table([">from", ">to", ">patches", ">their bytes"], rows)
     else:
         yield "nothing to fold"
+    if plan.packs:
+        yield ""
+        rows = [[str(p.first), str(p.last), text.count(p.records), text.count(p.bytes)] for p in plan.packs]
+        yield from text.table([">first step", ">last step", ">records to pack", ">bytes"], rows)
 
 
 def _lines(done: CompactResult) -> Iterator[str]:
@@ -81,4 +93,8 @@ def _lines(done: CompactResult) -> Iterator[str]:
         yield from text.table([">from", ">to", ">patches' bytes", ">fold's bytes", ""], rows)
         yield ""
     made = sum(f.bytes is not None for f in done.folds)
-    yield f"{text.count(made)} fold{'s' * (made != 1)} written, {text.count(done.bytes)} bytes"
+    yield f"{text.count(made)} fold{'s' * (made != 1)} written, {text.size(done.bytes)}"
+    if done.packs:
+        records, size = sum(pack.records for pack in done.packs), sum(pack.bytes for pack in done.packs)
+        what = f"{text.count(len(done.packs))} pack{'s' * (len(done.packs) != 1)}"
+        yield f"{what} of {text.count(records)} records written, {text.size(size)}"

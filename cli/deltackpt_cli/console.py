@@ -110,11 +110,11 @@ class _Notes(logging.Handler):
 
 
 def _print(stream: TextIO, lines: Iterable[str]) -> None:
-    stream.write("".join(f"{_plain(line)}\n" for line in lines))
+    stream.write("".join(f"{printable(line)}\n" for line in lines))
     stream.flush()
 
 
-def _plain(line: str) -> str:
+def printable(line: str) -> str:
     """The line with whatever a terminal might act on, or not show, as escapes."""
     if line.isprintable():
         return line

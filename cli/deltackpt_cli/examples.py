@@ -19,21 +19,30 @@ EXAMPLES: Final[dict[str, Sequence[str]]] = {
     "apply": (
         "deltackpt apply runs/repo restored --step 12",
         "deltackpt apply s3://bucket/run-42 /var/cache/run-42 --cache",
+        "deltackpt apply s3://bucket/run-42 layer.safetensors --step 12 --tensor 'model.layers.7.*'",
     ),
     "verify": (
         "deltackpt verify s3://bucket/run-42",
         "deltackpt verify restored --against runs/repo --step 12",
     ),
     "log": ("deltackpt log runs/repo", "deltackpt log runs/repo --graph"),
-    "inspect": ("deltackpt inspect runs/repo --step 12",),
+    "inspect": ("deltackpt inspect runs/repo --step 12", "deltackpt inspect runs/repo --sort changes --top 20"),
     "diff": ("deltackpt diff step_11 step_12",),
+    "refs": ("deltackpt refs s3://bucket/run-42",),
     "tag": ("deltackpt tag runs/repo best 12", "deltackpt tag runs/repo"),
     "gc": (
         "deltackpt gc s3://bucket/run-42 --keep-last 100 --keep-every 50 --dry-run",
         "deltackpt gc s3://bucket/run-42 --keep-last 100 --keep-every 50",
     ),
-    "compact": ("deltackpt compact runs/repo --levels",),
-    "status": ("deltackpt status s3://bucket/run-42 --cache /var/cache/run-42",),
+    "compact": ("deltackpt compact runs/repo --levels", "deltackpt compact s3://bucket/run-42 --packs"),
+    "status": (
+        "deltackpt status s3://bucket/run-42 --cache /var/cache/run-42",
+        "deltackpt status s3://bucket/run-42 --watch --metrics http://127.0.0.1:9400/metrics",
+    ),
+    "report": (
+        "deltackpt report s3://bucket/run-42 -o run-42.html",
+        "deltackpt report runs/repo --text --since 7d",
+    ),
     "doctor": ("deltackpt doctor s3://bucket/run-42",),
     "keygen": ("deltackpt keygen trainer.key --comment trainer",),
     "sign": ("deltackpt sign runs/repo --sign trainer.key", "deltackpt sign runs/repo 12 best --sign trainer.key"),

@@ -93,6 +93,6 @@ def lines(done: ExportResult) -> Iterator[str]:
             ("steps", f"{done.steps[0]} to {done.steps[-1]}" if done.steps else "none"),
             *named,
             *(("whole", f"{number}: {reason}") for number, reason in done.whole),
-            ("written", f"{text.count(done.bytes)} bytes in {done.seconds:.3f} s"),
+            ("written", f"{text.size(done.bytes)} in {done.seconds:.3f} s"),
         ]
     )

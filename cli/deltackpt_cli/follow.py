@@ -16,6 +16,7 @@ from deltackpt_cli.console import Output
 from deltackpt_cli.mirror import report_failure
 from deltackpt_cli.options import ObjectCache, ObjectCacheSize, Ref, Repo, Threads, read_through
 from deltackpt_cli.process import run
+from deltackpt_cli.serving_metrics import MetricsPort, served
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.signing_options import MaxAge, Trust, policy
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from deltackpt.sync.follow import Follower, Switch
+    from deltackpt.util.metrics import Metrics
 
 Cache = Annotated[
     Path, typer.Argument(metavar="CACHE", show_default=False, help="A managed cache; made if there is none.")
@@ -63,6 +65,7 @@ def follow(
     prefetch: Prefetch = False,
     ready: Ready = False,
     exec_: Exec = None,
+    metrics_port: MetricsPort = None,
     threads: Threads = None,
     object_cache: ObjectCache = None,
     object_cache_size: ObjectCacheSize = "20GB",
@@ -83,7 +86,9 @@ def follow(
     Without --ready the old slot is patched at the next step, and readers have until then to close its files. With
     it that is done as soon as CMD has ended, and the next step is there in about half the time.
     """
-    with output.progress() as progress, stopped_by_signals() as stop:
+    with (
+        output.progress() as progress, stopped_by_signals() as stop, served(output, "follow", metrics_port) as metrics
+    ):  # fmt: skip
         from deltackpt.sync.follow import Follower, FollowOptions
         from deltackpt.util.places import check_local
 
@@ -101,14 +106,21 @@ def follow(
             return
         follower = Follower(
             source, cache.absolute(), options, progress=progress, stop=stop, failed=reporter.failed,
-            recovered=reporter.recovered, standby_failed=reporter.standby_failed,
+            recovered=reporter.recovered, standby_failed=reporter.standby_failed, metrics=metrics,
         )  # fmt: skip
         if once:
             _once(reporter, follower, wait)
             return
-        for switch in follower.switches():
-            if reporter.switched(switch, stop) == 0:
-                follower.acknowledge(switch)
+        _keep(reporter, follower, metrics)
+
+
+def _keep(reporter: _Reporter, follower: Follower, metrics: Metrics) -> None:
+    """Report every switch until the follower stops."""
+    for switch in follower.switches():
+        if (status := reporter.switched(switch, follower.stop)) == 0:
+            follower.acknowledge(switch)
+        elif status is not None:
+            metrics.add("deltackpt_failures_total", 1)
 
 
 def _once(reporter: _Reporter, follower: Follower, wait: bool) -> None:
@@ -159,7 +171,7 @@ class _Reporter:
         missed = "" if switch.behind in (None, 0, 1) else f", {switch.behind} steps at once"
         line = (
             f"step {switch.step}  {switch.path}  {switch.lag:.1f} s after it was published{missed}; "
-            f"read {text.count(switch.read)} bytes, wrote {text.count(switch.written)} in {switch.seconds:.3f} s"
+            f"read {text.size(switch.read)}, wrote {text.count(switch.written)} in {switch.seconds:.3f} s"
         )
         self.event("switch", line, **switch.to_dict())
         if switch.rebuilt is not None:

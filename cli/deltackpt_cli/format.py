@@ -10,6 +10,23 @@ def count(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
+def short(value: int | float | None) -> str:
+    """Bytes for people: three figures and a decimal unit, as `--limit` and the like take them."""
+    if value is None:
+        return "-"
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if abs(value) < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:,.0f} {unit}" if unit == "bytes" or value >= 99.95 else f"{value:.3g} {unit}"
+
+
+def size(value: int | None) -> str:
+    """Bytes exactly, and from a million on for people beside it."""
+    exact = f"{count(value)} bytes"
+    return exact if value is None or value < 1_000_000 else f"{exact} ({short(value)})"
+
+
 def share(value: float | None) -> str:
     """A share as percent."""
     return "-" if value is None else f"{100 * value:.3f} %"

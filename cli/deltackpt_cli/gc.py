@@ -105,7 +105,7 @@ def gc(
                 library.rebase(source, library.plan_gc(source, policy), threads=threads, progress=progress)
             found, result = library.collect(source, policy, progress=progress)
     for one in found.rebases:
-        gain = f"costs {text.count(one.cost)} bytes and frees {text.count(one.frees)}"
+        gain = f"costs {text.size(one.cost)} and frees {text.count(one.frees)}"
         output.note(f"note: an anchor at step {one.step.step} {gain}: run it with --rebase")
     output.result(Outcome(found, result), lambda: _lines(found, result, verbose=output.verbose))
 
@@ -126,9 +126,9 @@ def _lines(plan: GcPlan, result: GcResult | None, *, verbose: bool) -> Iterator[
     what = ", ".join(f"{folder} {text.count(size)}" for folder, size in gone.items())
     yield from text.fields(
         [
-            ("keep", f"{text.count(len(kept))} steps, {text.count(plan.kept_bytes)} bytes"),
-            ("remove", f"{text.count(plan.steps)} steps, {text.count(plan.frees)} bytes{f' ({what})' if what else ''}"),
-            ("too young", f"{text.count(plan.waiting[0])} objects, {text.count(plan.waiting[1])} bytes"),
+            ("keep", f"{text.count(len(kept))} steps, {text.size(plan.kept_bytes)}"),
+            ("remove", f"{text.count(plan.steps)} steps, {text.size(plan.frees)}{f' ({what})' if what else ''}"),
+            ("too young", f"{text.count(plan.waiting[0])} objects, {text.size(plan.waiting[1])}"),
             ("done", "nothing removed" if result is None else f"{sum(result.removed.values()):,} objects removed"),
         ]
     )

@@ -85,6 +85,6 @@ def _lines(done: ImportResult) -> Iterator[str]:
             ("format", done.format),
             ("steps", f"{steps} on {done.ref}" + (f", {done.passed} were there" if done.passed else "")),
             *(("proof", f"{count} x {proof}") for proof, count in done.proofs.items()),
-            ("written", f"{text.count(done.bytes)} bytes in {done.seconds:.3f} s"),
+            ("written", f"{text.size(done.bytes)} in {done.seconds:.3f} s"),
         ]
     )

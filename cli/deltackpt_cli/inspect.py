@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,12 +25,38 @@ Target = Annotated[
 ]
 
 
-def inspect(output: Output, target: Target, step: Step = "latest", ref: Ref = "main", threads: Threads = None) -> None:
+class By(Enum):
+    """The orders of `deltackpt.report.inspection.ORDERS`, which would cost an import of numpy; a test holds them
+    equal."""
+
+    name = "name"
+    changes = "changes"
+    density = "density"
+    bytes = "bytes"
+    elements = "elements"
+
+
+Sort = Annotated[By, typer.Option("--sort", help="The order of the tensors: by name, or the largest first.")]
+Top = Annotated[
+    int | None,
+    typer.Option("--top", metavar="N", min=1, show_default=False, help="The first N tensors; the total is of all."),
+]
+
+
+def inspect(
+    output: Output,
+    target: Target,
+    step: Step = "latest",
+    ref: Ref = "main",
+    sort: Sort = By.name,
+    top: Top = None,
+    threads: Threads = None,
+) -> None:
     """Show what a patch holds, tensor by tensor.
 
     Of a store that is not local only headers and tables are read, and the share of steps by one ULP is not known.
     """
-    from deltackpt.report.inspection import inspect_part, inspect_step
+    from deltackpt.report.inspection import inspect_part, inspect_step, ordered
     from deltackpt.repository import Repository
 
     with output.progress() as progress:
@@ -37,7 +64,10 @@ def inspect(output: Output, target: Target, step: Step = "latest", ref: Ref = "m
             found = inspect_part(target)
         else:
             found = inspect_step(Repository.open(target), step, ref, threads=threads, progress=progress)
-    output.result(found, lambda: _lines(found))
+    shown = ordered(found, sort.value, top)
+    if len(shown.tensors) < len(found.tensors):
+        output.note(f"{text.count(len(shown.tensors))} of {text.count(len(found.tensors))} tensors")
+    output.result(shown, lambda: _lines(shown))
 
 
 def _lines(found: Inspection) -> Iterator[str]:

@@ -115,13 +115,15 @@ def _lines(found: Log, *, verbose: bool) -> Iterator[str]:
     if not found.steps:
         return
     odd = any(s.metadata.get("nonfinite") for s in found.steps)  # elements that are infinite or NaN, as hooks count
-    headers = [">step", "stored as", ">bytes", ">changed", ">density", ">bits/change", "time", "id"]
+    large = any((s.anchor_bytes or 0) + (s.patch_bytes or 0) >= 1_000_000 for s in found.steps)
+    headers = [">step", "stored as", ">bytes", *[">size"] * large, ">changed", ">density", ">bits/change", "time", "id"]
     headers += [">not finite"] * odd
     rows = [
         [
             str(s.step),
             " and ".join(k for k, size in (("anchor", s.anchor_bytes), ("patch", s.patch_bytes)) if size is not None),
             text.count((s.anchor_bytes or 0) + (s.patch_bytes or 0)),
+            *[text.short((s.anchor_bytes or 0) + (s.patch_bytes or 0))] * large,
             text.count(s.changed),
             text.share(s.density),
             text.bits(s.bits_per_change),

@@ -16,6 +16,7 @@ from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.repair import repair_target
+from deltackpt_cli.serving_metrics import MetricsPort, served
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.signing_options import MaxAge, Trust, opened
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from deltackpt.repository import Repository
     from deltackpt.sync.mirror import Mirror
     from deltackpt.sync.mirror_plan import MirrorPlan, MirrorResult, RefMove
+    from deltackpt.util.metrics import Metrics
 
 Source = Annotated[str, typer.Argument(metavar="SRC", show_default=False, help="The repository to copy.")]
 Target = Annotated[
@@ -65,6 +67,7 @@ def mirror(
     poll: Poll = "1s",
     wait: Wait = False,
     grace: Grace = "60s",
+    metrics_port: MetricsPort = None,
     limit: Limit = None,
     jobs: Jobs = 8,
     spool: Spool = None,
@@ -91,8 +94,7 @@ def mirror(
     _one_of("--repair", repair, others)
     _one_of("--from-step", from_step is not None, [latest_only and "--latest-only"])
     _one_of("--dry-run", dry_run, [watch and "--watch"])
-    if wait and not watch:
-        raise UsageError("usage", where="--wait", have="no --watch", need="--watch too")
+    _no_watch(watch, {"--wait": wait, "--metrics-port": metrics_port is not None})
     start: Start = "latest" if latest_only else from_step
     cap = None if limit is None else units.rate(limit, "--limit")
     every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
@@ -111,7 +113,8 @@ def mirror(
             plan = work.plan()
             output.result(plan, lambda: _plan(plan))
         elif watch:
-            _keep(output, work, origin, stop, every, patience)
+            metrics = stack.enter_context(served(output, "mirror", metrics_port))
+            _keep(output, work, origin, stop, every, patience, metrics)
         else:
             report(output, work.run())
 
@@ -123,13 +126,25 @@ def _one_of(option: str, given: bool, others: Sequence[str | bool]) -> None:
         raise UsageError("usage", where=option, have=have, need="one of the two")
 
 
-def _keep(output: Output, work: Mirror, origin: Repository, stop: Event, poll: float, grace: float) -> None:
+def _no_watch(watch: bool, given: dict[str, bool]) -> None:
+    """Raises UsageError ``usage`` for an option that is about watching."""
+    for option, there in given.items():
+        if there and not watch:
+            raise UsageError("usage", where=option, have="no --watch", need="--watch too")
+
+
+def _keep(
+    output: Output, work: Mirror, origin: Repository, stop: Event, poll: float, grace: float, metrics: Metrics
+) -> None:
     """Report every copy until ``stop``; times in seconds."""
     from deltackpt.sync.poller import keep_mirrored
 
     failed = partial(report_failure, output)
     back = partial(output.message, "it is there again, and copied")
-    for done in keep_mirrored(work, origin, poll=poll, stop=stop, grace=grace, failed=failed, recovered=back):
+    every = {"poll": poll, "grace": grace}
+    for done in keep_mirrored(
+        work, origin, stop=stop, failed=failed, recovered=back, metrics=metrics, **every
+    ):  # fmt: skip
         report(output, done)
 
 
@@ -150,8 +165,8 @@ def _plan(plan: MirrorPlan) -> Iterator[str]:
     yield from text.fields(
         [
             ("steps", text.count(plan.steps)),
-            ("copy", f"{text.count(len(copy))} objects, {text.count(plan.bytes)} bytes"),
-            ("prove", f"{text.count(len(prove))} objects, {text.count(sum(f.size for f in prove))} bytes"),
+            ("copy", f"{text.count(len(copy))} objects, {text.size(plan.bytes)}"),
+            ("prove", f"{text.count(len(prove))} objects, {text.size(sum(f.size for f in prove))}"),
             ("there", f"{text.count(plan.there)} objects"),
             *_moves(plan.refs, "ref"),
             *_moves(plan.tags, "tag"),
@@ -163,7 +178,7 @@ def _lines(done: MirrorResult) -> Iterator[str]:
     yield from text.fields(
         [
             ("steps", text.count(done.steps)),
-            ("copied", f"{text.count(done.objects)} objects, {text.count(done.bytes)} bytes in {done.seconds:.3f} s"),
+            ("copied", f"{text.count(done.objects)} objects, {text.size(done.bytes)} in {done.seconds:.3f} s"),
             ("there", f"{text.count(done.there)} objects, and {text.count(done.proven)} that were read back"),
             *_moves(done.refs, "ref"),
             *_moves(done.tags, "tag"),

@@ -12,21 +12,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from deltackpt_cli import units
+from deltackpt_cli.completion import branches, steps
 from deltackpt_cli.console import Output
+from deltackpt_cli.default_repo import REPOSITORY
 
 if TYPE_CHECKING:
     from deltackpt.repository import Repository
     from deltackpt.signing.policy import TrustPolicy
 
 Repo = Annotated[
-    str, typer.Argument(metavar="REPO", show_default=False, help="The repository: a local directory or a URL.")
+    str,
+    typer.Argument(
+        metavar="REPO",
+        show_default=False,
+        help=f"The repository: a local directory or a URL. May be left out where {REPOSITORY} names it.",
+    ),
 ]
-Ref = Annotated[str, typer.Option(metavar="NAME", help="The branch.")]
+Ref = Annotated[str, typer.Option(metavar="NAME", autocompletion=branches, help="The branch.")]
 Threads = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, show_default=False, help="Threads to use; all processors if not given."),
 ]
-Step = Annotated[str, typer.Option(metavar="N|latest|TAG", help="The step: a number, `latest`, or a tag.")]
+Step = Annotated[
+    str,
+    typer.Option(metavar="N|latest|TAG", autocompletion=steps, help="The step: a number, `latest`, or a tag."),
+]
 
 ObjectCache = Annotated[
     Path | None,

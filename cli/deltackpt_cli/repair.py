@@ -37,7 +37,7 @@ def _plan(plan: RepairPlan) -> Iterator[str]:
     for damage in plan.repairs:
         yield f"{'missing' if damage.gone else 'damaged'}  {damage.file.name}"
     yield from findings(plan.left)
-    repairs = f"{text.count(len(plan.repairs))} objects, {text.count(plan.bytes)} bytes"
+    repairs = f"{text.count(len(plan.repairs))} objects, {text.size(plan.bytes)}"
     yield from text.fields(
         [("checked", f"{text.count(plan.checked)} objects"), ("repair", repairs), ("left", _left(len(plan.left)))]
     )
@@ -46,7 +46,7 @@ def _plan(plan: RepairPlan) -> Iterator[str]:
 def _lines(done: RepairResult) -> Iterator[str]:
     yield from (f"repaired  {name}" for name in done.repaired)
     yield from findings(done.left)
-    repaired = f"{text.count(len(done.repaired))} objects, {text.count(done.bytes)} bytes in {done.seconds:.3f} s"
+    repaired = f"{text.count(len(done.repaired))} objects, {text.size(done.bytes)} in {done.seconds:.3f} s"
     yield from text.fields(
         [("checked", f"{text.count(done.checked)} objects"), ("repaired", repaired), ("left", _left(len(done.left)))]
     )

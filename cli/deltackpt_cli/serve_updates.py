@@ -13,6 +13,7 @@ from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Poll
 from deltackpt_cli.options import Ref, Repo, Threads
+from deltackpt_cli.serving_metrics import MetricsPort, served
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.signing_options import MaxAge, Trust, policy
 from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
@@ -35,10 +36,6 @@ Check = Annotated[bool, typer.Option("--check", help="Read all weights back befo
 Pause = Annotated[str, typer.Option(metavar="MODE", help="Requests in flight: keep, wait or abort.")]
 Mode = Annotated[str, typer.Option(metavar="MODE", help="auto, or reload: no scatter.")]
 Timeout = Annotated[str, typer.Option(metavar="TIME", help="How long an engine may take for one answer.")]
-Metrics_ = Annotated[
-    int | None,
-    typer.Option("--metrics-port", metavar="PORT", show_default=False, help="Prometheus metrics, on loopback."),
-]
 
 
 def serve_updates(
@@ -56,7 +53,7 @@ def serve_updates(
     pause: Pause = "keep",
     mode: Mode = "auto",
     timeout: Timeout = "120s",
-    metrics_port: Metrics_ = None,
+    metrics_port: MetricsPort = None,
     threads: Threads = None,
     trust: Trust = None,
     max_age: MaxAge = None,
@@ -74,29 +71,20 @@ def serve_updates(
     A repository or branch that is gone is reported at the next look, and once a minute; the engines keep their step.
     Another repository in its place is never read: exit code 4.
     """
-    from deltackpt.engines.metrics import Metrics
     from deltackpt.engines.serve_updates import ServeOptions, open_serving
     from deltackpt.repository import Repository
 
     every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
-    options = ServeOptions(
-        ref,
-        pause,
-        mode,
-        units.duration(timeout, "--timeout"),
-        together,
-        check,
-        threads,
-        patience,
-        policy(trust, max_age),
-    )
-    metrics, report = Metrics(), _Reporter(output)
-    with output.progress() as progress, stopped_by_signals() as stop, metrics.on(metrics_port) as port:
+    patient, whom = units.duration(timeout, "--timeout"), policy(trust, max_age)
+    options = ServeOptions(ref, pause, mode, patient, together, check, threads, patience, whom)
+    report = _Reporter(output)
+    with (
+        output.progress() as progress, stopped_by_signals() as stop,
+        served(output, "serve-updates", metrics_port) as metrics,
+    ):  # fmt: skip
         if open_repository(lambda: Repository.open(repo), wait, stop, report.failed) is None:
             return
         serving = open_serving(repo, cache, engine, report, options, metrics=metrics, stop=stop, progress=progress)
-        if port is not None:
-            output.note(f"metrics: http://127.0.0.1:{port}/metrics")
         if not once:
             serving.run(stop, every)
             return

@@ -9,14 +9,20 @@ import typer
 
 from deltackpt.errors import UsageError
 from deltackpt_cli import format as text
+from deltackpt_cli.completion import steps, tags
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo
 from deltackpt_cli.signing_options import Sign, opened
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", show_default=False, help="The tag; all are listed without one.")
+    str | None,
+    typer.Argument(
+        metavar="[NAME]", show_default=False, autocompletion=tags, help="The tag; all are listed without one."
+    ),
 ]
-Step = Annotated[str, typer.Argument(metavar="[STEP]", help="The step: a number, `latest`, or a tag.")]
+Step = Annotated[
+    str, typer.Argument(metavar="[STEP]", autocompletion=steps, help="The step: a number, `latest`, or a tag.")
+]
 Delete = Annotated[bool, typer.Option("--delete", help="Remove the tag; its step stays until gc.")]
 
 
@@ -52,6 +58,6 @@ def tag(
     else:
         with pinned(source, step, ref) as (link, _):
             found = [source.put_tag(name, link)]
-    tags = Tags(tuple({"name": each.name, **each.link.to_dict()} for each in found))
+    listed = Tags(tuple({"name": each.name, **each.link.to_dict()} for each in found))
     rows = [[str(each.link.step), each.name, each.link.id if output.verbose else each.link.id[:12]] for each in found]
-    output.result(tags, lambda: text.table([">step", "tag", "id"], rows) if rows else [])
+    output.result(listed, lambda: text.table([">step", "tag", "id"], rows) if rows else [])

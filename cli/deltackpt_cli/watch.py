@@ -14,6 +14,7 @@ from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Encoding, Ref, Repo, Threads
+from deltackpt_cli.serving_metrics import MetricsPort, served
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.waiting import Grace, Wait, grace_of
 
@@ -88,6 +89,7 @@ def watch(
     once: Once = False,
     wait: Wait = False,
     grace: Grace = "60s",
+    metrics_port: MetricsPort = None,
     anchor_every: Every = None,
     encoding: Choice = Encoding.auto,
     ref: Ref = "main",
@@ -119,14 +121,15 @@ def watch(
         grace=grace_of(wait, grace),
     )
     every = units.duration(poll, "--poll")
-    with nullcontext(Event()) if once else stopped_by_signals() as stop:  # what was to end by itself is interrupted
-        following = Watch(directory, repo, options, notify=lambda line: output.note(f"note: {line}"))
+    stopped = nullcontext(Event()) if once else stopped_by_signals()  # what was to end by itself is interrupted
+    with stopped as stop, served(output, "watch", metrics_port) as metrics:
+        following = Watch(directory, repo, options, notify=lambda line: output.note(f"note: {line}"), metrics=metrics)
         for done in following.run(poll=every, once=once, stop=stop):
             output.result(done, lambda done=done: _lines(done))  # type: ignore[misc]
 
 
 def _lines(done: Published) -> Iterator[str]:
-    what = "anchor" if done.anchor else f"{text.count(done.changed)} changes, {text.count(done.patch_bytes)} bytes"
+    what = "anchor" if done.anchor else f"{text.count(done.changed)} changes, {text.size(done.patch_bytes)}"
     back = "" if done.rewound is None else f", back from step {done.rewound}"
     pruned = f"; removed {', '.join(done.pruned)}" if done.pruned else ""
     yield f"step {done.step}: {what} in {done.seconds:.3f} s, from {done.directory}{back}{pruned}"

@@ -162,7 +162,7 @@ def _quantized(
 def _lines(done: WriteResult) -> Iterator[str]:
     stored = [name for name, there in (("anchor", done.anchor), ("patch", done.parent is not None)) if there]
     changed = f"{text.count(done.changed)} of {text.count(done.elements)} elements ({text.share(done.density)})"
-    patch = f"{text.count(done.patch_bytes)} bytes, {text.bits(done.bits_per_change)} bits a change"
+    patch = f"{text.size(done.patch_bytes)}, {text.bits(done.bits_per_change)} bits a change"
     if done.anchor and not done.patch_bytes and done.changed:
         patch = "none: it would be as large as the anchor"
     yield from text.fields(
@@ -171,7 +171,7 @@ def _lines(done: WriteResult) -> Iterator[str]:
             ("stored as", " and ".join(stored)),
             *([] if done.parent is None else [("changed", changed), ("patch", patch)]),
             *([("tensors", _some(done.tensors))] if any(done.tensors.values()) else []),
-            ("written", f"{text.count(done.bytes)} bytes in {done.seconds:.3f} s"),
+            ("written", f"{text.size(done.bytes)} in {done.seconds:.3f} s"),
             ("id", done.id),
         ]
     )

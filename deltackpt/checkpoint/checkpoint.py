@@ -287,9 +287,12 @@ def _read_shard(root: Path, name: str) -> CheckpointShard:
                 have = f"a safetensors file cut short or added to, of {error.have} where its header needs {error.need}"
                 raise _not_safetensors(path, have, "Write or download the file again.") from error
             guess = sniff(first, info.st_size)
-            if guess is None:
-                raise
-            raise _not_safetensors(path, guess.what, guess.hint) from error
+            if guess is not None:
+                raise _not_safetensors(path, guess.what, guess.hint) from error
+            if error.code in ("header-truncated", "header-too-long"):
+                have = f"a file of {error.have} where its first bytes need {error.need}"
+                raise _not_safetensors(path, have, "Write or download the file again.") from error
+            raise
     return CheckpointShard(name, header, _stamp(info))
 
 

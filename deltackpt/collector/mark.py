@@ -12,9 +12,11 @@ from deltackpt.collector.retention import Policy, kept
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link
+from deltackpt.format.pack import packs_of
 from deltackpt.repository import Repository, chain
 from deltackpt.repository.chain import Hop
 from deltackpt.repository.leases import Lease
+from deltackpt.repository.packs import worth_keeping
 from deltackpt.repository.paths import Node, branch, cheapest
 from deltackpt.repository.signatures import FOLDER as SIGNATURES
 from deltackpt.repository.signatures import signed_id
@@ -180,6 +182,9 @@ class Reachable:
         for file, step in layouts.items():
             for side in self._repo.layout_of(file).side:
                 keep.setdefault(side.file.name, f"side file of step {step}")
+        stay = [self._nodes[id_].link.step for id_ in self.needed] + [edge.end.step for edge in self.used.values()]
+        for pack in worth_keeping(packs_of(self._inventory.objects), stay):  # [S-PACK-4]
+            keep[pack.name] = f"pack of steps {pack.first} to {pack.last}"
         return keep
 
     def named_by_others(self) -> set[str]:
@@ -187,6 +192,7 @@ class Reachable:
         gone = [node for id_, node in self._nodes.items() if id_ not in self.needed]
         edges = [edge for edge in self._inventory.edges if edge.name not in self.used]
         found = {name for node in gone for name in (node.link.name, *(f.name for f in node.files))}
+        found |= {pack.name for pack in packs_of(self._inventory.objects)}  # which nothing else ever names
         found |= {name for edge in edges for name in (edge.name, *(f.name for f in edge.files))}
         ids = {name[-69:-5] for name in found if name.startswith(("steps/", "edges/"))}
         return found | {name for name in self._inventory.objects if signed_id(name) in ids}

@@ -1,4 +1,7 @@
-"""Folds for a chain: plan -> show -> execute. With levels, so that a reader that is any distance behind reads few."""
+"""Folds for a chain, and packs of its records: plan -> show -> execute.
+
+With levels, so that a reader that is any distance behind reads few.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deltackpt.compaction.fold import fold
+from deltackpt.compaction.packs import MadePack, PlannedPack, make_packs, plan_packs
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository, chain
@@ -39,10 +43,11 @@ class Made:
 
 @dataclass(frozen=True)
 class CompactResult:
-    """The outcome of every fold of a plan."""
+    """The outcome of every fold of a plan, and the packs that were made."""
 
     repository: str
     folds: tuple[Made, ...]
+    packs: tuple[MadePack, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -56,11 +61,13 @@ class CompactResult:
 
 @dataclass(frozen=True)
 class CompactPlan:
-    """Folds in the order in which they are made: short ones first, since long ones are made of them."""
+    """Folds in the order in which they are made: short ones first, since long ones are made of them. ``packs`` are
+    those that the records need as they are now; what the folds add is packed with them."""
 
     repository: str
     ref: str
     folds: tuple[Planned, ...]
+    packs: tuple[PlannedPack, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -74,8 +81,10 @@ class CompactPlan:
         threads: int | None = None,
         progress: Progress = SILENT,
     ) -> CompactResult:
-        """Make them; one that would be no smaller than what it replaces is left out, and reported."""
-        return CompactResult(self.repository, tuple(self._make(repo, cache, threads, progress)))
+        """Make them; a fold that would be no smaller than what it replaces is left out, and reported. Packs are made
+        last, for all records of the repository."""
+        folds = tuple(self._make(repo, cache, threads, progress))
+        return CompactResult(self.repository, folds, make_packs(repo, plan_packs(repo), progress))
 
     def _make(
         self, repo: Repository, cache: str | os.PathLike[str] | None, threads: int | None, progress: Progress
@@ -125,12 +134,18 @@ def plan_compact(
         found = [(run[0], run[-1]) for run in _unbroken(repo, links)] if links[0] == first else [(first, last)]
     edges = repo.edges()
     exists = {(edge.start, edge.end) for _, end in found for edge in edges.get(end, ())}
-    return CompactPlan(repo.store.url, ref, tuple(_planned(repo, [run for run in found if run not in exists])))
+    planned = tuple(_planned(repo, [run for run in found if run not in exists]))
+    return CompactPlan(repo.store.url, ref, planned, plan_packs(repo))
+
+
+def plan_packs_alone(repo: Repository, ref: str = "main") -> CompactPlan:
+    """`plan_compact` without a fold: what is published stays as it is, and late readers ask for fewer objects."""
+    return CompactPlan(repo.store.url, ref, (), plan_packs(repo))
 
 
 def _links(repo: Repository, last: Link, first: Link | None) -> list[Link]:
     """The chain between two steps, oldest first."""
-    manifests = list(chain.walk(last, repo.load, repo.edges()))
+    manifests = repo.walk(last)
     links = [last, *(m.parent for m in manifests[:-1] if m.parent)][::-1]
     return [link for link in links if first is None or link.step >= first.step]
 

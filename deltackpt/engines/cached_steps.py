@@ -80,7 +80,7 @@ class Steps(Protocol):
     def journal(self, start: Link, end: Link) -> Journal | None:
         """What changed between two steps, where that was kept."""
 
-    def digests(self, link: Link) -> dict[str, TensorDigest] | None:
+    def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
         """What weights are held against where no step's bytes are kept; None where they are."""
 
 
@@ -175,6 +175,6 @@ class CachedSteps(RepositorySteps):
         journal = Journal.read(CacheLayout(self.cache).journal)
         return journal if journal is not None and (journal.start, journal.end) == (start, end) else None
 
-    def digests(self, link: Link) -> dict[str, TensorDigest] | None:
+    def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
         """None: a step is held against its slot."""
         return None

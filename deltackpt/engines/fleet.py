@@ -10,9 +10,9 @@ from typing import Any
 
 from deltackpt.engines.clients import Client
 from deltackpt.engines.clients.base import EngineReport
-from deltackpt.engines.metrics import Metrics
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
+from deltackpt.util.metrics import Metrics
 
 Emit = Callable[[str, dict[str, Any]], None]
 

@@ -6,7 +6,7 @@ in a temporary folder, for as long as that takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,6 +69,6 @@ class OwnSteps(RepositorySteps):
         """There is none."""
         return None
 
-    def digests(self, link: Link) -> dict[str, TensorDigest] | None:
+    def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
         """Those of a step's tensors, by name: what the engine's memory is held against."""
         return self._repo.digests(self._repo.load(link))

@@ -16,13 +16,14 @@ from deltackpt.cache import open_current
 from deltackpt.engines.branch import BranchHead
 from deltackpt.engines.clients import Client
 from deltackpt.engines.fleet import Emit, EngineState, EventLog, stamped
-from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.update_round import UpdateRound
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.sync.backoff import Backoff
 from deltackpt.sync.follow import Follower
+from deltackpt.util.metrics import Metrics
+from deltackpt.util.traces import span
 
 
 class Serving:
@@ -44,19 +45,20 @@ class Serving:
     def run(self, stop: Event, poll: float) -> None:
         """Until ``stop``, a round every ``poll`` seconds. Raises an error of the repository that does not pass by
         itself, and that it is gone, once that lasted for the grace time of the follower."""
-        backoff, seen = Backoff(grace=self.follower.grace), time.monotonic()
+        backoff = Backoff(grace=self.follower.grace)
+        self._metrics.seen()
         while not stop.is_set():
             wait = poll
             try:
                 self.update_cache()
-                seen = time.monotonic()
+                self._metrics.seen()
                 if backoff.reset():
                     self._emit("back", {})
             except DeltackptError as error:
                 wait = backoff.delay(error)
+                self._metrics.retry()
                 if backoff.due:
                     self._emit("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
-            self._metrics.set("deltackpt_unseen_seconds", time.monotonic() - seen)
             with suppress(DeltackptError):  # nothing in the cache yet
                 self.update_engines()
             stop.wait(wait)
@@ -73,6 +75,7 @@ class Serving:
                     engine.client.locate()
         if (switch := self.follower.catch_up()) is not None:
             self._metrics.set("deltackpt_step", switch.step)
+            self._metrics.add("deltackpt_steps_total", 1)
             self._metrics.add("deltackpt_bytes_total", switch.read)
             self._emit("switch", switch.to_dict())
             self.follower.acknowledge(switch)
@@ -84,7 +87,9 @@ class Serving:
         behind = [engine for engine in self.engines if not self._current(engine, link)]
         groups = [behind] if self._together and behind else [[engine] for engine in behind]
         for group in groups:
-            UpdateRound(group, self._events, check=self._check).run(link, step.state, path, step.time)
+            names = ", ".join(engine.name for engine in group)
+            with span("deltackpt.update", step.metadata, step=link.step, engines=names):
+                UpdateRound(group, self._events, check=self._check).run(link, step.state, path, step.time)
         for engine in self.engines:
             self._events.lag(engine, link, max(0.0, time.time() - step.time))
         return all(engine.link == link for engine in self.engines)

@@ -9,18 +9,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from deltackpt.engines.branch import BranchHead
 from deltackpt.engines.clients import ClientOptions, client_of
 from deltackpt.engines.fleet import Emit
-from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
 from deltackpt.errors import UsageError
 from deltackpt.repository import Repository
 from deltackpt.signing.policy import TrustPolicy
 from deltackpt.sync.backoff import GRACE
 from deltackpt.sync.follow import Follower, FollowOptions
+from deltackpt.util.metrics import Metrics
 from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.util.scratch import temporary_folder
@@ -87,8 +86,8 @@ def open_serving(
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())
     reports = _reports() if folder is None else None
-    how: tuple[Any, ...] = (options.ref, options.pause, options.timeout, options.mode)
-    clients = [client_of(engine, ClientOptions(place, folder, *how, reports=reports)) for engine in engines]
+    shared = ClientOptions(place, folder, options.ref, options.pause, options.timeout, options.mode, reports)
+    clients = [client_of(engine, shared) for engine in engines]
     rules = {"together": options.together, "check": options.check}
     if folder is None:
         head = BranchHead(source, options.ref, options.grace)

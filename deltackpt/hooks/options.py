@@ -65,6 +65,7 @@ class HookOptions:
     timeout: float = TIMEOUT
     metadata: Mapping[str, Any] | None = None
     report: Callable[[StepMetrics], None] | None = None
+    metrics_port: int | None = None
     sign: str | os.PathLike[str] | Signer | None = None
     trust: str | os.PathLike[str] | TrustPolicy | None = None
     live: LiveSession | None = None
@@ -115,6 +116,9 @@ class HookOptions:
             _whole_number("shard_bytes", self.shard_bytes, 1, " of bytes, or None")
         if self.threads is not None:
             _whole_number("threads", self.threads, 1, ", or None for one a processor")
+        if self.metrics_port is not None:
+            _whole_number("metrics_port", self.metrics_port, 0, " to 65535, or None")
+            require("metrics_port", self.metrics_port, self.metrics_port < 1 << 16, "a port up to 65535, or None")
         number = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
         known = number and math.isfinite(self.timeout) and self.timeout > 0
         require("timeout", self.timeout, known, "a number of seconds above 0")

@@ -30,6 +30,7 @@ class CapturedStep:
     seconds: float = 0.0
     waited: float = 0.0
     nonfinite: int = 0
+    captured: float = field(default_factory=time.monotonic)  # the first of them
 
     def then(self, later: CapturedStep) -> CapturedStep:
         """Both as one step, exact: the old words are those of the last published state."""
@@ -43,6 +44,7 @@ class CapturedStep:
             merged=self.merged + later.merged,
             seconds=self.seconds + later.seconds,
             waited=self.waited + later.waited,
+            captured=min(self.captured, later.captured),
         )
 
 
@@ -64,6 +66,12 @@ class Pending:
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the first step that is not published was captured, by the monotonic clock; None where there is none."""
+        with self._changed:
+            return self._items[0].captured if self._items else None
 
     @property
     def snapshot_in_use(self) -> bool:

@@ -117,6 +117,13 @@ def shard_size(plan: Mapping[str, Global], ranks: int) -> int:
     return min(SHARD_BYTES, max(LEAST, -(-total // ranks)))
 
 
+def shard_cut(plan: Mapping[str, Global], adapter: bool, shard_bytes: int | None, ranks: int) -> tuple[str, int]:
+    """What new files are called, and the bytes at which one ends: of an adapter, PEFT reads one file."""
+    if adapter:
+        return "adapter_model", sum(tensor.nbytes for tensor in plan.values())
+    return "model", shard_bytes or shard_size(plan, ranks)
+
+
 def _none(kinds: set[tuple[str, tuple[int, ...]]]) -> Box:
     """The box of a tensor of which no rank holds an element: right only if it has none."""
     whole = next(iter(kinds))[1]

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,13 +17,15 @@ import torch
 from deltackpt.errors import ConflictError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
+from deltackpt.hooks.decisions import StepDecision, TrainingStart
+from deltackpt.hooks.exporter import HookExporter
 from deltackpt.hooks.finite import counts_after, refuse
 from deltackpt.hooks.live import LiveSession, live_group, live_side
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import everyones, existing, extractor, process_groups, secured
 from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
 from deltackpt.hooks.pending import CapturedStep, Pending
-from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_size
+from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_cut
 from deltackpt.hooks.process_group import ProcessGroup, everyone, share
 from deltackpt.hooks.publish import Base, Publisher, PublishOptions, TrainerState
 from deltackpt.hooks.resume import resume_from
@@ -42,31 +44,10 @@ from deltackpt.signing.policy import TrustPolicy
 from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate, Piece, Source
 from deltackpt.torch_views.names import Rename
+from deltackpt.util.traces import span, with_trace
 
 PATIENCE = 20.0  # seconds that `abandon` waits at most
 STALL = 3600.0  # seconds that `step` waits for the queue before it raises
-
-
-@dataclass(frozen=True)
-class _Decision:
-    """What all ranks do with a step; rank 0 decides."""
-
-    skip: bool = False  # its changes go into the next one
-    merge: bool = False
-    live_merge: bool = False
-    whole: bool = False
-
-
-@dataclass(frozen=True)
-class _Start:
-    """What the first step follows. Only rank 0 has ``base`` and ``seek``."""
-
-    repo: Repository
-    link: Link | None  # of the step that the weights are
-    fresh: bool  # the weights are of no step: only an anchor can follow
-    files: FilePlan
-    base: Base | None = None
-    seek: Ref | None = None
 
 
 class TrainerHook:
@@ -108,12 +89,17 @@ class TrainerHook:
                     DELTACKPT_SIGN_KEY says, if anything
     ``trust``       whose signatures the step that training goes on from has: that of `Repository.secure`
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
+    ``metrics_port`` serves Prometheus metrics on loopback, at rank 0; 0: on any port, which is `exporter.port`
     ``live``        a `deltackpt.live.Session`, which takes every step to engines as well
 
     An error loses no step: what was not published is published with the next one. `step`, `close` and the constructor
     are called by all ranks. Raises UsageError ``hook-option`` or ``encoding-choice`` for a value that an option does
     not take, what `resume_from` raises, and the errors of names, placements and stores.
     """
+
+    metrics: StepMetrics | None = None  # of the last published step
+    _closed = False
+    _skipped: tuple[int, Mapping[str, Any] | None] | None = None
 
     def __init__(
         self,
@@ -143,38 +129,35 @@ class TrainerHook:
         timeout: float = TIMEOUT,
         metadata: Mapping[str, Any] | None = None,
         report: Callable[[StepMetrics], None] | None = None,
+        metrics_port: int | None = None,
         sign: str | os.PathLike[str] | Signer | None = None,
         trust: str | os.PathLike[str] | TrustPolicy | None = None,
         live: LiveSession | None = None,
     ) -> None:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, model=model, locate=locate, snapshot=snapshot, full=full,
-            errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, quantize=quantize,
-            anchor=anchor, side=side, encoding=encoding, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
+            errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, quantize=quantize, anchor=anchor,
+            side=side, encoding=encoding, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
             sharded=sharded, timeout=timeout, metadata=metadata, report=report, sign=sign, trust=trust, live=live,
+            metrics_port=metrics_port,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
-        delivering = live_group(live, self._group.size > 1, timeout)
         # Rank 0 gives up before the others take it for lost.
         self._stall = STALL if self._group.size == 1 else 0.9 * timeout
-        self.metrics: StepMetrics | None = None  # of the last published step
-        self._closed = False
-        self._skipped: tuple[int, Mapping[str, Any] | None] | None = None
         found = existing(self._group, repository, options)
         self._extract = extractor(self._group, found, source, options)
         pieces, held = everyones(self._group, self._extract, held_by)
         plan = plan_state(held)
         self._layout = {piece.name: piece.layout for piece in pieces}
         start = self._start(source, pieces, plan, found or repository)
-        self.repo = start.repo
+        self.repo, self._last = start.repo, start.step
         mine, link = owned(pieces, plan, self._group.rank), None if start.fresh else start.link
         self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size)
         self.publisher = self._publisher(publishing, plan, start)
-        self._unchanged = Unchanged(source)
-        self._last: int | None = start.link.step if start.link else None
         self._whole = start.link is None or start.fresh or anchor.now
-        self._pending = Pending(queue)
-        self._live = live_side(live, delivering, self.publisher, queue, timeout)
+        self._pending, self._unchanged = Pending(queue), Unchanged(source)
+        self.exporter = HookExporter(self._pending, None if self._group.rank else metrics_port)
+        self._live = live_side(live, live_group(live, self._group.size > 1, timeout), self.publisher, queue, timeout)
         self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
         atexit.register(_abandon, weakref.ref(self))
 
@@ -184,14 +167,12 @@ class TrainerHook:
         pieces: list[Piece],
         plan: Mapping[str, Global],
         target: str | os.PathLike[str] | Repository,
-    ) -> _Start:
+    ) -> TrainingStart:
         """Find out, by all ranks together, which step the weights are. A repository is made if there is none."""
         options = self._options
         sums = all_sums(pieces, options.threads_or_default)
         held = self._group.gather({(piece.name, piece.box): sums[piece.name] for piece in pieces})
-        stem, cut = "model", options.shard_bytes or shard_size(plan, self._group.size)
-        if options.peft == "adapter":  # PEFT reads one file
-            stem, cut = "adapter_model", sum(tensor.nbytes for tensor in plan.values())
+        stem, cut = shard_cut(plan, options.peft == "adapter", options.shard_bytes, self._group.size)
         base: Base | None = None
         seek: Ref | None = None
         repo: Repository | None = target if isinstance(target, Repository) else None
@@ -210,9 +191,9 @@ class TrainerHook:
 
         link, fresh, files = share(self._group, first)
         opened = repo or Repository.open(target)  # type: ignore[arg-type]
-        return _Start(opened, link, fresh, files, base, seek)
+        return TrainingStart(opened, link, fresh, files, base, seek)
 
-    def _publisher(self, group: ProcessGroup, plan: Mapping[str, Global], start: _Start) -> Publisher:
+    def _publisher(self, group: ProcessGroup, plan: Mapping[str, Global], start: TrainingStart) -> Publisher:
         options = self._options
         state = TrainerState(plan, start.files, self._capture.words, self._capture.sums)
         encode = EncodeOptions(options.encoding, options.threads_or_default)
@@ -247,9 +228,12 @@ class TrainerHook:
             return
         if self._group.rank:
             self._wait_for_queue(raise_errors=False)
-        self._capture_step(number, decision, metadata, began)
+        with span("deltackpt.step", metadata, step=number) as traced:
+            self._capture_step(number, decision, with_trace(metadata, traced), began)
 
-    def _capture_step(self, number: int, decision: _Decision, metadata: Mapping[str, Any] | None, began: float) -> None:
+    def _capture_step(
+        self, number: int, decision: StepDecision, metadata: Mapping[str, Any] | None, began: float
+    ) -> None:
         waited = time.monotonic()
         try:
             pieces = self._extract()
@@ -282,18 +266,18 @@ class TrainerHook:
     def _snapshot_in_use(self) -> bool:
         return self._pending.snapshot_in_use or (self._live is not None and self._live.snapshot_in_use)
 
-    def _decide(self) -> _Decision:
+    def _decide(self) -> StepDecision:
         """At rank 0: what to do with this step, once the queue is not full."""
         merge = False
         if self._options.full == "merge":
             self._raise_error(ordinary=self._options.errors == "raise")
             if self._snapshot_in_use:
-                return _Decision(skip=True)
+                return StepDecision(skip=True)
             merge = self._pending.reserve_merge()
         else:
             self._wait_for_queue(raise_errors=self._options.errors == "raise")
         whole, self.publisher.due = self._whole or self.publisher.due, False
-        return _Decision(merge=merge, live_merge=self._live is not None and self._live.reserve_merge(), whole=whole)
+        return StepDecision(merge=merge, live_merge=self._live is not None and self._live.reserve_merge(), whole=whole)
 
     def _wait_for_queue(self, raise_errors: bool) -> None:
         """Wait until the snapshot may change, and, unless steps are merged, until the queue is not full."""
@@ -321,7 +305,8 @@ class TrainerHook:
             check_plan(now, self._layout)
 
     def _publish(self, item: CapturedStep) -> StepMetrics:
-        found = self._live.publish(self.publisher, item) if self._live else self.publisher.publish(item)
+        with self.exporter.publishing(item):
+            found = self._live.publish(self.publisher, item) if self._live else self.publisher.publish(item)
         found = replace(found, queue=len(self._pending) - 1)
         base = self.publisher.base
         try:
@@ -330,6 +315,7 @@ class TrainerHook:
             self._pending.add_error(error)
         self.metrics = found
         self._unchanged.saw(found)
+        self.exporter.published(found)
         if self._options.report is not None:
             with suppress(Exception):  # a logger that fails does not fail the training
                 self._options.report(found)
@@ -349,7 +335,7 @@ class TrainerHook:
                 number, metadata = self._skipped
                 self._wait_for_queue(raise_errors=False)
                 self._last = number - 1
-                self._capture_step(number, _Decision(whole=self._whole), metadata, time.monotonic())
+                self._capture_step(number, StepDecision(whole=self._whole), metadata, time.monotonic())
             self._pending.pop_error()
             self._pending.retry()
         except BaseException:
@@ -378,6 +364,7 @@ class TrainerHook:
             self._worker.wait(PATIENCE)  # to withdraw an unfinished step; a second interrupt ends this too
             raise
         finally:
+            self.exporter.close()
             if self._live is not None:
                 self._live.close(patience)
             self._capture.close()

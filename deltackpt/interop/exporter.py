@@ -15,7 +15,7 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.interop.protocol import LayoutWriter
-from deltackpt.repository import Repository, chain
+from deltackpt.repository import Repository
 from deltackpt.repository.leases import lease
 from deltackpt.restore.materialize import apply, beside, build
 from deltackpt.restore.replay import Replay
@@ -124,7 +124,7 @@ def _numbers(repo: Repository, name: str, writer: LayoutWriter, links: list[Link
 
 def _between(repo: Repository, last: Link, first: Link | None) -> list[Link]:
     """The chain from ``first``, or its oldest step, to ``last``."""
-    links = [m.link for m in chain.walk(last, repo.load, repo.edges())][::-1]
+    links = [m.link for m in repo.walk(last)][::-1]
     if first is None:
         return links
     if first not in links:

@@ -94,7 +94,8 @@ def build_manifest(
     same = parent if parent and hashlib.sha256(raw).hexdigest() == parent.layout.sha256 else None
     layout_file = done(same.layout) if same else objects.begin(objects.name("states", "layout.json"), [raw])
     table = digests_format.encode(layout, commit.digests)
-    digests_file = objects.begin(objects.name("states", "digests.safetensors"), [table])
+    kept = parent if parent and hashlib.sha256(table).hexdigest() == parent.digests.sha256 else None
+    digests_file = done(kept.digests) if kept else objects.begin(objects.name("states", "digests.safetensors"), [table])
     own = objects.wait()
     made = Manifest(
         repository=objects.repo.id,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deltackpt.codecs import Entry
 from deltackpt.codecs.entry_table import DTYPE_WORDS
-from deltackpt.errors import NotFoundError
+from deltackpt.errors import NotFoundError, UsageError
 from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.format.safetensors_header import Tensor
@@ -57,6 +57,24 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         """What ``--json`` prints."""
         return {**vars(self), "tensors": [dict(vars(tensor)) for tensor in self.tensors]}
+
+
+ORDERS: Mapping[str, Callable[[TensorEntry], float]] = {
+    "changes": lambda t: t.changed or 0,
+    "density": lambda t: t.density or 0.0,
+    "bytes": lambda t: t.bytes,
+    "elements": lambda t: t.elements,
+}
+
+
+def ordered(found: Inspection, by: str = "name", top: int | None = None) -> Inspection:
+    """The same with its tensors in the order of their names, or by one of ORDERS, the largest first; of them the first
+    ``top``. All other fields still say of every tensor. Raises UsageError ``usage``.
+    """
+    if by not in ("name", *ORDERS):
+        raise UsageError("usage", where="by", have=repr(by)[:40], need=f"name, {', '.join(ORDERS)}")
+    tensors = found.tensors if by == "name" else tuple(sorted(found.tensors, key=ORDERS[by], reverse=True))
+    return replace(found, tensors=tensors if top is None else tensors[:top])
 
 
 def inspect_step(

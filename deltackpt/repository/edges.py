@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 
 from deltackpt.errors import ChainError, FormatError, NotFoundError
 from deltackpt.format import edge
 from deltackpt.format.edge import MAX_EDGE, Edge
 from deltackpt.format.manifest import Link
+from deltackpt.format.pack import PackName
+from deltackpt.repository.packs import FEW, Packs
 from deltackpt.store import Store
+
+AHEAD = 64  # edges on either side of one that is asked for, which are read with it if packs hold them
 
 
 class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
     """By the step that they lead to. An edge that cannot be read is left out, since it is never the only truth: what it
     leads to can be reached otherwise, or `resolve` says that it cannot; `verify` names the damage. So is one that
-    ``vouches`` says nobody signed: no manifest names it, so that no signature of a step covers it."""
+    ``vouches`` says nobody signed: no manifest names it, so that no signature of a step covers it.
 
-    def __init__(self, store: Store, repository: str, vouches: Callable[[Link], bool] = lambda record: True) -> None:
-        self._store = store
-        self._repository = repository
-        self._vouches = vouches
+    With ``packs``, many are read from those; without, each under its own name.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        repository: str,
+        vouches: Callable[[Link], bool] = lambda record: True,
+        packs: Packs | None = None,
+    ) -> None:
+        self._store, self._repository, self._vouches = store, repository, vouches
+        self._packs = packs if packs is not None and packs.useful else None
+        self._packed: list[PackName] | None = None  # once they were listed
+        self._alone = 0  # how many were read under their own names
+        self._steps: list[int] = []
         self.names = [info.name for info in store.list("edges/") if edge.NAME.fullmatch(info.name)]
         self._by_step: dict[int, list[str]] = {}
         for name in self.names:
@@ -30,7 +46,9 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
     def load(self, name: str) -> Edge:
         """One edge, checked against its name. Raises FormatError, ChainError, NotFoundError ``object-missing``."""
         where = f"{self._store.url}/{name}"
-        raw = self._store.get(name, MAX_EDGE)
+        raw = self._from_packs(name) if self._packs is not None else None
+        if raw is None:
+            raw, self._alone = self._store.get(name, MAX_EDGE), self._alone + 1
         if hashlib.sha256(raw).hexdigest() != name[-69:-5]:  # [F-EDGE-5] [S-EDGE-1]
             raise FormatError("manifest-hash", where=where, have="other bytes", need=f"sha256 {name[-69:-5]}")
         found = edge.decode(raw, where)
@@ -38,6 +56,20 @@ class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
             have = f"step {found.end.step} of repository {found.repository}"
             raise ChainError("manifest-elsewhere", where=where, have=have, need=f"a step of {self._repository}")
         return found
+
+    def _from_packs(self, name: str) -> bytes | None:
+        """The bytes of an edge that a pack holds. It is listed ([S-PACK-2])."""
+        assert self._packs is not None
+        sha256 = name[-69:-5]
+        if (known := self._packs.known(sha256)) is not None or self._alone < FEW:
+            return known
+        if self._packed is None:
+            self._packed = self._packs.names()
+            self._steps = sorted(map(step_of, self.names))
+        if not self._packed:
+            return None
+        at = bisect_left(self._steps, step_of(name))
+        return self._packs.records(self._packed, self._steps[max(0, at - AHEAD) : at + AHEAD]).get(sha256)
 
     def __getitem__(self, link: Link) -> tuple[Edge, ...]:
         if link.step not in self._by_step:

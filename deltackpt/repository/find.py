@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from deltackpt.errors import ChainError, ConflictError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
-from deltackpt.repository.manifests import Manifests
+from deltackpt.repository.manifests import FAR, Manifests
 from deltackpt.repository.marker import read_marker
 from deltackpt.repository.objects import Objects
 from deltackpt.repository.refs import EXACT, Ref, Refs, is_ref_name
@@ -113,12 +113,13 @@ class StepFinder:
         head = self._head_of(ref, f"step {number}")
         after = None
         link: Link | None = head.link
+        load = self._manifests.loading_ahead(head.link, FAR)
         while link is not None and link.step >= number:
             if link.step == number:
                 return link
             after = link
             try:
-                link = self._manifests.load(link).parent
+                link = load(link).parent
             except NotFoundError:
                 if after == head.link:
                     raise

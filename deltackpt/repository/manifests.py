@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -12,12 +13,16 @@ from threading import Lock, Thread
 from deltackpt.errors import ChainError, DeltackptError, FormatError
 from deltackpt.format import manifest
 from deltackpt.format.manifest import MAX_MANIFEST, Link, Manifest
+from deltackpt.format.pack import PackName
 from deltackpt.repository.objects import Objects
+from deltackpt.repository.packs import Packs
 
 CACHED = 4096  # manifests kept in memory
 FAR = 8  # steps from which on manifests are loaded together
 READERS = 8
 AHEAD, AHEAD_READERS = 64, 16  # steps that are read along by one who goes back, and how many at a time
+BLOCK = 1000  # steps that are listed together, or ten times as many, and so on
+BLOCKS = 4  # such listings at most
 
 _STEP = re.compile(r"steps/(\d{8,16})-([0-9a-f]{64})\.json")
 
@@ -60,6 +65,7 @@ class Manifests:
     def __init__(self, objects: Objects, identity: str) -> None:
         self._objects, self._id = objects, identity
         self.cache = ManifestCache()
+        self.packs = Packs(objects)
         self._prefetch: tuple[tuple[Link, Link], Thread] | None = None
         self._lock = Lock()
 
@@ -71,8 +77,10 @@ class Manifests:
         """
         if (known := self.cache.get(link)) is not None:
             return known
+        return self._accept(link, self._objects.store.get(link.name, MAX_MANIFEST))
+
+    def _accept(self, link: Link, raw: bytes) -> Manifest:
         where = f"{self._objects.store.url}/{link.name}"
-        raw = self._objects.store.get(link.name, MAX_MANIFEST)
         if hashlib.sha256(raw).hexdigest() != link.id:  # [F-MAN-2] [S-NAME-6]
             raise FormatError("manifest-hash", where=where, have="other bytes", need=f"sha256 {link.id}")
         found = manifest.decode(raw, where)
@@ -100,27 +108,49 @@ class Manifests:
         """Every step of a number, on any branch."""
         return links_of(info.name for info in self._objects.store.list(f"steps/{step:08d}-"))
 
-    def loading_ahead(self, target: Link) -> Callable[[Link], Manifest]:
-        """`load`, for one who goes from ``target`` back: where each takes a request, the steps before are read along.
+    def links_between(self, first: int, last: int) -> list[Link]:
+        """Every step from ``first`` to ``last`` with a manifest, in order of step; others are listed as little as may
+        be, where a store can list the names that begin alike."""
+        block = BLOCK
+        while last // block - first // block >= BLOCKS:
+            block *= 10
+        digits = len(str(block)) - 1
+        starts = {f"{step * block:08d}"[:-digits] for step in range(first // block, last // block + 1)}
+        if self._objects.store.capabilities.pause or "" in starts:
+            starts = {""}  # each listing counts, and is one of a folder
+        found = {info.name for start in starts for info in self._objects.store.list(f"steps/{start}")}
+        return [link for link in links_of(found) if first <= link.step <= last]
+
+    def loading_ahead(self, target: Link, patience: int = 0) -> Callable[[Link], Manifest]:
+        """`load`, for one who goes from ``target`` back: where each takes a request, the steps before are read along,
+        from the ``patience``-th on.
 
         Raises what `load` raises, for the step that is asked for.
         """
-        store = self._objects.store.capabilities
-        if store.local or store.pause:
+        if self._objects.store.capabilities.local:
             return self.load
-        before: list[Link] | None = None
+        listed: list[Link] | None = None
+        names: list[PackName] = []
 
         def load(link: Link) -> Manifest:
-            nonlocal before
+            nonlocal listed, names, patience
             if link not in self.cache and link != target:
-                if before is None:
-                    before = self.links()
-                while before and (before[-1].step, before[-1].id) > (link.step, link.id):
-                    before.pop()
-                self._load_together(before[-AHEAD:][::-1], AHEAD_READERS)
+                patience -= 1
+                if patience < 0:
+                    if listed is None:
+                        names, listed = self._listed()
+                    end = bisect_right(listed, (link.step, link.id), key=lambda link: (link.step, link.id))
+                    before = listed[max(0, end - AHEAD) : end]
+                    self._load_packed(before, names, listed[max(0, end - CACHED // 2) : end])
+                    self._load_together(before[::-1], AHEAD_READERS)
             return self.load(link)
 
         return load
+
+    def _listed(self) -> tuple[list[PackName], list[Link]]:
+        """Packs and steps; no steps where requests are counted and there is no pack."""
+        names = self.packs.names()
+        return names, self.links() if names or not self._objects.store.capabilities.pause else []
 
     def prefetch(self, have: Link, target: Link) -> Thread | None:
         """Begin to load the manifests between two steps together, where each takes a request; None where that is not
@@ -128,8 +158,7 @@ class Manifests:
 
         An error is raised to the caller that loads the manifest later. The same prefetch is begun once.
         """
-        store = self._objects.store.capabilities
-        if target.step - have.step <= FAR or store.local or store.pause:
+        if target.step - have.step <= FAR or self._objects.store.capabilities.local:
             return None
         with self._lock:
             if self._prefetch is None or self._prefetch[0] != (have, target):
@@ -140,8 +169,20 @@ class Manifests:
 
     def _load_between(self, have: Link, target: Link) -> None:
         with suppress(DeltackptError):
-            links = [link for link in self.links() if have.step < link.step <= target.step]
-            self._load_together(links[-CACHED:], READERS)
+            names = [pack for pack in self.packs.names() if pack.first <= target.step and pack.last > have.step]
+            if names or not self._objects.store.capabilities.pause:
+                links = self.links_between(have.step + 1, target.step)[-CACHED:]
+                self._load_packed(links, names, links)
+                self._load_together(links, READERS)
+
+    def _load_packed(self, wanted: Sequence[Link], names: Sequence[PackName], listed: Sequence[Link]) -> None:
+        """Load the ``wanted`` steps from packs, where that spares requests, and of the ``listed`` ones all that come
+        with them. What is not listed is not there, whatever a pack holds ([S-PACK-2])."""
+        found = self.packs.records(names, [link.step for link in wanted if link not in self.cache])
+        for link in listed if found else ():
+            if link.id in found and link not in self.cache:
+                with suppress(DeltackptError):  # as when it is loaded by itself
+                    self._accept(link, found[link.id])
 
     def _load_together(self, links: Sequence[Link], readers: int) -> None:
         from deltackpt.util.parallel import ordered_map
@@ -150,7 +191,8 @@ class Manifests:
             with suppress(DeltackptError):  # the caller that needs it loads it again, and gets the error
                 self.load(link)
 
-        list(ordered_map(attempt, links, readers))
+        if not self._objects.store.capabilities.pause:  # else only what is needed is asked for
+            list(ordered_map(attempt, [link for link in links if link not in self.cache], readers))
 
 
 def links_of(names: Iterable[str]) -> list[Link]:

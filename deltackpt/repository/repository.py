@@ -18,7 +18,7 @@ from deltackpt.repository.chain import Plan
 from deltackpt.repository.commit import Commits, PublishLease
 from deltackpt.repository.edges import StoredEdges, record_of
 from deltackpt.repository.find import StepFinder
-from deltackpt.repository.manifests import Manifests, links_of
+from deltackpt.repository.manifests import FAR, Manifests, links_of
 from deltackpt.repository.marker import create_marker, read_marker
 from deltackpt.repository.objects import Objects
 from deltackpt.repository.refs import Ref, Refs
@@ -229,13 +229,17 @@ class Repository:
     def log(self, ref: str = "main") -> list[Manifest]:
         """The chain of a branch, newest first, as far as it was not collected."""
         head = self.ref(ref)
-        return list(chain.walk(head.link, self.load, self.edges())) if head else []
+        return self.walk(head.link) if head else []
+
+    def walk(self, target: Link) -> list[Manifest]:
+        """The chain of a step, newest first, as far as it was not collected; over a network many are read together."""
+        return list(chain.walk(target, self.manifests.loading_ahead(target, FAR), self.edges()))
 
     def edges(self) -> StoredEdges:
         """Folds and later anchors, as they are listed now."""
         if self.trust is not None:
-            return StoredEdges(self.store, self.id, self.trust.vouches)
-        return StoredEdges(self.store, self.id)
+            return StoredEdges(self.store, self.id, self.trust.vouches, self.manifests.packs)
+        return StoredEdges(self.store, self.id, packs=self.manifests.packs)
 
     def resolve(self, target: Link, *, have: Link | None = None) -> Plan:
         """`chain.resolve` over manifests and edges, which are not asked for where one patch is all that is missing."""
@@ -243,7 +247,8 @@ class Repository:
             return plan
         if have is not None and (prefetch := self.manifests.prefetch(have, target)) is not None:
             prefetch.join()
-        return chain.resolve(target, self.load, have=have, edges=self.edges())
+        load = self.load if have is not None else self.manifests.loading_ahead(target, FAR)
+        return chain.resolve(target, load, have=have, edges=self.edges())
 
     def find(self, spec: str | int | Link = "latest", ref: str = "main") -> Link:
         """A step by number on the branch ``ref``, by ``number-id`` on any, by tag, or ``latest``.

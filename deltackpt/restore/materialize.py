@@ -198,12 +198,13 @@ def build(
     """
     ensure_space(folder, layout.size)
     progress.start("apply", layout.size)
-    files = {shard.path: _new_shard(folder, shard) for shard in layout.shards}
+    for shard in layout.shards:
+        _new_shard(folder, shard)
     room = RunRoom()
 
     def write(shard: Shard, data: npt.NDArray[np.uint8], start: int) -> None:
-        with space_errors(folder / shard.path):
-            write_at(files[shard.path], data.data, shard.header.data_start + start)
+        with space_errors(folder / shard.path), _opened(folder / shard.path, os.O_WRONLY) as fd:
+            write_at(fd, data.data, shard.header.data_start + start)
 
     def place(item: tuple[Shard, list[Tensor]]) -> int:
         shard, tensors = item
@@ -220,12 +221,8 @@ def build(
             state.release(tensor.name)
         return size
 
-    try:
-        for count in ordered_map(place, runs_of(layout), threads):
-            progress.advance(count)
-    finally:
-        for fd in files.values():
-            os.close(fd)
+    for count in ordered_map(place, runs_of(layout), threads):
+        progress.advance(count)
     for side in layout.side:
         path = folder / side.path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -273,14 +270,22 @@ def hash_run(run: TensorRun) -> Hashes:
     return hash_rows(TensorRows(run.places[:, 0], run.bytes_of), run.places[:, 1])
 
 
-def _new_shard(folder: Path, shard: Shard) -> int:
+def _new_shard(folder: Path, shard: Shard) -> None:
     path = folder / shard.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    with space_errors(path):
+    with space_errors(path), _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
         write_at(fd, memoryview(shard.header.head), 0)
         os.truncate(fd, shard.size)
         make_huge(
             fd, shard.size, [shard.header.data_start, *(shard.header.data_start + t.end for t in shard.header.tensors)]
         )
-    return fd
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor for as long as it is needed: a checkpoint may have more files than a process may open."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -19,7 +19,7 @@ from deltackpt.cache import apply_to_cache, open_current
 from deltackpt.cache.layout import CacheLayout
 from deltackpt.cache.slot import MappedSlot
 from deltackpt.cache.standby import prepare_standby
-from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError, UsageError
+from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError, StoreError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import ApplyResult
@@ -27,7 +27,9 @@ from deltackpt.sync.backoff import GRACE, Backoff, check_grace, explained
 from deltackpt.sync.poller import RefPoller, poll_interval
 from deltackpt.sync.prefetch import Prefetcher
 from deltackpt.util.disk import replace_file
+from deltackpt.util.metrics import Metrics
 from deltackpt.util.progress import SILENT, Progress
+from deltackpt.util.traces import span
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Follower:
 
     ``failed`` is called with transient errors, and with what is not there, and the seconds until the next attempt: of
     what stays away, once a minute; ``recovered`` at the first success after errors; ``standby_failed`` with errors of
-    preparing the other slot, which end nothing.
+    preparing the other slot, which end nothing. ``metrics`` are counted in `switches`.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class Follower:
         failed: Callable[[DeltackptError, float], None] = lambda error, wait: None,
         recovered: Callable[[], None] = lambda: None,
         standby_failed: Callable[[DeltackptError], None] = lambda error: None,
+        metrics: Metrics | None = None,
     ) -> None:
+        self._metrics = metrics or Metrics()
         self._repo, self._cache, self._options, self._progress = repo, Path(cache), options, progress
         self.stop = stop or Event()
         self._failed, self._recovered, self._standby_failed = failed, recovered, standby_failed
@@ -146,27 +150,41 @@ class Follower:
         interval, prefetch = poll_interval(self._repo, self._options.poll), self._options.prefetch
         backoff = Backoff(grace=self._options.grace, pause=interval)
         with Prefetcher(self._repo, poller, interval, self._current, self.stop, prefetch=prefetch) as prefetcher:
+            self._metrics.seen()
             while not self.stop.is_set():
                 try:
                     if (ref := prefetcher.next_ref()) is None:
-                        if prefetcher.unchanged and backoff.reset():
-                            self._recovered()
+                        if prefetcher.unchanged:
+                            self._metrics.seen()
+                            if backoff.reset():
+                                self._recovered()
                         continue
+                    self._metrics.late()
                     done = self._move(ref.link)
+                    self._metrics.seen()
                     if backoff.reset():
                         self._recovered()
                 except DeltackptError as found:  # [S-FOL-2]: `current` stays as it is
                     prefetcher.retry()
                     error = explained(self._repo, found)
                     wait = backoff.delay(error)
+                    self._metrics.retry(failed=not isinstance(error, StoreError))
                     if backoff.due:
                         self._failed(error, wait)
                     self._repo.manifests.cache.clear()
                     self.stop.wait(wait)
                     continue
                 if done is not None:
+                    self._count(done)
                     yield done
                 self.prepare()
+
+    def _count(self, done: Switch) -> None:
+        self._metrics.set("deltackpt_step", done.step)
+        self._metrics.set("deltackpt_lag_seconds", done.lag)
+        self._metrics.add("deltackpt_steps_total", 1)
+        self._metrics.add("deltackpt_bytes_total", done.read)
+        self._metrics.add("deltackpt_work_seconds_total", done.seconds)
 
     def acknowledge(self, switch: Switch) -> None:
         """The callback returned from a step: neither this process nor a later one passes it again."""
@@ -211,13 +229,17 @@ class Follower:
         if before == link and self._acknowledged(link):
             return None
         target = self._repo.load(link)
+        self._metrics.late(target.time)
         # A lease is some requests a step. The next step is new: if it is removed nevertheless, there is a newer one
         # ([S-LEASE-5]).
         self._repo.pins = self._pins and target.parent != before
         self._repo.prefetch(target, before)
         how: dict[str, Any] = {"ref": self._options.ref, "threads": self._options.threads}
         try:
-            done = apply_to_cache(self._repo, self._cache, link, standby=self._standby, progress=self._progress, **how)
+            with span("deltackpt.follow", target.metadata, step=link.step):
+                done = apply_to_cache(
+                    self._repo, self._cache, link, standby=self._standby, progress=self._progress, **how
+                )
         finally:
             self._progress.finish()
         return self._switch(done, link, before)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from deltackpt.collector.inventory import FOLDERS
-from deltackpt.errors import ConflictError, NotFoundError
+from deltackpt.errors import ConflictError, FormatError, NotFoundError
 from deltackpt.format.manifest import File, Link
+from deltackpt.format.pack import FOLDER
 from deltackpt.repository import Ref, Repository, chain
 from deltackpt.repository.leases import lease
+from deltackpt.repository.manifests import FAR
 from deltackpt.repository.marker import MARKER, MAX_SMALL
 from deltackpt.repository.objects import object_differs
 from deltackpt.store import open_store
@@ -238,6 +240,9 @@ class Mirror:
             self._transfer.record(self._store, name)
         except NotFoundError:
             return None
+        except FormatError:
+            if not name.startswith(FOLDER):  # [S-PACK-3]: a damaged pack changes nothing, and verify names it
+                raise
         return name
 
     def _check_sizes(self, files: Sequence[File], listed: Mapping[str, int]) -> None:
@@ -255,7 +260,8 @@ class Mirror:
             return RefMove(ref.name, None, ref.link)
         if there.link == ref.link:
             return None
-        leads = chain.descends(ref.link, there.link, self._source.load)
+        load = self._source.manifests.loading_ahead(ref.link, FAR)
+        leads = chain.descends(ref.link, there.link, load)
         if not leads and not self._force:  # [S-MIR-4]
             raise self._diverged(ref, there, collected=leads is None)
         return RefMove(ref.name, there.link, ref.link)
@@ -309,7 +315,7 @@ class Mirror:
 
     def _put_records(self, names: Sequence[str]) -> None:
         """In order, since each may be usable only after the one before; of a batch any may be first, but all follow."""
-        bodies = [(name, self._transfer.record(self._source.store, name)) for name in names]
+        bodies = [(name, raw) for name in names if (raw := self._record(name)) is not None]
         if self._store.capabilities.batch and len(bodies) > 1:
             for at in range(0, len(bodies), BATCH):
                 try:
@@ -319,9 +325,18 @@ class Mirror:
         else:
             self._put_each(bodies)
 
+    def _record(self, name: str) -> bytes | None:
+        """A record of the source, proven; None for a pack that is damaged, or gone meanwhile ([S-PACK-3])."""
+        try:
+            return self._transfer.record(self._source.store, name)
+        except (FormatError, NotFoundError):
+            if name.startswith(FOLDER):
+                return None
+            raise
+
     def _put_each(self, bodies: Sequence[tuple[str, bytes]]) -> None:
         for name, raw in bodies:
             try:
                 self._store.put(name, [raw])
             except ConflictError:  # its name is its hash
-                self._transfer.record(self._store, name)
+                self._read_back(name)

@@ -24,7 +24,8 @@ class RefMove:
 
 @dataclass(frozen=True)
 class MirrorRecord:
-    """A manifest or edge: whether it is put, and of its objects, which to copy and which are there, to be read back."""
+    """A manifest, edge or pack: whether it is put, and of its objects, which to copy and which are there, to be read
+    back."""
 
     name: str
     put: bool

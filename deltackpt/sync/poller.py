@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from threading import Event
 from typing import Any
 
-from deltackpt.errors import DeltackptError, NotFoundError
+from deltackpt.errors import DeltackptError, NotFoundError, StoreError
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.marker import MAX_SMALL
 from deltackpt.sync.backoff import GRACE, Backoff, explained
 from deltackpt.sync.mirror import Mirror
 from deltackpt.sync.mirror_plan import MirrorResult
+from deltackpt.util.metrics import Metrics
 
 RELIST = 60.0  # seconds after which the names of all branches are listed again
 
@@ -73,7 +74,9 @@ class MirrorFollower:
         grace: float = GRACE,
         failed: Callable[[DeltackptError, float], None] = lambda error, wait: None,
         recovered: Callable[[], None] = lambda: None,
+        metrics: Metrics | None = None,
     ) -> None:
+        self._metrics = metrics or Metrics()
         self._mirror, self._source, self._stop = mirror, source, stop
         self._interval = poll_interval(source, poll)
         self._backoff = Backoff(grace=grace, pause=self._interval)
@@ -83,21 +86,32 @@ class MirrorFollower:
 
     def results(self) -> Iterator[MirrorResult]:
         """What was done each time, until ``stop`` is set. Raises errors that do not pass."""
+        self._metrics.seen()
         while not self._stop.is_set():
             try:
                 result = self._look()
             except DeltackptError as found:
                 error = explained(self._source, found)
                 wait = self._backoff.delay(error)
+                self._metrics.retry(failed=not isinstance(error, StoreError))
                 if self._backoff.due:
                     self._failed(error, wait)
                 self._stop.wait(wait)
                 continue
             if self._backoff.reset():
                 self._recovered()
+            self._metrics.seen()
             if result is not None:
+                self._count(result)
                 yield result
             self._stop.wait(self._interval)
+
+    def _count(self, done: MirrorResult) -> None:
+        if done.refs:
+            self._metrics.set("deltackpt_step", max(move.new.step for move in done.refs))
+        self._metrics.add("deltackpt_steps_total", done.steps)
+        self._metrics.add("deltackpt_bytes_total", done.bytes)
+        self._metrics.add("deltackpt_work_seconds_total", done.seconds)
 
     def _look(self) -> MirrorResult | None:
         """None where no branch moved."""
@@ -111,6 +125,7 @@ class MirrorFollower:
         moved = [poller for poller in self._pollers.values() if poller.poll() is not None]
         if not moved:
             return None
+        self._metrics.late()
         try:
             return self._mirror.run()
         except BaseException:
@@ -128,12 +143,14 @@ def keep_mirrored(
     grace: float = GRACE,
     failed: Callable[[DeltackptError, float], None] = lambda error, wait: None,
     recovered: Callable[[], None] = lambda: None,
+    metrics: Metrics | None = None,
 ) -> Iterator[MirrorResult]:
     """Mirror again whenever a branch of the source moved, until ``stop``; -> what was done each time.
 
     ``poll`` is in seconds. Transient errors are retried, and what is not there is waited for during ``grace`` seconds;
     both are passed to ``failed`` with the seconds until the next attempt; others are raised. ``recovered`` is called at
-    the first success after them.
+    the first success after them. What is done is counted in ``metrics``.
     """
     options: dict[str, Any] = {"poll": poll, "stop": stop, "grace": grace, "failed": failed, "recovered": recovered}
+    options["metrics"] = metrics
     return MirrorFollower(mirror, source, **options).results()

@@ -47,6 +47,8 @@ class DamageScan:
         self.stored = {repo: repo.edges() for repo in (self.target, self.source)}
         edges = [edge for name in self.stored[self.target].names if (edge := self._edge(name)) is not None]
         steps = self._steps(edges)
+        for pack in self.target.manifests.packs.names():
+            self._record(pack.name, lambda repo: repo)
         files = {f: None for m in steps for f in m.files} | {f: None for edge in edges for f in edge.files}
         for layout in dict.fromkeys(m.layout for m in steps):
             files.update(dict.fromkeys(self._side(layout)))

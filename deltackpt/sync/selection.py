@@ -9,14 +9,17 @@ from deltackpt.collector.inventory import Inventory
 from deltackpt.errors import NotFoundError
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.format.pack import PackName, packs_of, record_of
 from deltackpt.repository import Ref, Repository
+from deltackpt.repository.packs import worth_keeping
 from deltackpt.repository.paths import Node, cheapest
 
 
 @dataclass(frozen=True)
 class Selection:
     """``records`` are names of manifests and edges, each with every object that it names, side files included: parents
-    before children, and an edge before the step that it leads to, which may have no other way."""
+    before children, and an edge before the step that it leads to, which may have no other way; and of packs, which name
+    none, after what they hold."""
 
     refs: tuple[Ref, ...]
     tags: tuple[Ref, ...]
@@ -37,7 +40,8 @@ def everything(repo: Repository) -> Selection:
             found: dict[Link, Manifest] = {}
             _way(repo, ref.link, (), found)
             steps |= {link.id: Node.of(manifest, link) for link, manifest in found.items()}
-    return _selection(repo, inventory.refs, inventory.tags, steps.values(), inventory.edges)
+    packs = packs_of(inventory.objects)
+    return _selection(repo, inventory.refs, inventory.tags, steps.values(), inventory.edges, packs)
 
 
 def since(repo: Repository, step: int, have: Collection[Link] = ()) -> Selection:
@@ -65,7 +69,8 @@ def since(repo: Repository, step: int, have: Collection[Link] = ()) -> Selection
         if link not in steps:  # else this branch joins one that is selected already
             _way(repo, first, have, steps)
     edges = [found for end in repo.edges().values() for found in end]
-    return _selection(repo, refs, repo.refs("tags/"), map(Node.of, steps.values(), steps), edges)
+    packs = repo.manifests.packs.names()
+    return _selection(repo, refs, repo.refs("tags/"), map(Node.of, steps.values(), steps), edges, packs)
 
 
 def latest(repo: Repository, have: Collection[Link] = ()) -> Selection:
@@ -75,11 +80,12 @@ def latest(repo: Repository, have: Collection[Link] = ()) -> Selection:
     edges: list[Edge] = []
     for ref in refs:
         edges += _way(repo, ref.link, have, steps)
-    return _selection(repo, refs, repo.refs("tags/"), map(Node.of, steps.values(), steps), edges)
+    packs = repo.manifests.packs.names()
+    return _selection(repo, refs, repo.refs("tags/"), map(Node.of, steps.values(), steps), edges, packs)
 
 
 def news(repo: Repository, known: Collection[str]) -> Selection | None:
-    """What came since the steps and edges ``known`` by name; None where steps in between were collected."""
+    """What came since the steps, edges and packs ``known`` by name; None where steps in between were collected."""
     refs = list(repo.refs())
     steps: dict[Link, Manifest] = {}
     for ref in refs:
@@ -92,8 +98,8 @@ def news(repo: Repository, known: Collection[str]) -> Selection | None:
             link = steps[link].parent
     stored = repo.edges()
     edges = [stored.load(name) for name in stored.names if name not in known]
-    there = {name for name in known if name.startswith("steps/")}
-    return _selection(repo, refs, repo.refs("tags/"), map(Node.of, steps.values(), steps), edges, there)
+    packs, new = repo.manifests.packs.names(), map(Node.of, steps.values(), steps)
+    return _selection(repo, refs, repo.refs("tags/"), new, edges, packs, known)
 
 
 def _way(repo: Repository, link: Link, have: Collection[Link], steps: dict[Link, Manifest]) -> list[Edge]:
@@ -115,14 +121,17 @@ def _selection(
     tags: Iterable[Ref],
     steps: Iterable[Node],
     edges: Iterable[Edge],
+    packs: Iterable[PackName],
     there: Collection[str] = (),
 ) -> Selection:
     named = {node.link.name: node for node in steps}
-    ends = {*named, *there}
+    ends = {*named, *(name for name in there if name.startswith("steps/"))}
     records = {name: tuple(_files(repo, node)) for name, node in named.items()}
     for edge in edges:
         if edge.end.name in ends and (edge.start is None or edge.start.name in ends):
             records[edge.name] = edge.files
+    numbers = [found[0] for name in {*records, *there} if (found := record_of(name)) is not None]
+    records.update({pack.name: () for pack in worth_keeping(packs, numbers) if pack.name not in there})
     ordered = {name: records[name] for name in sorted(records, key=put_order)}
     return Selection(tuple(refs), tuple(tag for tag in tags if tag.link.name in ends), ordered)
 
@@ -133,7 +142,9 @@ def _files(repo: Repository, node: Node) -> Iterator[File]:
         yield side.file
 
 
-def put_order(name: str) -> tuple[int, str]:
-    """Sorts the names of manifests and edges as they may be put: by step, an edge before the step's manifest."""
+def put_order(name: str) -> tuple[int, int]:
+    """Sorts the names of records as they may be put: by step, an edge before the step's manifest, and a pack after the
+    last one that it holds."""
     folder, _, rest = name.partition("/")
-    return int(rest.partition("-")[0]), folder  # "edges" comes before "steps"
+    numbers = rest.split("-")
+    return int(numbers[folder == "packs"]), ("edges", "steps", "packs").index(folder)

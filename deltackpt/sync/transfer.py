@@ -14,6 +14,7 @@ from typing import BinaryIO, TypeVar
 from deltackpt.errors import ConflictError, DeltackptError, FormatError, NotFoundError
 from deltackpt.format.edge import MAX_EDGE
 from deltackpt.format.manifest import MAX_MANIFEST, File
+from deltackpt.format.pack import MAX_PACK
 from deltackpt.repository.objects import object_differs
 from deltackpt.store import Store
 from deltackpt.store.base import missing
@@ -29,6 +30,7 @@ LARGE = 16 << 20  # bytes from which an object is fetched by ranges, and passes 
 SMALL = 1 << 20  # bytes up to which an object may go in a batch
 BATCH = 200  # objects of a batch
 BATCH_BYTES = 16 << 20
+LIMITS = {"steps": MAX_MANIFEST, "edges": MAX_EDGE, "packs": MAX_PACK}  # bytes of records
 ATTEMPTS = 3  # at an object that was damaged in transit
 
 
@@ -123,8 +125,8 @@ class Transfer:
                     raise
 
     def record(self, store: Store, name: str) -> bytes:
-        """A manifest or an edge, proven by the hash in its name. Raises FormatError ``manifest-hash``."""
-        limit, sha256 = MAX_EDGE if name.startswith("edges/") else MAX_MANIFEST, name[-69:-5]
+        """A manifest, an edge or a pack, proven by the hash in its name. Raises FormatError ``manifest-hash``."""
+        limit, sha256 = LIMITS[name.partition("/")[0]], name.rpartition("-")[2].partition(".")[0]
 
         def attempt() -> bytes:
             raw = store.get(name, limit)

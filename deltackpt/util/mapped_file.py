@@ -37,11 +37,11 @@ Span = tuple[int, int]  # first byte and end in the file
 class MappedFile:
     """A writable mapping of the first ``size`` bytes of a file, for work on ``spans`` of it, each of them once.
 
-    With ``keep`` all pages stay mapped when the work on them is done.
+    With ``keep`` all pages stay mapped when the work on them is done. It holds no descriptor. Raises OSError.
     """
 
     def __init__(self, fd: int, size: int, spans: Iterable[Span], *, keep: bool = False) -> None:
-        self._all = np.frombuffer(mmap.mmap(fd, size), np.uint8)
+        self._all = FileMapping(fd, size, writable=True).data
         self._size = size
         self.keep = keep
         self._waiting = np.zeros(-(-size // HUGE), np.int64)  # spans that are not done, for each huge page

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
-from deltackpt.errors import NotFoundError
+from deltackpt.errors import ChainError, FormatError, NotFoundError
+from deltackpt.format import pack
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.format.pack import FOLDER, MAX_PACK, PackName, packs_of
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.chain import check_parent
-from deltackpt.repository.edges import record_of
+from deltackpt.repository.edges import StoredEdges, record_of
 from deltackpt.repository.leases import lease, read_leases
 from deltackpt.store.base import GONE
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.verification.findings import Findings, VerifyReport
 from deltackpt.verification.states import Checks, check_states
+
+SPARE = "Nothing needs a pack: it may be removed, and `deltackpt compact` makes others."
 
 
 def verify_repository(repo: Repository, *, threads: int | None = None, progress: Progress = SILENT) -> VerifyReport:
@@ -37,7 +42,7 @@ def _verify(repo: Repository, mirroring: bool, threads: int, progress: Progress)
     for link in links:
         if (found := findings.attempt("manifests", repo.load, link)) is not None:
             steps[link.id] = found
-    stored = repo.edges()
+    stored = StoredEdges(repo.store, repo.id)  # from no pack: each object itself is checked
     edges = [edge for name in stored.names if (edge := findings.attempt("edges", stored.load, name)) is not None]
     # [S-EDGE-3]: an edge whose steps are gone leads nowhere, and gc removes it.
     edges = [e for e in edges if e.end.id in steps and (e.start is None or e.start.id in steps)]
@@ -57,6 +62,8 @@ def _verify(repo: Repository, mirroring: bool, threads: int, progress: Progress)
             continue
         if findings.attempt("links", _check_link, repo, m.parent, steps):
             findings.attempt("links", check_parent, m, steps[m.parent.id])
+    for one in packs_of(info.name for info in repo.store.list(FOLDER)):
+        findings.attempt("packs", _check_pack, repo, one)
     intact, whole = _check_objects(repo, findings, steps, edges, progress)
     checks = Checks(repo, findings, intact, threads)
     check_states(checks, whole)
@@ -70,6 +77,22 @@ def _check_ref(repo: Repository, read: Callable[[str], Ref | None], name: str, s
         _check_link(repo, ref.link, steps)
         if steps[ref.link.id].step != ref.link.step:  # [S-NAME-6]: its manifest has another name
             raise _no_manifest(repo, ref.link)
+
+
+def _check_pack(repo: Repository, name: PackName) -> bool:
+    where = f"{repo.store.url}/{name.name}"
+    try:
+        raw = repo.store.get(name.name, MAX_PACK)
+    except NotFoundError:  # removed meanwhile, as packs may be
+        return True
+    if hashlib.sha256(raw).hexdigest() != name.sha256:  # [F-LINE-4]
+        raise FormatError("manifest-hash", where=where, have="other bytes", need=f"sha256 {name.sha256}", hint=SPARE)
+    records = pack.decode(raw, where)
+    pack.check_name(records, name, where)
+    if records[0].repository != repo.id:  # [F-LINE-3]
+        have, need = f"records of repository {records[0].repository}", f"those of {repo.id}"
+        raise ChainError("manifest-elsewhere", where=where, have=have, need=need, hint=SPARE)
+    return True
 
 
 def _check_link(repo: Repository, link: Link, steps: Mapping[str, Manifest]) -> bool:

@@ -23,6 +23,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.publish.write import WriteResult, write
 from deltackpt.repository import Repository
 from deltackpt.sync.backoff import Backoff, explained
+from deltackpt.util.metrics import Metrics
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.places import check_local, check_url
 from deltackpt.watch.branch import Branch, metadata, same_weights
@@ -68,7 +69,7 @@ class Published:
 class Watch:
     """Follows ``directory``. Every `turn` publishes at most one step; killed at any instant, another process continues.
 
-    ``notify`` is called with what it waits for, in words, once each.
+    ``notify`` is called with what it waits for, in words, once each; `run` counts in ``metrics``.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class Watch:
         options: WatchOptions = WatchOptions(),
         *,
         notify: Callable[[str], None] = lambda text: None,
+        metrics: Metrics | None = None,
     ) -> None:
+        self._metrics = metrics or Metrics()
         check_local(directory, "the directory that the trainer saves into")
         check_url(os.fspath(repository))
         self.root = Path(directory)
@@ -104,6 +107,7 @@ class Watch:
         directory or the repository, is waited for as the options say. Raises what `turn` raises.
         """
         stop = stop or Event()
+        self._metrics.seen()
         backoff = Backoff(first=max(poll, 0.01), grace=self._options.grace, any_store_error=True)
         while not stop.is_set():
             try:
@@ -116,7 +120,9 @@ class Watch:
             self._seen = True
             if backoff.reset():
                 self._notify("it goes on")
+            self._metrics.late() if self._waiting and done is None else self._metrics.seen()
             if done is not None:
+                self._count(done)
                 yield done
             elif once and not self._waiting:
                 self._must_match()
@@ -124,12 +130,20 @@ class Watch:
             else:
                 stop.wait(min(poll, max(self._options.settle, 0.01)) if self._waiting else poll)
 
+    def _count(self, done: Published) -> None:
+        self._metrics.set("deltackpt_step", done.step)
+        self._metrics.add("deltackpt_steps_total", 1)
+        self._metrics.add("deltackpt_bytes_total", done.patch_bytes)
+        self._metrics.add("deltackpt_changed_elements_total", done.changed)
+        self._metrics.add("deltackpt_work_seconds_total", done.seconds)
+
     def _tell(self, backoff: Backoff, found: DeltackptError) -> float:
         """Seconds until the next attempt after an error. Raises it where there is none."""
         if found.code == "watch-missing" and not self._seen and math.isfinite(self._options.grace):
             raise found  # a wrong name
         error = found if self._branch is None else explained(self._branch.repo, found)
         wait = backoff.delay(error)
+        self._metrics.retry(failed=not isinstance(error, StoreError))
         if backoff.due:
             silent = isinstance(error, StoreError)
             what = f"the store does not answer, trying again: {error.have}"

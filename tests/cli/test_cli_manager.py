@@ -6,11 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+from support.chains import still_chain
 from support.running import World, deltackpt, files
 
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
+from deltackpt.store import LocalStore
 from deltackpt.verification import verify_repository
 
 
@@ -96,6 +98,26 @@ def test_compact_and_status(world: World, tmp_path: Path) -> None:
     done = deltackpt("status", repo, "--cache", cache, "--json")
     assert (done.status, done.json["step"], done.json["cache"]["behind"]) == (0, 2, 1)
     assert "1 step behind" in deltackpt("status", repo, "--cache", cache).out
+
+
+def test_compact_packs_alone(tmp_path: Path) -> None:
+    still = still_chain(tmp_path, 40)[0].store
+    repo = tmp_path / "repo"
+    target = LocalStore(repo)
+    for info in still.list(""):
+        target.put(info.name, [still.get(info.name, 1 << 24)])
+    done = deltackpt("compact", repo, "--packs", "--dry-run", "--json")
+    (planned,) = done.json["packs"]
+    assert (planned["first"], planned["last"], planned["records"]) == (0, 40, 41)
+    assert "records to pack" in deltackpt("compact", repo, "--packs", "--dry-run").out
+    done = deltackpt("compact", repo, "--packs")
+    assert f"1 pack of 41 records written, {planned['bytes']:,} bytes" in done.out
+    again = deltackpt("compact", repo, "--packs", "--json").json
+    assert (again["folds"], again["packs"]) == ([], [])
+    assert len([*(repo / "packs").iterdir()]) == 1
+    assert deltackpt("verify", repo, "--json").json["checked"]["packs"] == 1
+    for option in (["--levels"], ["--from", 1], ["--to", 2], ["--cache", tmp_path / "cache"]):
+        assert deltackpt("compact", repo, "--packs", *option).status == 2
 
 
 def test_wrong_calls(world: World, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from deltackpt_cli.app import run
 from support.chains import World
 
 from deltackpt.engines.clients import ClientOptions, client_of
-from deltackpt.engines.metrics import Metrics
 from deltackpt.engines.serve import Serving
 from deltackpt.errors import ChainError, StoreError, UsageError
 from deltackpt.repository import Repository
 from deltackpt.sync.follow import Follower, FollowOptions
+from deltackpt.util.metrics import Metrics
 
 
 class FakeSglang:

@@ -4,6 +4,7 @@ import resource
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.running import deltackpt
 from support.states import make_checkpoint, tree
 
 from deltackpt import apply, diff, write
@@ -36,3 +37,27 @@ def test_a_hundred_shards_with_few_descriptors(tmp_path):
         assert sum(t.changed for t in diff(folders[0], folders[1], threads=2).tensors) == SHARDS * 256
     apply(repo, tmp_path / "out")
     assert tree(tmp_path / "out") == tree(folders[3])
+
+
+FEW = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+
+
+def test_every_command_with_few_descriptors(tmp_path):
+    """A process that was started under `ulimit -n 64`."""
+    steps = [{f"t{i:03d}": ("BF16", (8, 8), bytes([i, step]) * 64) for i in range(SHARDS)} for step in (0, 1, 2)]
+    a, b, c = (make_checkpoint(tmp_path / str(i), state, shards=SHARDS) for i, state in enumerate(steps))
+    repo, cache, never = tmp_path / "repo", tmp_path / "cache", ("--anchor-when-ratio", "inf")
+    for call in (
+        ("write", a, repo),
+        ("write", b, repo, "--base", a, *never),
+        ("apply", repo, cache, "--cache"),
+        ("write", c, repo, *never),
+        ("apply", repo, cache, "--cache"),
+        ("apply", repo, tmp_path / "out"),
+        ("diff", a, b),
+        ("verify", repo),
+    ):
+        done = deltackpt(*call, before=FEW)
+        assert (done.status, done.err.count("error")) == (0, 0), (call, done.err)
+    assert tree(tmp_path / "out") == tree(c)
+    assert tree(cache / "current") == tree(c)

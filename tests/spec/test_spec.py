@@ -115,6 +115,7 @@ HELD_BY = {
     "DOMAIN": "format.state_digest.DOMAIN",
     "MAX_MANIFEST": "format.manifest.MAX_MANIFEST",
     "MAX_STEP": "format.manifest.MAX_STEP",
+    "MAX_PACK": "format.pack.MAX_PACK",
     "MAX_LAYOUT": "format.layout.MAX_LAYOUT",
     "MAX_FILES": "format.layout.MAX_FILES",
     "MAX_TENSORS": "format.layout.MAX_TENSORS",

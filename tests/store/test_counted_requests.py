@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chains import World, next_state, small_state
-from support.fake_bucket import FakeBucket
+from support.chains import World, next_state, small_state, still_chain
+from support.fake_bucket import PAGE, FakeBucket
 from support.faulty_proxy import FaultyProxy
 from support.states import make_checkpoint, tree
 
+from deltackpt.cache import apply_to_cache
+from deltackpt.compaction.packs import make_packs, plan_packs
 from deltackpt.publish.write import AnchorPolicy, write
 from deltackpt.repository import Repository
 from deltackpt.repository.writer_lease import writer_lease
-from deltackpt.store import MemoryStore
+from deltackpt.store import MemoryStore, open_store
 from deltackpt.store.hub import PAUSE, open_bucket
 from deltackpt.store.remote import RemoteStore
 from deltackpt.store.s3 import S3Driver
@@ -229,3 +231,38 @@ def test_between_s3_and_a_bucket(tmp_path: Path, s3_url: str, hub: FakeBucket, r
     world.run(1)
     assert Mirror(world.repo, Transfer(world.repo.store, target, folder=tmp_path / "spool")).run().steps == 1
     world.check(world.repo.find(), Repository.at(target))
+
+
+def packed(tmp_path: Path, steps: int) -> Repository:
+    repo, _ = still_chain(tmp_path, steps, folds=True)
+    make_packs(repo, plan_packs(repo))
+    return repo
+
+
+def test_a_late_reader_of_s3_asks_for_packs(tmp_path: Path, s3_url: str, root: str, proxy: FaultyProxy) -> None:
+    origin = packed(tmp_path, 120)
+    Mirror(origin, Transfer(origin.store, open_store(s3_url), folder=tmp_path / "spool")).run()
+    apply_to_cache(Repository.open(s3_url), tmp_path / "cache", 0, threads=1)
+    proxy.requests.clear()
+    assert apply_to_cache(proxied(proxy, root), tmp_path / "cache", threads=1).step == 120
+    kinds = Counter(asked(proxy, root))
+    assert kinds["GET packs"] == 1
+    assert sum(kinds.values()) <= 24, kinds
+
+
+def test_a_late_follower_of_a_bucket_asks_for_packs(tmp_path: Path, hub: FakeBucket, root: str) -> None:
+    origin = packed(tmp_path, 60)
+    target = open_bucket(f"buckets/someone/{root}", QUICK)
+    Mirror(origin, Transfer(origin.store, target, folder=tmp_path / "spool")).run()
+    repo = Repository.at(open_bucket(f"buckets/someone/{root}", QUICK))
+    apply_to_cache(repo, tmp_path / "cache", 0, threads=1)
+    follower = Follower(
+        Repository.at(open_bucket(f"buckets/someone/{root}", QUICK)), tmp_path / "cache", FollowOptions()
+    )
+    calls(hub)
+    done = follower.catch_up()
+    assert done is not None
+    assert (done.step, done.behind) == (60, 60)
+    kinds = calls(hub)
+    assert kinds["tree"] <= -(-(61 + 7) // PAGE) + 3, kinds  # steps, edges and packs, each listed once
+    assert kinds["resolve GET"] <= 16, kinds

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from deltackpt.format.edge import Edge
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Counts, File, Link, Manifest
 from deltackpt.publish.write import AnchorPolicy, WriteResult, write
@@ -141,3 +143,32 @@ def bare_chain(
                 store.put(file.name, [bytes(file.size)])
     repo.move_ref("main", head, links[-1])
     return repo, links
+
+
+def still_chain(root: Path, steps: int, *, folds: bool = False) -> tuple[Repository, list[Link]]:
+    """A repository in memory whose first step is an anchor, and in whose other ``steps`` nothing changes.
+
+    Any reader can follow it over thousands of steps, and reads no patch. With ``folds`` it has as many edges as
+    `compact --levels` makes.
+    """
+    store = MemoryStore()
+    repo = Repository.at_or_create(store)
+    write(make_checkpoint(root / "first", small_state()), repo, threads=1)
+    link = repo.find()
+    first, links = repo.load(link), [link]
+    for step in range(1, steps + 1):
+        state = {"parent": links[-1], "base": first.state, "step": step, "anchor": None, "patch": (), "time": step}
+        counts = Counts(0, 0, 0, first.counts.elements, 0)
+        links.append(publish_bare(repo, replace(first, **state, counts=counts)))
+        for level in (8, 64, 512):
+            if folds and step % level == 0:
+                repo.put_edge(Edge(repo.id, links[step - level], links[step], (), "tests", step))
+    repo.move_ref("main", repo.ref(), links[-1])
+    repo.manifests.cache.clear()
+    return repo, links
+
+
+def publish_bare(repo: Repository, step: Manifest) -> Link:
+    """Put a manifest, and move no ref."""
+    repo.store.put(step.link.name, [step.encode()])
+    return step.link

@@ -16,7 +16,7 @@ import numpy as np
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import DeltackptError
-from deltackpt.format import digests, edge, layout, manifest, state_digest
+from deltackpt.format import digests, edge, layout, manifest, pack, state_digest
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.patch.apply import decode_step, replace_whole, write_step
 from deltackpt.repository import Repository
@@ -165,7 +165,7 @@ def read_record(vector: dict[str, Any], data: bytes) -> Any:
     if kind == "digests":
         files = layout.decode((FIXTURES / vector["layout"]).read_bytes(), "layout")
         return digests.decode(data, files, vector["state"], "vector")
-    return {"manifest": manifest, "layout": layout, "edge": edge}[kind].decode(data, "vector")
+    return {"manifest": manifest, "layout": layout, "edge": edge, "pack": pack}[kind].decode(data, "vector")
 
 
 def read_record_by_second(vector: dict[str, Any], data: bytes) -> Any:
@@ -173,7 +173,7 @@ def read_record_by_second(vector: dict[str, Any], data: bytes) -> Any:
     if kind == "digests":
         files = reader.parse_layout((FIXTURES / vector["layout"]).read_bytes())
         return reader.parse_digests(data, files, vector["state"])
-    return {"manifest": reader.parse_manifest, "layout": reader.parse_layout, "edge": reader.parse_edge}[kind](data)
+    return getattr(reader, f"parse_{kind}")(data)
 
 
 def read_checkpoint(path: Path) -> Found:

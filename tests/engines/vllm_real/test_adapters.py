@@ -10,6 +10,7 @@ from support.vllm_servers import ASK, BACKEND, Server, stop_all  # noqa: E402
 from support.vllm_tiny import PROMPTS, model_of, tiny  # noqa: E402
 
 from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing  # noqa: E402
+from deltackpt.engines.adapters.clients import adapter_client  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
 
@@ -55,5 +56,5 @@ def test_steps_of_an_adapter(tmp_path, monkeypatch):
     assert [fields["name"] for _, fields in events] == ["math@2"]
     assert answer("math@2") != answer("tiny")
     [folder] = (tmp_path / "adapters").iterdir()
-    server.call("/v1/load_lora_adapter", {"lora_name": "again", "lora_path": str(folder)})
+    adapter_client(f"vllm={server.url}", 120.0).load("again", folder)
     assert answer("again") == answer("math@2")

@@ -1,0 +1,122 @@
+"""Metrics: one scheme of names, times that pass by themselves, and what dashboards, rules and documents name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from deltackpt.errors import StoreError, UsageError
+from deltackpt.util.metrics import KINDS, Metrics
+
+ROOT = Path(__file__).parents[2]
+NAME = re.compile(r"\bdeltackpt_[a-z_]+")
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    lines = [line for line in metrics.text().splitlines() if line and not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def test_counters_begin_at_zero_and_the_role_is_told() -> None:
+    found = values(Metrics("follow"))
+    assert found['deltackpt_info{role="follow",version="0.1.0"}'] == 1
+    assert [found[f"deltackpt_{name}_total"] for name in ("steps", "bytes", "retries", "failures")] == [0, 0, 0, 0]
+    assert values(Metrics()) == {}
+
+
+def test_behind_grows_by_itself_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "time", lambda: clock[0] + 5_000)
+    metrics = Metrics("follow")
+    assert "deltackpt_behind_seconds" not in metrics.text()
+    metrics.seen()
+
+    def behind(after: float) -> tuple[float, float]:
+        clock[0] += after
+        found = values(metrics)
+        return found["deltackpt_behind_seconds"], found["deltackpt_unseen_seconds"]
+
+    assert behind(0) == (0, 0)
+    assert behind(30) == (30, 30)  # it hangs, or the store does not answer: who knows what is there
+    metrics.seen()
+    assert behind(0) == (0, 0)
+    metrics.late()
+    assert behind(10) == (10, 10)
+    metrics.late()  # still the same one, or another: since then something newer is there
+    assert behind(5) == (15, 5)
+    metrics.late(clock[0] + 5_000 - 60)  # now it is known when it was published
+    assert behind(0) == (60, 0)
+    metrics.late(clock[0] + 9_999)  # by a clock that is ahead
+    assert behind(1) == (1, 1)
+    metrics.seen()
+    assert behind(0) == (0, 0)
+
+
+def test_names_are_of_one_scheme() -> None:
+    for name, (kind, said) in KINDS.items():
+        assert NAME.fullmatch(name)
+        assert (kind == "counter") == name.endswith("_total")
+        assert said.endswith(".")
+        assert name.endswith(("_total", "_seconds", "_steps", "_step", "_info", "_wedged"))
+
+
+def test_what_is_served_can_be_read_by_the_client_library() -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    metrics = Metrics("serve-updates")
+    metrics.seen()
+    metrics.set("deltackpt_step", 3, 'a"b\\c\nd')
+    metrics.ask("deltackpt_queue_steps", lambda: 2.0)
+    families = {family.name: family for family in parser.text_string_to_metric_families(metrics.text())}
+    assert families["deltackpt_step"].samples[0].labels == {"engine": 'a"b\\c\nd'}
+    assert families["deltackpt_queue_steps"].samples[0].value == 2
+    assert families["deltackpt_steps"].type == "counter"
+
+
+def test_a_port() -> None:
+    with Metrics("watch").on(0) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            assert b'role="watch"' in answer.read()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60)
+        with pytest.raises(StoreError, match="port-taken"), Metrics().on(port):
+            pass
+    with socket.socket() as free:  # it is free again
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", port or 0))
+    with pytest.raises(UsageError), Metrics().on(70_000):
+        pass
+    with Metrics().on(None) as none:
+        assert none is None
+
+
+def test_rules_dashboard_and_document_name_what_is_exported() -> None:
+    rules = (ROOT / "examples/alerts.yml").read_text()
+    dashboard = json.loads((ROOT / "examples/grafana-dashboard.json").read_text())
+    drawn = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    for text in (rules, drawn):
+        named = set(NAME.findall(text))
+        assert named
+        assert named <= KINDS.keys()
+    assert set(NAME.findall((ROOT / "docs/operate/metrics.md").read_text())) == KINDS.keys()
+    unshown = {"deltackpt_pause_seconds_total", "deltackpt_updates_total"}
+    assert set(NAME.findall(rules + drawn)) >= KINDS.keys() - unshown
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool")
+def test_rules_are_rules() -> None:
+    subprocess.run(["promtool", "check", "rules", ROOT / "examples/alerts.yml"], check=True, timeout=60)
