@@ -1,6 +1,6 @@
 """Adapters of running engines, over the routes of vLLM 0.32 and SGLang 0.5.23 that are used, with nothing behind them.
 
-A real vLLM is in vllm_real/test_adapters.py.
+A real vLLM is in vllm_real/test_running_adapters.py.
 """
 
 import json
