@@ -58,7 +58,7 @@ def trainer(options: argparse.Namespace) -> None:
         f"{TRAINER}:7700", token=TOKEN, mode="sync", durable=options.durable, carrier=options.carrier, engines=1,
         timeout=300, report=events.append,
     )  # fmt: skip
-    seconds, size = [], 0
+    seconds, cpu, size = [], [], 0
     with TrainerHook(model, Path(options.out, "repo"), live=live) as hook:
         began = time.monotonic()
         hook.step(0)
@@ -66,15 +66,16 @@ def trainer(options: argparse.Namespace) -> None:
         hook.flush()
         for step in range(1, options.steps + 1):
             change(model, step, options.density)
-            began = time.monotonic()
+            began, worked = time.monotonic(), time.process_time()
             hook.step(step)
             seconds.append(time.monotonic() - began)
+            cpu.append(time.process_time() - worked)
             hook.flush()
             assert live.step == step
             assert any(e.kind == "live" and e.step == step and e.text.startswith("1 ") for e in events)
             size = hook.metrics.bytes if hook.metrics else 0
     whole = [_all_weights(model, options, 0) for _ in range(options.turns)]
-    note = {"first": first, "steps": seconds, "bytes": size, "whole": whole, "weights": _size(model)}
+    note = {"first": first, "steps": seconds, "cpu": cpu, "bytes": size, "whole": whole, "weights": _size(model)}
     Path(options.out, "trainer.json").write_text(json.dumps(note))
 
 
@@ -88,13 +89,16 @@ def engine(options: argparse.Namespace) -> None:
         with suppress(Exception):
             receiver = join(model, f"{TRAINER}:7700", token=TOKEN, timeout=300)
         time.sleep(0.2)
+    cpu = []
     while receiver.step != options.steps:
-        receiver.receive(1.0)
+        worked = time.process_time()
+        if receiver.receive(1.0) is not None:
+            cpu.append(time.process_time() - worked)
     received = receiver.received
     receiver.close()
     for _ in range(options.turns):
         _all_weights(model, options, 1)
-    Path(options.out, "engine.json").write_text(json.dumps({"received": received}))
+    Path(options.out, "engine.json").write_text(json.dumps({"received": received, "cpu": cpu[1:]}))
 
 
 def _size(model: torch.nn.Module) -> int:
@@ -171,12 +175,13 @@ def main() -> None:
                     raise SystemExit("a side failed")
         finally:
             take_down()
-        found = json.loads(Path(out, "trainer.json").read_text())
+        found, other = (json.loads(Path(out, f"{side}.json").read_text()) for side in ("trainer", "engine"))
     step, whole = min(found["steps"]), min(found["whole"])
     print(f"weights            {found['weights']:>14,} bytes, {options.density:.2%} changed, {options.rate} each way")
     print(f"all weights, Gloo  {whole:>14.2f} s   of {', '.join(f'{s:.2f}' for s in found['whole'])}")
     print(f"first load, live   {found['first']:>14.2f} s")
     print(f"live step          {step:>14.2f} s   of {', '.join(f'{s:.2f}' for s in found['steps'])}")
+    print(f"of it, processor   {min(found['cpu']):>14.2f} s at the trainer, {min(other['cpu']):.2f} s at the engine")
     print(f"patch              {found['bytes']:>14,} bytes")
     print(f"faster             {whole / step:>14.1f} times ({options.carrier}, durable {options.durable})")
 

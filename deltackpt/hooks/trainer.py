@@ -255,9 +255,8 @@ class TrainerHook:
                     self._live.put(item, decision.live_merge)
                 self._whole, self._skipped, self._last = False, None, number
             else:
-                self._pending.cancel_merge()
-                if self._live is not None:
-                    self._live.cancel_merge()
+                for queue in (self._pending, self._live) if self._live else (self._pending,):
+                    queue.cancel_merge()
         if self._capture.anchors_from_weights:  # they may not change until the anchor is stored
             self._pending.wait(lambda: not self._snapshot_in_use, self._stall, until_error=False)
         if self._live is not None:

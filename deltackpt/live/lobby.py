@@ -34,7 +34,8 @@ class Lobby:
         try:
             engine, rank, ranks = _who(hello, wire.where)
             self._members.check(engine, rank, ranks)
-            wire.send({"welcome": self._welcome().to_dict()}, deadline)
+            welcome = self._welcome()
+            wire.send({"welcome": welcome.to_dict()}, deadline)
             answer = wire.receive(Deadline(options.load_timeout))
             if answer.get("in") is not True:
                 return False
@@ -42,6 +43,9 @@ class Lobby:
             self._members.check(engine, rank, ranks)
             wire.send({"in": True}, deadline)
             self._members.add(member)
+            step, state, _ = self._live.now
+            if state != welcome.state:  # a step went live meanwhile
+                wire.send({"live": step, "state": state}, Deadline(options.timeout))
         except DeltackptError as error:
             wire.send({"error": error.to_dict()}, deadline)
             self._tell(LiveEvent("refused", None, wire.where, error.sentence()))

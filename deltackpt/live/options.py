@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from deltackpt.carriers.pulled import CARRIERS
@@ -19,7 +19,7 @@ class LiveOptions:
     """What `Session` documents. Raises UsageError ``live-option`` for a value that an option does not take."""
 
     address: str
-    token: str
+    token: str = field(repr=False)
     mode: Mode = "async"
     durable: Durable = "first"
     carrier: str = "tcp"
@@ -42,8 +42,14 @@ class LiveOptions:
 def host_and_port(address: object) -> tuple[str, int]:
     """("host", 7700) of "host:7700". Raises UsageError ``live-option``."""
     host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    known = bool(colon and host) and port.isascii() and port.isdigit() and int(port) < 1 << 16
-    require("address", address, known, "host:port", "The host is one of the trainer's first rank.")
+    known = (
+        bool(colon and host)
+        and host.strip("[]") not in ("0.0.0.0", "::")
+        and port.isascii()
+        and port.isdigit()
+        and int(port) < 1 << 16
+    )
+    require("address", address, known, "host:port", "The host is the trainer's first rank's, as engines reach it.")
     return host.strip("[]"), int(port)
 
 

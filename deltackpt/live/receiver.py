@@ -21,6 +21,7 @@ from deltackpt.live.seat import Seat
 from deltackpt.live.slices import traced
 from deltackpt.live.store_way import Pause, StoredStep
 from deltackpt.live.weights import HeldWeights, ModuleWeights
+from deltackpt.repository import Repository
 from deltackpt.torch_views.names import Rename
 
 CONNECT = 5.0  # seconds that a trainer that was lost may take to answer again, or less
@@ -54,7 +55,7 @@ def join(
     rank: tuple[int, int] = (0, 1),
     rename: Rename | None = None,
     load: Load | None = None,
-    repository: str | None = None,
+    repository: str | Repository | None = None,
     timeout: float = 60.0,
     report: Report | None = None,
 ) -> LiveReceiver:
@@ -68,7 +69,8 @@ def join(
     ``load``        the engine's own loader of (name, tensor): it is traced once; this rank then holds what it copies
                     into the parameters of ``model``, in host memory, and pulls the tiles of that alone
     ``rename``      gives the checkpoint's name for a module's, None to leave one out
-    ``repository``  where this rank reads what it missed; None: the URL that the trainer uses
+    ``repository``  where this rank reads what it missed, a URL or open, as with a `TrustPolicy`; None: the
+                    URL that the trainer uses
     ``timeout``     seconds in which the trainer has to answer
     ``report``      is called with every `LiveEvent` of this rank; None: to the log "deltackpt.live"
 
@@ -98,7 +100,7 @@ class LiveReceiver:
 
     def __init__(
         self, address: str, token: str, hello: dict[str, Any], weights: Callable[[Welcome], HeldWeights],
-        repository: str | None, timeout: float, tell: Report,
+        repository: str | Repository | None, timeout: float, tell: Report,
     ) -> None:  # fmt: skip
         self._address, self._token, self._hello, self._timeout = address, token, hello, timeout
         self._weights, self._repository, self._tell = weights, repository, tell
@@ -236,6 +238,8 @@ class LiveReceiver:
             if message.get("write") == step.round and message.get("state") == step.state:
                 return True
             if message.get("drop") == step.round:
+                if message.get("distrust") is True:
+                    self._seat.distrust()  # the ranks of this engine together do not have the step
                 return False
             if message.get("hold") != step.round:
                 raise foreign(wire.where, f"{str(message)[:100]}", "a word on the step")

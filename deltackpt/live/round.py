@@ -69,7 +69,7 @@ class Round:
             try:
                 self._add_up(ranks, tensors)
             except DeltackptError as error:
-                for member in self._send(ranks, {"drop": self._step.round, "why": error.code}):
+                for member in self._send(ranks, {"drop": self._step.round, "distrust": True}):
                     self._let_go(member, "refused", f"{error.code}: {error.sentence()}")
                 self.ready = [m for m in self.ready if m not in ranks]
 

@@ -21,7 +21,7 @@ class Seat:
     """``weights`` of one rank. ``state`` is None while they are of no step that is known."""
 
     def __init__(
-        self, weights: HeldWeights, welcome: Welcome, repository: str | None, token: str, tell: Report
+        self, weights: HeldWeights, welcome: Welcome, repository: str | Repository | None, token: str, tell: Report
     ) -> None:
         self.step: int | None = None
         self.state: str | None = None
@@ -174,9 +174,9 @@ class Seat:
 
     def _store_way(self) -> StoreWay:
         if self._way is None:
-            self._way = StoreWay(
-                Repository.open(self._url or self._welcome.repository), self._welcome.ref, self._welcome.table
-            )
+            found = self._url or self._welcome.repository
+            repo = found if isinstance(found, Repository) else Repository.open(found)
+            self._way = StoreWay(repo, self._welcome.ref, self._welcome.table)
         return self._way
 
     def _source(self, step: Announcement) -> ManySources:

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support.live import TOKEN, Engine, make_model, nudge, raw, until  # noqa: E402
-from support.live_ranks import digest, end, engine, noted, start, trainer, wait_for_note  # noqa: E402
+from support.live_ranks import digest, end, engine, noted, start, trainer, wait_for_member, wait_for_note  # noqa: E402
 
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.live import Session  # noqa: E402
@@ -38,7 +38,7 @@ def test_an_engine_rank_is_lost_at_every_phase(tmp_path, how, carrier):
             for number, phase in enumerate(PHASES, 1):
                 path = tmp_path / f"{phase}.json"
                 victims.append(start(engine, str(path), live.address, phase, phase, number, how, 0, 1))
-                until(lambda: live.engines == 2)
+                wait_for_member(live, phase)
                 nudge(model, number)
                 began = time.monotonic()
                 hook.step(number)
@@ -54,9 +54,8 @@ def test_an_engine_rank_is_lost_at_every_phase(tmp_path, how, carrier):
                 os.kill(victims[-1].pid, signal.SIGCONT)
                 wait_for_note(path, number)
                 assert noted(path)["digest"] == digest(model)
-                until(lambda: live.engines == 2)
+                wait_for_member(live, phase)
                 end(victims[-1])
-                until(lambda: any(m.wire.ended for m in live._members.all()))
             hook.step(9)  # whoever is left
             healthy.reach(9)
             assert raw(healthy.model) == raw(model)

@@ -34,6 +34,7 @@ def running(tmp_path):
     ("option", "value"),
     [
         ("address", "nowhere"), ("address", "host:port"), ("address", "host:99999"), ("address", 7700),
+        ("address", "0.0.0.0:7700"),
         ("token", "short"), ("token", None), ("mode", "later"), ("durable", True), ("carrier", "pigeon"),
         ("engines", -1), ("engines", 1.5), ("timeout", 0), ("timeout", float("nan")), ("load_timeout", "1"),
     ],
@@ -45,6 +46,7 @@ def test_options(option, value):
         Session(address, **given)
     assert error.value.code == "live-option"
     assert option in str(error.value)
+    assert TOKEN not in repr(Session("127.0.0.1:0", token=TOKEN).options)
     if option == "token":
         assert "short" not in error.value.have.replace("too short", "")
 

@@ -43,6 +43,11 @@ def wait_for_note(path: Path, step: int) -> None:
     until(lambda: noted(path).get("step") == step)
 
 
+def wait_for_member(live: Session, engine: str) -> None:
+    """Wait until an engine is in."""
+    until(lambda: any(m.engine == engine for m in live._members.all()))
+
+
 def at_phase(phase: str, step: int, how: int):
     """A report that ends or stops this process as a phase of a step begins, once."""
     left = [True]
