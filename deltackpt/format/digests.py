@@ -49,6 +49,10 @@ class TensorDigests(Mapping[str, TensorDigest]):
     def __len__(self) -> int:
         return len(self.sums)
 
+    def __reduce__(self) -> tuple[type[dict[str, TensorDigest]], tuple[dict[str, TensorDigest]]]:
+        """Another process gets a dict: the tensors of ``named`` are more than it asked for."""
+        return dict, (dict(self.items()),)
+
     @classmethod
     def of(cls, named: TensorsByName, digests: Mapping[str, TensorDigest]) -> TensorDigests:
         """The digests of tensors, which may have those of others too. Raises KeyError where one is missing."""

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock, Thread
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from deltackpt.format.manifest import File, Manifest
@@ -55,7 +54,7 @@ class States:
                 raw = self._objects.read(of.digests, digests.MAX_DIGESTS)
                 found = digests.decode(raw, self._layout(of.layout), of.state, self._where(of.digests))
             _keep(self._digests, _key(of), found)
-            return found
+            return _unchanging(found)
 
     def add(self, of: Manifest, digests: Mapping[str, TensorDigest]) -> None:
         """Keep the digests of a step that this process has just published."""
@@ -84,10 +83,10 @@ class States:
 
 
 def _unchanging(digests: Mapping[str, TensorDigest]) -> Mapping[str, TensorDigest]:
-    """The same, that nothing can be put into any more."""
+    """The same, or a copy of what could be written to."""
     from deltackpt.format.digests import TensorDigests
 
-    return digests if isinstance(digests, TensorDigests) else MappingProxyType(dict(digests))
+    return digests if isinstance(digests, TensorDigests) else dict(digests)
 
 
 def _key(of: Manifest) -> tuple[File, File, str]:

@@ -220,6 +220,16 @@ def test_a_secret_in_a_url_is_refused_and_not_shown(tmp_path, spec, capsys):
     assert SECRET not in said.out + said.err
 
 
+@pytest.mark.parametrize("key", [f"{SECRET}\nx: y", f"{SECRET}\u20ac", f"two {SECRET}", f"{SECRET}\x7f"])
+def test_a_key_that_no_header_holds_is_refused_and_not_shown(tmp_path, key, monkeypatch, capsys):
+    Run(tmp_path).publish(first_state())
+    monkeypatch.setenv("DELTACKPT_ENGINE_KEY", key)
+    assert command(["serve-updates", str(tmp_path / "repo"), "--json", "--engine", "vllm=http://127.0.0.1:1"]) == 2
+    said = capsys.readouterr()
+    assert "engine-form" in said.out
+    assert SECRET not in said.out + said.err
+
+
 @pytest.mark.parametrize("spec", ["vllm=http://", "vllm=http://:80", "vllm=http://host:port", "vllm=http://[::1"])
 def test_a_url_without_a_host_is_refused(tmp_path, spec):
     with pytest.raises(UsageError, match="engine-form"):

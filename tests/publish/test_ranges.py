@@ -1,5 +1,6 @@
 """Checkpoints of the same tensors are compared, proven and encoded as columns: the same parts, digests and refusals."""
 
+import pickle
 from contextlib import ExitStack
 
 import numpy as np
@@ -139,3 +140,12 @@ def test_a_state_that_is_compared_with_one_of_other_tensors_goes_by_names(tmp_pa
         runs = list(batches(a, b))
     assert [name for run in runs for name in run] == sorted(new)
     assert runs == list(batches(Memory(old), Memory(new)))
+
+
+def test_digests_that_go_to_another_process_are_a_dict(tmp_path):
+    state = random_state(np.random.default_rng(8), 9)
+    with Checkpoint.open(make_checkpoint(tmp_path / "c", state)) as new:
+        found = columns(new.named, digests(state))
+        assert found == digests(state)
+        assert pickle.loads(pickle.dumps(found)) == digests(state)
+        assert type(pickle.loads(pickle.dumps(found))) is dict
