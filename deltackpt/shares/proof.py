@@ -3,6 +3,10 @@
 Ranks that hold the same elements hold the same cells (`deltackpt.shares.overlap.cells`): a cell counts once, whoever
 holds copies, and every copy is compared with the others. The sums are those of the state digest (FORMAT section "State
 digest"): a step's changes advance them, so a rank looks at all that it holds once, when it joins.
+
+What advances proves what was read and decoded, and not that the rank's memory is what it was: `packed` and `planes` are
+steps from the old bits, so a word that something else wrote to may go on by the right difference from the wrong bits.
+`ShareProof.of`, which looks at all words again, finds that.
 """
 
 from __future__ import annotations
