@@ -12,6 +12,7 @@ PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check
 DEV := $(VENV)/.stamp-dev
 TRAINING := $(VENV)/.stamp-training
 STORES := $(VENV)/.stamp-stores
+REPORT := $(VENV)/.stamp-report
 VLLM_VENV ?= .venv-vllm
 VLLM := $(VLLM_VENV)/.stamp
 WHEELS_VENV ?= .venv-wheels
@@ -30,7 +31,7 @@ SECONDS ?= 600
 READERS := part table table_v2 manifest edge layout digests checkpoint index
 LIBFUZZER := -max_len=8192 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
 
-.PHONY: help demo demo-train test test-hooks test-stores test-vllm test-heavy check format vectors docs examples wheels \
+.PHONY: help demo demo-train test test-hooks test-stores test-report test-vllm test-heavy check format vectors docs examples wheels \
   release bench bench-peers fuzz sanitize clean
 .DEFAULT_GOAL := help
 
@@ -52,6 +53,9 @@ test-hooks: $(TRAINING) ## the long tests of the hooks: FSDP and DTensors over r
 
 test-stores: $(STORES) ## the back ends against real servers on loopback
 	$(PYTEST) -m "stores and not heavy" tests/store tests/examples
+
+test-report: $(REPORT) ## the page of `report`, in a real chromium where there is one; metrics and traces by their libraries
+	$(PYTEST) tests/report tests/util
 
 test-vllm: $(VLLM) ## a real vLLM on the CPU follows a repository; some 4 GB of disk, kept in an environment of its own
 	PYTHONPATH=tests $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engines/vllm_real
@@ -137,6 +141,10 @@ $(DEV): pyproject.toml $(wildcard deltackpt/kernels/*.[ch]) | $(PY)
 
 $(STORES): $(DEV)
 	$(PIP) --editable '.[dev,stores]'
+	touch $@
+
+$(REPORT): $(TRAINING)
+	$(PIP) --editable '.[dev,report,traces]' prometheus-client
 	touch $@
 
 $(WHEELS):

@@ -6,7 +6,7 @@ patches that it gets back as it was; the few and the many take turns. Its memory
 anonymous, above what the process had before the call: pages of files are not in it.
 
     python bench/many.py [--tensors 6000 30000] [--turns 3] [--work DIR] [--keep] [--name-bytes 0]
-    python bench/many.py --large 1000000000          one tensor of so many bytes, one element changed
+    python bench/many.py --large 1000000000 [--whole]    one tensor of so many bytes, one element changed, or all
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,13 +86,13 @@ def generate(out: Path, count: int, height: int, longer: int = 0) -> None:
                 file.write(bits.data)
 
 
-def generate_large(out: Path, size: int) -> None:
-    """One tensor of ``size`` bytes; one element of it changes a step."""
+def generate_large(out: Path, size: int, *, whole: bool) -> None:
+    """One tensor of ``size`` bytes; one element of it changes a step, or with ``whole`` nearly all."""
     width = 4096
     height = size // 2 // width
     (head, elements), *_ = shards_of(1, height * width // WIDTH, 0)
-    bits = np.random.default_rng(0).integers(0x3C00, 0x3D00, 1 << 24, np.uint16)
     for step in range(STEPS + 1):
+        bits = np.random.default_rng(step * whole).integers(0x3C00, 0x3D00, 1 << 24, np.uint16)
         (out / str(step)).mkdir(parents=True)
         with (out / str(step) / "model.safetensors").open("wb") as file:
             file.write(head)
@@ -110,11 +110,32 @@ def anonymous() -> int:
     return 0
 
 
-def child(way: str, folder: Path, step: int) -> None:
-    """One write; what it cost goes to stdout."""
+def call_of(way: str, folder: Path, step: int) -> Callable[[], object]:
+    """What is measured: a write of a step, or a reader."""
+    from deltackpt.cache import apply_to_cache
     from deltackpt.publish.write import AnchorPolicy, write
-    from deltackpt.restore.materialize import apply  # noqa: F401  # idle means that all is imported
+    from deltackpt.repository import Repository
+    from deltackpt.restore.materialize import apply
+    from deltackpt.verification import verify_repository
 
+    if way in WAYS:
+        base = folder / str(step - 1) if way == "base" and step else None
+        cache = folder / "cache" if way == "cache" else None
+        anchor = AnchorPolicy(ratio=float("inf"))
+        return lambda: write(folder / str(step), folder / "repo", base=base, cache=cache, anchor=anchor)
+    repo = Repository.open(folder / "repo")
+    if way == "apply":
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        return lambda: apply(repo, folder / "out", step)
+    return {
+        "follow": lambda: apply_to_cache(repo, folder / "followed", step),
+        "verify": lambda: verify_repository(repo),
+    }[way]
+
+
+def child(way: str, folder: Path, step: int) -> None:
+    """One call; what it cost goes to stdout."""
+    call = call_of(way, folder, step)
     idle, peak, over = anonymous(), 0, threading.Event()
 
     def watch() -> None:
@@ -124,11 +145,8 @@ def child(way: str, folder: Path, step: int) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    base = folder / str(step - 1) if way == "base" and step else None
-    cache = folder / "cache" if way == "cache" else None
     began, spent = time.monotonic(), time.process_time()
-    anchor = AnchorPolicy(ratio=float("inf"))
-    done = write(folder / str(step), folder / "repo", base=base, cache=cache, anchor=anchor)
+    done = call()
     seconds, processor = time.monotonic() - began, time.process_time() - spent
     over.set()
     watcher.join()
@@ -201,17 +219,20 @@ def compare(work: Path, count: int, turns: int, longer: int) -> None:
         print(f"write without a base / write --base, {folder.name}: {ratio:.2f} x (limit 1.3)")
 
 
-def large(work: Path, size: int) -> None:
+def large(work: Path, size: int, *, whole: bool) -> None:
     """Memory for one large tensor."""
-    folder = work / f"large-{size}"
+    folder = work / f"large-{size}-{'whole' if whole else 'one'}"
     if not folder.exists():
-        generate_large(folder, size)
+        generate_large(folder, size, whole=whole)
     for step in range(STEPS - 1):
         cost = run("alone", folder, step)
         print(f"write alone, step {step}: {cost.seconds:.2f} s, memory {cost.memory >> 20} MiB")
     for way in ("base", "cache"):
         cost = run(way, folder, STEPS - 1 if way == "base" else STEPS)
         print(f"write {way}: {cost.seconds:.2f} s, memory {cost.memory >> 20} MiB")
+    for way, step in (("apply", 3), ("follow", 0), ("follow", 1), ("follow", 2), ("follow", 4), ("verify", 4)):
+        cost = run(way, folder, step)
+        print(f"{way}, step {step}: {cost.seconds:.2f} s, memory {cost.memory >> 20} MiB")
 
 
 def main() -> None:
@@ -219,6 +240,7 @@ def main() -> None:
     parser.add_argument("--tensors", type=int, nargs="*", default=[6000, 30000])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--large", type=int)
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--name-bytes", type=int, default=0)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--keep", action="store_true")
@@ -230,7 +252,7 @@ def main() -> None:
     work = args.work or Path(tempfile.mkdtemp(prefix="many-"))
     try:
         if args.large:
-            large(work, args.large)
+            large(work, args.large, whole=args.whole)
         for count in () if args.large else args.tensors:
             compare(work, count, args.turns, args.name_bytes)
     finally:

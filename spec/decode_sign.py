@@ -188,7 +188,8 @@ def read_name(root, name, trust, seen=None, now=0, max_age=None):
         need(time > seen["time"], "signature-replayed")  # [S-SIG-6]
         if name.startswith("refs/"):
             need(came_from(root, repository, link, keys, name, seen), "rewind-unsigned")
-    need(max_age is None or abs(now - time / 1e6) <= max_age, "signature-stale")  # [S-SIG-7]
+    if max_age is not None and name.startswith("refs/"):
+        need(abs(now - time / 1e6) <= max_age, "signature-stale")  # [S-SIG-7]
     return link
 
 

@@ -107,8 +107,8 @@ class Checkpoint:
 
     def _check_index(self, weight_map: WeightMap) -> None:
         paths, self._weight_map = [shard.path for shard in self.shards], weight_map
-        stated = map(weight_map.get, self.named.names)
-        if len(weight_map) != len(self.named.names) or [paths[i] for i in self.named.columns.shard] != [*stated]:
+        have, stated = self.named.columns.shard.tolist(), [*map(weight_map.get, self.named.names)]
+        if len(weight_map) != len(stated) or [paths[i] for i in have] != stated:
             _check_index(self.root, weight_map, self.tensors)
 
     def check_whole(self) -> None:

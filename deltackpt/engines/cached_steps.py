@@ -133,8 +133,9 @@ class CachedSteps(RepositorySteps):
 
     @classmethod
     def open(cls, url: str, cache: str | os.PathLike[str], ref: str = "main") -> CachedSteps:
-        """Raises what `Repository.open` raises."""
-        return cls(Repository.open(url), cache, ref)
+        """With the keys to trust that the environment names, if it names any. Raises what `Repository.open` and
+        `Repository.secure` raise."""
+        return cls(Repository.open(url).secure(), cache, ref)
 
     def ensure(self, link: Link) -> None:
         """Move the cache to a step, unless it is there. Raises what `apply_to_cache` raises."""

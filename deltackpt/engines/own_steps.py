@@ -12,6 +12,7 @@ from pathlib import Path
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.engines.cached_steps import RepositorySteps, Slot
+from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import TensorDigest
 from deltackpt.repository import Repository
@@ -28,9 +29,15 @@ class OwnSteps(RepositorySteps):
         self._held: tuple[Link, Path] | None = None  # a step that is whole on this host now
 
     @classmethod
-    def open(cls, url: str, ref: str = "main") -> OwnSteps:
-        """Raises what `Repository.open` raises."""
-        return cls(Repository.open(url), ref)
+    def open(cls, url: str, ref: str = "main", *, trusted: bool = False) -> OwnSteps:
+        """``trusted``: only with signatures of keys that the environment of the engine names. Raises what
+        `Repository.open` and `Repository.secure` raise, UsageError ``trust-file`` where it names none."""
+        repo = Repository.open(url).secure()
+        if trusted and repo.trust is None:
+            have, need = "no DELTACKPT_TRUST", "the keys that serve-updates trusts, or CACHE"
+            hint = "Without CACHE the engine itself reads the repository, and has to know whom to trust."
+            raise UsageError("trust-file", where="the engine's environment", have=have, need=need, hint=hint)
+        return cls(repo, ref)
 
     def ensure(self, link: Link) -> None:
         """A step is read when it is decoded."""

@@ -39,10 +39,11 @@ class Receiver:
 
     def __init__(
         self, engine: Engine, url: str, cache: str | None, *, ref: str = "main", origin: str = "",
-        source: ChangeSource | None = None,
+        source: ChangeSource | None = None, trusted: bool = False,
     ) -> None:  # fmt: skip
         """``cache``: the managed cache of this host, None for an engine that is its own base. ``source`` says what a
         step writes where; by default it is the journal of the cache, or without one the patches themselves.
+        ``trusted``: without a cache, only what is signed by keys that the environment of the engine trusts.
 
         Raises what opening the repository raises, ChainError ``base-differs`` where ``origin``, the checkpoint that
         the engine was started from, is on this host and no model of this repository, and UsageError ``engine-cache``
@@ -57,6 +58,7 @@ class Receiver:
         self._absences = self._proven = 0  # how often the weights were put aside, and had been when they were proven
         self._staged: StagedStep | None = None
         self._undoable: tuple[Link | None, Undo] | None = None  # the step before the last `apply`, and what undoes it
+        self._trusted = trusted
         raise_on_all(engine, attempt(lambda: self._attach(url, cache, ref, origin)))
         found = engine.agree((self.link, self.proof is not None))
         if any(answer != found[0] for answer in found):
@@ -106,7 +108,9 @@ class Receiver:
             need = "one that holds all of its model, or a cache"
             hint = "Give CACHE: a rank that holds a part of a tensor cannot decode it alone."
             raise UsageError("engine-cache", where="the engine", have="several ranks", need=need, hint=hint)
-        self.steps: Steps = OwnSteps.open(url, ref) if cache is None else CachedSteps.open(url, cache, ref)
+        self.steps: Steps = (
+            OwnSteps.open(url, ref, trusted=self._trusted) if cache is None else CachedSteps.open(url, cache, ref)
+        )
         self.link = self.steps.identify(origin)
         if self.link is None:
             return

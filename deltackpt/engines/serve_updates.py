@@ -86,7 +86,8 @@ def open_serving(
     # Engines run elsewhere: a relative path would mean another place to them.
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())
     reports = _reports() if folder is None else None
-    shared = ClientOptions(place, folder, options.ref, options.pause, options.timeout, options.mode, reports)
+    own = folder is None and source.trust is not None  # with a cache, what is read was judged here
+    shared = ClientOptions(place, folder, options.ref, options.pause, options.timeout, options.mode, reports, own)
     clients = [client_of(engine, shared) for engine in engines]
     rules = {"together": options.together, "check": options.check}
     if folder is None:

@@ -70,7 +70,9 @@ class NameRange(Sequence[str]):
     def __getitem__(self, number: slice) -> Sequence[str]: ...
 
     def __getitem__(self, number: int | slice) -> str | Sequence[str]:
-        return self.names[self.first : self.end][number]
+        if isinstance(number, slice):
+            return self.names[self.first : self.end][number]
+        return self.names[range(self.first, self.end)[number]]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names[self.first : self.end])

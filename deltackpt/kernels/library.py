@@ -35,13 +35,14 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_table_names": (_N, [_P, _P, _N, _P, _P]),
     "dk_lists_details": (_N, [_P, _N, _P, _P]),
     "dk_lists_release": (None, [_P, _N]),
+    "dk_xxh3_level": (_I, [_I]),
     "dk_xxh3_many": (None, [_P, _N, _I, _P]),
     "dk_scatter_many": (_N, [_P, _N]),
     "dk_copy_many": (None, [_P, _N]),
     "dk_table_read": (None, [_P]),
     "dk_header_read": (_N, [_P, _N, _N, _P, _N, _P, _N]),
 }
-BEST_SCAN = 2  # of dk_scan_level: whatever the processor has
+BEST_SCAN = 2  # of dk_scan_level, and dk_xxh3_level: whatever the processor has
 
 
 def load() -> tuple[ctypes.CDLL | None, str | None]:
@@ -78,6 +79,7 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
     library.dk_digest_start()
     library.dk_crc32_start()
     library.dk_scan_level(BEST_SCAN)
+    library.dk_xxh3_level(BEST_SCAN)
     return library, None
 
 

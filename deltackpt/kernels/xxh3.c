@@ -124,10 +124,23 @@ AVX512 static void absorb_avx512(uint64_t *acc, const uint8_t *data, int64_t byt
 }
 #endif
 
+static int level; /* 0: plain, 1: AVX2, 2: AVX-512 */
+
+/* The best that this processor has, up to ``most``; tests ask for less. -> which */
+EXPORT int dk_xxh3_level(int most) {
+    int best = 0;
+#ifdef WIDE
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2")) best = 1;
+    if (best && __builtin_cpu_supports("avx512f")) best = 2;
+#endif
+    return level = best < most ? best : most;
+}
+
 static absorb_t *chosen(void) {
 #ifdef WIDE
-    if (__builtin_cpu_supports("avx512f")) return absorb_avx512;
-    if (__builtin_cpu_supports("avx2")) return absorb_avx2;
+    if (level == 2) return absorb_avx512;
+    if (level == 1) return absorb_avx2;
 #endif
     return absorb_plain;
 }

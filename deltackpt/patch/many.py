@@ -252,13 +252,16 @@ def _find(patch: Patch, run: TensorRun) -> _Found | None:
         part, entry = held.part[run.numbers], held.entry[run.numbers]
         if not held.fits[run.numbers].all():
             return None
-        for k in np.unique(part[entry >= 0]).tolist():
-            which = np.flatnonzero((part == k) & (entry >= 0))
+        row = entry >= 0
+        for k in range(len(whole.parts)):
+            which = np.flatnonzero(row & (part == k)) if len(whole.parts) > 1 else np.flatnonzero(row)
             reader = whole.parts[k]
+            if not len(which):
+                continue
             if not isinstance(reader, PartReader):
                 return None
             batches.append((which, reader.rows_of(entry[which])))
-        alone = np.flatnonzero((part >= 0) & (entry < 0)).tolist()
+        alone = [] if row.all() else np.flatnonzero((part >= 0) & ~row).tolist()
     others = []
     for i in alone:
         tensor = run.tensors[i]

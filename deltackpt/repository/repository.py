@@ -104,14 +104,15 @@ class Repository:
     ) -> Repository:
         """Believe the store only what is signed by keys that are trusted, and sign what is published -> itself.
 
-        ``trust``, ``max_age`` (seconds) and ``sign`` are those of `trust_policy` and `keys.signer`: None stands for the
-        environment (``DELTACKPT_TRUST``, ``DELTACKPT_MAX_AGE``, ``DELTACKPT_SIGN_KEY``), and for neither where that
-        says nothing. Raises UsageError ``trust-file``, ``sign-key``, ``usage``, ExtraMissingError, ChainError
-        ``repository-replaced``.
+        ``trust``, ``max_age`` (seconds) and ``sign`` are those of `trust_policy` and `keys.signer`. None stands for
+        what was asked for before, or for the environment (``DELTACKPT_TRUST``, ``DELTACKPT_MAX_AGE``,
+        ``DELTACKPT_SIGN_KEY``), and for neither where that says nothing. Raises UsageError ``trust-file``,
+        ``sign-key``, ``usage``, ExtraMissingError, ChainError ``repository-replaced``.
         """
         wanted = Security(trust, max_age, sign)
         if wanted.wanted:
-            self.trust, self._commits.signer = wanted.open(self._objects, self.id, self.load)
+            before = self.trust, self._commits.signer
+            self.trust, self._commits.signer = wanted.open(self._objects, self.id, self.load, before)
             if self.trust is not None:
                 self._refs.check, self._finder.check = self.trust.check_name, self.trust.check_step
         return self

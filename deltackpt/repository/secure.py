@@ -30,17 +30,26 @@ class Security(NamedTuple):
         return self != (None, None, None) or any(os.environ.get(name) for name in VARIABLES)
 
     def open(
-        self, objects: Objects, identity: str, load: Callable[[Link], Manifest]
+        self,
+        objects: Objects,
+        identity: str,
+        load: Callable[[Link], Manifest],
+        before: tuple[Trust | None, RecordSigner | None],
     ) -> tuple[Trust | None, RecordSigner | None]:
-        """What checks the records of a repository, and what signs them. Raises what `Repository.secure` raises."""
+        """What checks the records of a repository, and what signs them: those ``before`` unless something was given.
+
+        Raises what `Repository.secure` raises.
+        """
         from deltackpt.repository.signer import RecordSigner
         from deltackpt.repository.trust import Trust
         from deltackpt.signing.keys import signer
         from deltackpt.signing.policy import trust_policy
 
-        policy = trust_policy(self.trust, self.max_age)
-        trust = Trust(objects, identity, policy, load) if policy is not None else None
-        if (key := signer(self.sign)) is None:
-            return trust, None
+        trust, signs = before
+        if trust is None or (self.trust, self.max_age) != (None, None):
+            policy = trust_policy(self.trust, self.max_age)
+            trust = Trust(objects, identity, policy, load) if policy is not None else trust
+        if (signs is not None and self.sign is None) or (key := signer(self.sign)) is None:
+            return trust, signs
         others = (lambda: trust.keys().keys) if trust is not None else tuple
         return trust, RecordSigner(objects, identity, key, others=others)

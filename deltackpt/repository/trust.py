@@ -62,11 +62,11 @@ class Trust:
         """
         with self._lock:
             known = self._proven.get(name)
-            if known is not None and known.link == link and self._fresh(known.time):
+            if known is not None and known.link == link and self._fresh(name, known.time):
                 return
             found = self._vouched(name, link)
             self._check_order(name, link, found)
-            if not self._fresh(found.time):  # [S-SIG-7]
+            if not self._fresh(name, found.time):  # [S-SIG-7]
                 raise self._stale(name, link, found.time)
             self._memory.learn(name, found)
             self._proven[name] = found
@@ -74,7 +74,7 @@ class Trust:
     def check_again(self, name: str) -> None:
         """A name that has not moved: raise ChainError ``signature-stale`` where nobody has said so lately."""
         known = self._proven.get(name)
-        if known is not None and not self._fresh(known.time):
+        if known is not None and not self._fresh(name, known.time):
             self.check_name(name, known.link)
 
     def check_step(self, link: Link) -> None:
@@ -257,8 +257,9 @@ class Trust:
                 return False
             at = parent
 
-    def _fresh(self, moment: int) -> bool:
-        most = self._policy.max_age
+    def _fresh(self, name: str, moment: int) -> bool:
+        """Of a branch; a tag stays."""
+        most = self._policy.max_age if name.startswith("refs/") else None
         return most is None or abs(time.time() - moment / 1e6) <= most
 
     def _stale(self, name: str, link: Link, moment: int) -> ChainError:

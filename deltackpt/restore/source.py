@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO
 
 from deltackpt.errors import ChainError
@@ -23,6 +25,7 @@ from deltackpt.util.guard import map_guarded
 from deltackpt.util.parallel import ordered_map
 
 SMALL = 64 << 10  # bytes: a part up to this size is read, a larger one mapped
+KEPT = 4  # parts of which ranges are asked for, where signatures are asked for too
 FETCHES = 8  # parts that a remote store is asked for at a time
 
 
@@ -31,6 +34,8 @@ class RepositorySource:
 
     def __init__(self, repo: Repository, ref: str = "main") -> None:
         self._repo, self._ref = repo, ref
+        self._proven: OrderedDict[File, memoryview] = OrderedDict()  # parts of which ranges were asked for
+        self._lock = Lock()
 
     @property
     def url(self) -> str:
@@ -96,9 +101,22 @@ class RepositorySource:
             return spool
 
     def ranges(self, file: File, spans: Sequence[Span]) -> list[bytes]:
-        """A request for each span that is not empty."""
+        """A request for each span that is not empty; where signatures are asked for, of a part that is fetched whole
+        and proven first: checksums of tiles withstand no forger."""
+        if self._repo.trust is not None:  # [S-SIG-14]
+            whole = self._whole(file)
+            return [bytes(whole[start:end]) for start, end in spans]
         store = self._repo.store
         return [store.get_range(file.name, start, end - start) if start < end else b"" for start, end in spans]
+
+    def _whole(self, file: File) -> memoryview:
+        """`part`, the last KEPT of which are kept."""
+        with self._lock:
+            if (found := self._proven.get(file)) is None:
+                found = self._proven[file] = self.part(file)
+                if len(self._proven) > KEPT:
+                    self._proven.popitem(last=False)
+            return found
 
 
 def as_source(found: Repository | PartSource) -> PartSource:

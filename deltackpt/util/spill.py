@@ -11,6 +11,7 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
+from deltackpt.errors import UsageError
 from deltackpt.util.mapped_file import FileMapping
 
 SETTING = "DELTACKPT_SPILL"  # bytes above which room is in a file of TMPDIR; its pages are the system's
@@ -18,8 +19,14 @@ SPILL = 64 << 20
 
 
 def spill_above() -> int:
-    """Bytes of room above which it is in a temporary file."""
-    return int(os.environ.get(SETTING, SPILL))
+    """Bytes of room above which it is in a temporary file. Raises UsageError ``usage`` for a setting that is none."""
+    stated = os.environ.get(SETTING, "")
+    if not stated:
+        return SPILL
+    try:
+        return int(stated)
+    except ValueError:
+        raise UsageError("usage", where=SETTING, have=stated[:80], need="a number of bytes") from None
 
 
 def room(size: int) -> npt.NDArray[np.uint8]:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltackpt import kernels
+from deltackpt.kernels import library
 
 pytestmark = pytest.mark.skipif(kernels.LIB is None, reason="the kernels were not compiled")
 
@@ -18,6 +19,18 @@ runs = st.lists(st.tuples(st.integers(0, 70), st.one_of(st.sampled_from(EDGES), 
 def hashed(data, threads=1):
     rows = [(kernels.address(piece) if len(piece) else 0, len(piece)) for piece in data]
     return kernels.xxh3_many(np.array(rows, np.int64).reshape(-1, 2), threads)
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"], scope="module", autouse=True)
+def level(request):
+    """With less than this processor has."""
+    assert kernels.LIB is not None
+    found = kernels.LIB.dk_xxh3_level(request.param)
+    if found != request.param:
+        kernels.LIB.dk_xxh3_level(library.BEST_SCAN)
+        pytest.skip("this processor has not got it")
+    yield
+    kernels.LIB.dk_xxh3_level(library.BEST_SCAN)
 
 
 @given(runs, st.integers(1, 4), st.integers(0, 9))

@@ -5,7 +5,8 @@ import tempfile
 import numpy as np
 import pytest
 
-from deltackpt.restore.scratch import SETTING, writable_copy
+from deltackpt.errors import UsageError
+from deltackpt.restore.scratch import SETTING, SpillBuffer, writable_copy
 from deltackpt.util import spill
 
 
@@ -20,6 +21,23 @@ def test_a_copy_is_one(monkeypatch, size, limit):
     assert copy.flags.writeable
     copy[0] ^= 1
     assert copy[0] != data[0]
+
+
+def test_a_setting_that_is_no_number_is_refused(monkeypatch):
+    monkeypatch.setenv(SETTING, "64M")
+    with pytest.raises(UsageError, match="DELTACKPT_SPILL"):
+        writable_copy(np.arange(9, dtype=np.uint8))
+    monkeypatch.setenv(SETTING, "")
+    assert spill.spill_above() == spill.SPILL
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000])
+@pytest.mark.parametrize("limit", ["0", "-1", "99999"])
+def test_words_of_a_buffer(monkeypatch, size, limit):
+    monkeypatch.setenv(SETTING, limit)
+    words = SpillBuffer().words(size, 4)
+    words[:] = 7
+    assert (len(words), words.dtype.itemsize, int(words.sum())) == (size, 4, 7 * size)
 
 
 @pytest.mark.parametrize("where", ["fallocate", "file"])

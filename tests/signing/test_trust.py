@@ -20,6 +20,7 @@ from deltackpt.repository import Ref, Repository
 from deltackpt.repository.sign_records import newest_keys, publish_keys, sign_records
 from deltackpt.repository.signatures import put_signature, read_signatures
 from deltackpt.restore.materialize import apply
+from deltackpt.restore.source import RepositorySource
 from deltackpt.signing.keys import PrivateKey
 from deltackpt.signing.policy import TrustPolicy
 from deltackpt.verification import verify_repository
@@ -215,6 +216,26 @@ def test_more_than_one_signer(world: World) -> None:
         refused("signature-missing", reader(world.repo, both))
 
 
+def test_what_was_asked_for_stays(world: World) -> None:
+    """A repository that asks for signatures, and is told to sign, still asks."""
+    world.run(1)
+    repo = reader(world.repo, keys_of(OTHER)).secure(sign=KEY)
+    assert repo.trust is not None
+    assert repo.signer is not None
+    refused("signature-missing", repo.secure())
+
+
+def test_a_tag_does_not_grow_old(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = world.run(1)
+    assert world.writer is not None
+    world.writer.put_tag("best", links[0])
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 2000)
+    repo = reader(world.repo, TrustPolicy(TRUSTED, max_age=1000))
+    assert repo.find("best") == links[0]
+    refused("signature-stale", repo)
+
+
 def test_tags(world: World) -> None:
     links = world.run(3)
     assert world.writer is not None
@@ -274,6 +295,21 @@ def test_an_anchor_is_hashed_before_it_is_used(world: World, tmp_path: Path) -> 
     path.write_bytes(bytes(raw))
     with pytest.raises(DeltackptError, match="object-hash"):
         apply(repo, tmp_path / "out")
+
+
+def test_ranges_of_a_part_are_of_a_part_that_was_hashed(world: World) -> None:
+    """What a rank reads by ranges has only checksums of its own, which a forger can make."""
+    links = world.run(2)
+    repo = reader(world.repo, TRUSTED)
+    [file] = repo.load(links[1]).patch or ()
+    source, whole = RepositorySource(repo), world.repo.read(file, 1 << 30)
+    assert source.ranges(file, [(8, 20), (3, 3)]) == [whole[8:20], b""]
+    path = Path(world.url) / file.name
+    path.chmod(0o644)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert RepositorySource(world.repo).ranges(file, [(8, 20)]) == [whole[8:20]]
+    with pytest.raises(DeltackptError, match="object-hash"):
+        RepositorySource(repo).ranges(file, [(8, 20)])
 
 
 def test_a_cache_that_was_filled_without_signatures_is_built_anew(world: World, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ IMPOSSIBLE = {
     "an installation": "a network, to install from",
     "a service manager": "root, and systemd",
 }
-POSSIBLE = ("torch", "transformers", "peft", "trl", "accelerate", "moto", "s3fs", "cryptography")
+POSSIBLE = ("torch", "transformers", "peft", "trl", "accelerate", "moto", "s3fs", "cryptography", "matplotlib")
 BLOCK = re.compile(
     r"^(?P<notes>(?:<!-- [a-z]+: [^\n]*? -->\n+)*)(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^ *```$",
     re.S | re.M,

@@ -86,8 +86,9 @@ def test_a_port() -> None:
     with Metrics("watch").on(0) as port:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             assert b'role="watch"' in answer.read()
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60)
+        refused.value.close()
         with pytest.raises(StoreError, match="port-taken"), Metrics().on(port):
             pass
     with socket.socket() as free:  # it is free again

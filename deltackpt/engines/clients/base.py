@@ -16,7 +16,7 @@ from deltackpt.format.manifest import Link
 class ClientOptions:
     """What all engines of a host share. ``pause`` is the engine's mode for requests in flight, ``timeout`` in seconds,
     ``mode`` that of `Update`. Without a ``cache`` each engine is its own base, and ``reports`` is the folder through
-    which its ranks answer.
+    which its ranks answer; ``trusted``: they read only what is signed by keys that they trust themselves.
     """
 
     repository: str
@@ -26,6 +26,7 @@ class ClientOptions:
     timeout: float = 120.0
     mode: str = "auto"
     reports: Path | None = None
+    trusted: bool = False
 
     @property
     def folder(self) -> Path:

@@ -99,6 +99,7 @@ class VllmClient(Client):
         token, folder, cache = secrets.token_hex(8), self.options.folder, self.options.cache
         info: dict[str, Any] = {"repository": self.options.repository, "ref": self.options.ref, "phase": phase}
         info |= {"cache": None if cache is None else str(cache), "reports": str(folder), "token": token}
+        info |= {"trusted": True} if self.options.trusted else {}
         info |= {"updater": self._updater.hold(), "url": self.http.url, **self._want}
         self._calls.attach(info)
         self._ranks = int(self.http.field("/get_world_size?include_dp=true", "world_size"))

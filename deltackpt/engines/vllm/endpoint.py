@@ -48,11 +48,12 @@ class Attachment:
     url: str = ""
     reports: str = ""
     phase: str = "stage"
+    trusted: bool = False
 
     @property
-    def where(self) -> tuple[str, str | None, str]:
+    def where(self) -> tuple[str, str | None, str, bool]:
         """What a receiver is attached to."""
-        return self.repository, self.cache, self.ref
+        return self.repository, self.cache, self.ref, self.trusted
 
     @property
     def folder(self) -> str:

@@ -77,13 +77,14 @@ class VllmRank:
 
 
 def attach(
-    model: torch.nn.Module, config: VllmConfig, repository: str, cache: str | None, ref: str = "main"
-) -> Receiver:
+    model: torch.nn.Module, config: VllmConfig, repository: str, cache: str | None, ref: str = "main",
+    trusted: bool = False,
+) -> Receiver:  # fmt: skip
     """A receiver in this rank. Every rank has to do it at the same time."""
     refuse_asleep()
     with set_current_vllm_config(config):
         origin = loader.ORIGIN or _local(config)
-        return Receiver(VllmRank(model, config), repository, cache, ref=ref, origin=origin)
+        return Receiver(VllmRank(model, config), repository, cache, ref=ref, origin=origin, trusted=trusted)
 
 
 def watch_workers() -> None:
