@@ -95,8 +95,10 @@ def test_the_damaged_tensor_is_named(served):
     good = File("part", len(data), EncodedPart(1, ORIGIN, (), (bytes(data),), len(data)).sha256)
     data[-1] ^= 1
     parts.put("part", EncodedPart(1, ORIGIN, (), (bytes(data),), len(data)))
+    source = pulled(server)
     with pytest.raises(FormatError) as error:
-        pulled(server).part(good)
+        source.part(good)
+    source.close()
     assert error.value.code == "object-hash"
     assert "second" in error.value.where
 
