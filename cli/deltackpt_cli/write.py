@@ -144,13 +144,14 @@ def _quantized(
 ) -> tuple[Path, Path | None]:
     """Quantised copies of the checkpoint and its base, while the stack is open."""
     from deltackpt.errors import UsageError
+    from deltackpt.util.extras import install_line
 
     if recipe is None:
         raise UsageError("quantize-option", where="--quantize-ignore", have="no --quantize", need="a recipe beside it")
     try:
         from deltackpt.quantize.checkpoint import quantized_copy
     except ImportError as error:
-        hint = "pip install 'deltackpt[quantize]'"
+        hint = install_line("torch")
         raise UsageError("quantize-missing", where="--quantize", have=str(error), need="torch", hint=hint) from error
     from deltackpt.quantize import Recipe
 

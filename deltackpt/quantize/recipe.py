@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from deltackpt.errors import UsageError
+from deltackpt.util.extras import install_line
 
 IGNORE = ("lm_head", "re:.*embed.*", r"re:.*\bwte$", r"re:.*\bwpe$", "re:.*gate$", "re:.*router.*")
 
@@ -154,7 +155,7 @@ def library() -> Any:
             where="quantize",
             have=f"no compressed-tensors ({error})",
             need="the library that defines the format",
-            hint="pip install 'deltackpt[quantize]'",
+            hint=install_line("quantize"),
         ) from error
     return found
 

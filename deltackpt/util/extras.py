@@ -15,6 +15,7 @@ REQUIREMENTS: Final = {
     "gcs": "gcsfs>=2024.6",
     "azure": "adlfs>=2024.4",
     "interop": "blake3>=0.4",
+    "quantize": "compressed-tensors>=0.20",
     "report": "matplotlib>=3.8",
     "sign": "cryptography>=42",
     "nixl": "nixl-cu13>=1.0",

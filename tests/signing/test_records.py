@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.signed import keys_of
+from support.signed import key_of, keys_of
 
 from deltackpt.errors import FormatError, UsageError
 from deltackpt.format.canonical import dumps
@@ -20,12 +20,11 @@ from deltackpt.format.signature import (
     decode_keys,
     decode_signature,
 )
-from deltackpt.signing.keys import PrivateKey
 from deltackpt.signing.memory import Seen, TrustMemory, check_place
 from deltackpt.signing.openssh import public_line
 from deltackpt.signing.policy import TrustPolicy, parse_keys, show_keys, trust_policy
 
-KEY, OTHER = PrivateKey.generate(), PrivateKey.generate()
+KEY, OTHER = key_of(1), key_of(2)
 LINK = Link(7, "ab" * 32)
 SAID = Statement("cd" * 16, "refs/main", LINK, Link(6, "ef" * 32), 1_700_000_000_000_000)
 SIGNED = SignedStatement(SAID, KEY(SAID.encode()))

@@ -10,10 +10,16 @@ import pytest
 
 from deltackpt.format.signature import KeySet, Signature, SignedStatement, Statement
 from deltackpt.repository import Repository
+from deltackpt.signing.ed25519 import library
 from deltackpt.signing.keys import PrivateKey
 from deltackpt.signing.policy import TrustPolicy
 from deltackpt.store import MemoryStore
 from support.chains import World
+
+
+def key_of(number: int) -> PrivateKey:
+    """A key that is the same in every process, where tests name their cases by it: its secret is one byte, 32 times."""
+    return PrivateKey(library().Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32))
 
 
 def keys_of(*keys: PrivateKey, threshold: int = 1, **more: object) -> KeySet:
