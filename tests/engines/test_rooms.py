@@ -30,9 +30,10 @@ TORCH_FREE = [
 
 
 def is_neutral(path):
-    """`interop` has vLLM's and SGLang's formats, which are other things by the same names."""
+    """`interop` has vLLM's and SGLang's formats, which are other things by the same names, and `quantize` writes the
+    configs of checkpoints."""
     name = path.relative_to(ROOT).as_posix()
-    return not name.startswith(("interop/", *(f"engines/{kind}/" for kind in KINDS))) and name != REGISTRY
+    return not name.startswith(("interop/", "quantize/", *(f"engines/{kind}/" for kind in KINDS))) and name != REGISTRY
 
 
 REGISTRY = "engines/clients/__init__.py"

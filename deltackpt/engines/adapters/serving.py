@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from deltackpt.engines.adapters.clients import AdapterClient, adapter_client
+from deltackpt.engines.clients import AdapterClient, adapter_client
 from deltackpt.engines.fleet import Emit
 from deltackpt.errors import CheckpointError, DeltackptError, UsageError
 from deltackpt.format.manifest import Link

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from urllib.parse import urlsplit
 
+from deltackpt.engines.clients.adapters import AdapterClient
 from deltackpt.engines.clients.base import Client, ClientOptions
 from deltackpt.errors import UsageError
 
@@ -18,6 +19,20 @@ ENGINES: dict[str, str] = {
 def client_of(spec: str, options: ClientOptions) -> Client:
     """The client for ``KIND=URL``. Raises UsageError ``engine-form``, also for a URL that may hold a secret: what is
     named on a command line is seen by every user of the host, and in every event."""
+    client, url = _named(spec)
+    return client(url, options)
+
+
+def adapter_client(spec: str, timeout: float) -> AdapterClient:
+    """The client of an engine's adapters, for ``KIND=URL``; ``timeout`` in seconds. Raises what `client_of` raises."""
+    client, url = _named(spec)
+    if client.adapters is None:
+        raise UsageError("engine-form", where="--engine", have=client.kind, need="an engine whose adapters are served")
+    return client.adapters(url, timeout, client.keys)
+
+
+def _named(spec: str) -> tuple[type[Client], str]:
+    """The class of a kind, and the URL."""
     kind, _, url = spec.partition("=")
     need = " or ".join(f"{kind}=http://HOST:PORT" for kind in ENGINES)
     if any(sign in url for sign in "@?#"):
@@ -28,7 +43,7 @@ def client_of(spec: str, options: ClientOptions) -> Client:
         raise UsageError("engine-form", where="--engine", have=spec[:200], need=need)
     module, _, name = ENGINES[kind].partition(":")
     client: type[Client] = getattr(import_module(module), name)
-    return client(url.rstrip("/"), options)
+    return client, url.rstrip("/")
 
 
 def _names_a_host(url: str) -> bool:
@@ -39,4 +54,4 @@ def _names_a_host(url: str) -> bool:
         return False
 
 
-__all__ = ["ENGINES", "Client", "ClientOptions", "client_of"]
+__all__ = ["ENGINES", "AdapterClient", "Client", "ClientOptions", "adapter_client", "client_of"]

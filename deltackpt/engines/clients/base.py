@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
+from deltackpt.engines.clients.adapters import AdapterClient
 from deltackpt.engines.clients.http import Http
 from deltackpt.engines.clients.keys import engine_key
 from deltackpt.errors import UsageError
@@ -59,6 +60,7 @@ class Client(ABC):
     kind = ""  # as in the registry
     no_route = "Is it this engine?"  # the hint where the engine does not have a route
     keys: tuple[str, ...] = ()  # variables of the environment that its own key may be in
+    adapters: type[AdapterClient] | None = None  # what serves adapters of its kind
 
     def __init__(self, url: str, options: ClientOptions) -> None:
         self.http = Http(url, options.timeout, no_route=self.no_route, key=engine_key(*self.keys))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deltackpt.engines.clients.base import Client, ClientOptions, EngineReport
+from deltackpt.engines.sglang.adapters import SglangAdapters
 from deltackpt.engines.sglang.weights import Checksums, ServedWeights, checksums_of, is_link
 from deltackpt.errors import ChainError, DeltackptError, StoreError, UsageError
 from deltackpt.format.manifest import Link
@@ -25,6 +26,7 @@ class SglangClient(Client):
 
     kind = "sglang"
     keys = ("SGLANG_API_KEY",)
+    adapters = SglangAdapters
 
     def __init__(self, url: str, options: ClientOptions) -> None:
         """Raises UsageError ``engine-form`` for a pause mode that SGLang does not have, ``engine-cache`` where there is

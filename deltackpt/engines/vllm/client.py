@@ -10,6 +10,7 @@ from typing import Any
 
 from deltackpt.engines.clients.base import Client, ClientOptions, EngineReport
 from deltackpt.engines.update import START, RankReport, raise_first, read_reports
+from deltackpt.engines.vllm.adapters import VllmAdapters
 from deltackpt.engines.vllm.caches import drop_caches
 from deltackpt.engines.vllm.calls import Calls, calls_of
 from deltackpt.engines.vllm.release import KEY
@@ -26,6 +27,7 @@ class VllmClient(Client):
     kind = "vllm"
     no_route = "Is it this engine? vLLM has this route with VLLM_SERVER_DEV_MODE=1 only."
     keys = (KEY,)
+    adapters = VllmAdapters
 
     def __init__(self, url: str, options: ClientOptions) -> None:
         super().__init__(url, options)

@@ -10,7 +10,7 @@ from support.vllm_servers import ASK, BACKEND, Server, stop_all  # noqa: E402
 from support.vllm_tiny import PROMPTS, model_of, tiny  # noqa: E402
 
 from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing  # noqa: E402
-from deltackpt.engines.adapters.clients import adapter_client  # noqa: E402
+from deltackpt.engines.clients import adapter_client  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
 
