@@ -53,7 +53,8 @@ def opened(repo: str, trust: str | None = None, max_age: str | None = None, sign
     """The repository, with signatures as the options and the environment say."""
     from deltackpt.repository import Repository
 
+    whom = policy(trust, max_age)  # what is wrong with the options is told first
     found = Repository.open(repo)
     if (trust, max_age, sign) == (None, None, None):
         return found
-    return found.secure(policy(trust, max_age), sign=sign)
+    return found.secure(whom, sign=sign)

@@ -49,10 +49,11 @@ def status(
 
     With --watch until SIGINT or SIGTERM, from the branch, the leases of readers, and pages of metrics.
     """
+    every = units.duration(poll, "--poll")
     if watch:
         if cache is not None:
             raise UsageError("usage", where="--cache", have="--watch too", need="one of the two")
-        _watch(output, repo, ref, metrics or [], units.duration(poll, "--poll"))
+        _watch(output, repo, ref, metrics or [], every)
         return
     if metrics:
         raise UsageError("usage", where="--metrics", have="no --watch", need="--watch too")

@@ -69,7 +69,7 @@ def test_outcome(number, name):
     assert f"`{code}`" in outcome if code else outcome.startswith("accepted")
 
 
-FOLDERS = ("chain", "gc", "mirror", "write")
+FOLDERS = ("chain", "gc", "mirror", "signed", "write")
 
 
 @pytest.mark.parametrize("vector", [v for v in INDEX if "error" in v and v["kind"] not in FOLDERS], ids=name_of)

@@ -102,7 +102,7 @@ def published(repo: Repository, change: Callable[[Layout], Layout], named: tuple
     """A step after the last with another layout, whose proofs are as good as such proofs can be."""
     m = repo.load(repo.find())
     new = change(repo.layout(m))
-    proofs = repo.digests(m) | {name: TensorDigest((0, 0), bytes(16)) for name in named}
+    proofs = dict(repo.digests(m)) | {name: TensorDigest((0, 0), bytes(16)) for name in named}
     folder = "states/00000099-aaaaaaaaaaaa"
     step = replace(
         m,

@@ -53,21 +53,26 @@ def call(name: str, param: Any, value: str, place: Path) -> list[str]:
     command = get_command(app).commands[name]  # type: ignore[attr-defined]
     needed = [p for p in command.params if p.required]
     arguments = [str(place / f"none-{p.name}") for p in needed if p.param_type_name == "argument"]
-    others = [f"{p.opts[0]}=vllm=http://127.0.0.1:1" for p in needed if p.param_type_name == "option"]
+    given = {"--engine": "vllm=http://127.0.0.1:1", "--adapter": "math"}
+    others = [f"{p.opts[0]}={given[p.opts[0]]}" for p in needed if p.param_type_name == "option"]
+    if param.opts[0] == "--max-age":  # of signatures, for which it takes somebody to trust
+        others.append("--trust=first-use")
     return [name, *others, f"{param.opts[0]}={value}", "--", *arguments]
 
 
 def test_these_are_all_of_them() -> None:
     found = {(name, param.opts[0]) for name, param in options()}
     assert found == {
-        *((name, "--poll") for name in ("mirror", "follow", "serve-updates", "watch")),
+        *((name, "--poll") for name in ("mirror", "follow", "serve-updates", "serve-adapters", "watch", "status")),
         *((name, "--limit") for name in ("mirror", "push", "pull")),
         *((name, "--object-cache-size") for name in ("apply", "follow")),
         ("gc", "--keep-within"),
-        *((name, "--grace") for name in ("gc", "mirror", "follow", "serve-updates", "watch")),
+        *((name, "--grace") for name in ("gc", "mirror", "follow", "serve-updates", "serve-adapters", "watch")),
+        *((name, "--max-age") for name in ("apply", "mirror", "follow", "serve-updates", "serve-adapters")),
         ("watch", "--settle"),
         ("watch", "--abandon"),
         ("serve-updates", "--timeout"),
+        ("serve-adapters", "--timeout"),
     }
 
 

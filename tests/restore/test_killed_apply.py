@@ -14,8 +14,9 @@ from deltackpt.util.scratch import scratch, temporary_folder
 
 # Stands still when the temporary copy is whole, and has not taken its place.
 STALL = """
-import os, time
+import os, signal, time
 from deltackpt.restore import materialize
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever runs the tests may ignore it
 inner = materialize._move
 def stalled(*args):
     os.write(2, b"stalled\\n")
