@@ -21,7 +21,7 @@ LONGEST = 90.0  # seconds of one step, on a machine with other load
 
 
 @pytest.mark.parametrize("carrier", ["tcp", "gloo"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.heavy)])
 def test_an_engine_rank_is_lost_at_every_phase(tmp_path, how, carrier):
     """One healthy engine, and for each phase another one that dies or stops there, and is woken or started again."""
     if (carrier, how) == ("gloo", signal.SIGSTOP):

@@ -197,6 +197,7 @@ def test_which_packs_are_worth_keeping():
     assert worth_keeping([small], [3]) == set()
 
 
+@pytest.mark.heavy
 def test_a_hostile_pack_takes_no_memory():
     """16 MiB of line feeds, or of short lines, are no records."""
     for data in (b"\n" * MAX_PACK, b"{}\n" * (MAX_PACK // 3)):
