@@ -14,16 +14,13 @@ from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.follow import Poll
 from deltackpt_cli.options import Repo, Threads
+from deltackpt_cli.serve_updates import Engines, Timeout
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.signing_options import MaxAge, Trust, opened
-from deltackpt_cli.waiting import Grace, Wait, grace_of
+from deltackpt_cli.waiting import Grace, Wait, grace_of, open_repository
 
 Folder = Annotated[
     Path, typer.Argument(metavar="FOLDER", show_default=False, help="Where adapters go; the engines read it, too.")
-]
-Engines = Annotated[
-    list[str],
-    typer.Option("--engine", metavar="KIND=URL", show_default=False, help="vllm=http://HOST:PORT or sglang=…; many."),
 ]
 Adapters = Annotated[
     list[str],
@@ -36,7 +33,6 @@ Adapters = Annotated[
 ]
 Keep = Annotated[int, typer.Option(metavar="N", min=1, help="Steps that an engine offers, the newest among them.")]
 Once = Annotated[bool, typer.Option("--once", help="Load the newest steps, and end.")]
-Timeout = Annotated[str, typer.Option(metavar="TIME", help="How long an engine may take for one answer.")]
 
 
 def serve_adapters(
@@ -62,7 +58,7 @@ def serve_adapters(
     command ends with 4 if an engine does not offer the newest step.
     """
     from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing
-    from deltackpt_cli.waiting import open_repository
+    from deltackpt.engines.fleet import now_utc
 
     named = [Adapter(name, ref or "main") for name, _, ref in (text.partition("=") for text in adapter)]
     every = units.duration(poll, "--poll")
@@ -72,7 +68,7 @@ def serve_adapters(
         output.data([json.dumps({"event": event, **fields}) if output.json else _line(event, fields)])
 
     def outage(error: Any, retry: float) -> None:
-        emit("outage", {**error.to_dict(), "retry_in": round(retry, 3)})
+        emit("outage", {"time": now_utc(), **error.to_dict(), "retry_in": round(retry, 3)})
 
     with stopped_by_signals() as stop:
         if (source := open_repository(partial(opened, repo, trust, max_age), wait, stop, outage)) is None:

@@ -83,8 +83,7 @@ def values_of(
     else:
         name, made = _compressed(recipe, blocks.flatten(2).flatten(0, 1), scales)
     top, left = (offset % cell for offset, cell in zip(box.offset, cells(recipe, box.whole), strict=True))
-    together = blocks.shape[2] * blocks.shape[3] // made.shape[1]  # in a byte or word
-    columns = slice(left // together, -(-(left + box.shape[1]) // together))
+    columns = slice(left // recipe.together, -(-(left + box.shape[1]) // recipe.together))
     return name, made[top : top + box.shape[0], columns].contiguous()
 
 
@@ -92,7 +91,7 @@ def _compressed(recipe: Recipe, values: torch.Tensor, scales: dict[str, torch.Te
     """By the compressor of compressed-tensors."""
     from compressed_tensors.compressors import BaseCompressor
 
-    used = scales["used"]
+    used = scales["used"].reshape(1) if recipe.cell == (None, None) else scales["used"]
     state: dict[str, Any] = {"weight": values, "weight_scale": used, "weight_zero_point": torch.zeros_like(used)}
     if "weight_global_scale" in scales:
         state["weight_global_scale"] = scales["weight_global_scale"]

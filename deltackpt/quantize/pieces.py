@@ -20,7 +20,6 @@ Exchange: TypeAlias = Callable[[Any, "Exception | None"], list[Any]]
 Message: TypeAlias = "dict[str, tuple[Box | None, torch.Tensor]]"  # of a weight: cells, and the largest in each
 QUANTISED = ("_scale", "_scale_inv", "_packed", "_global_scale", "_zero_point", ".qweight", ".qzeros", ".absmax")
 ROW = 128  # elements of a row that shows what a recipe makes of one
-PACKED = {"int4-group": 8, "nvfp4": 2, "mxfp4": 2}  # columns that a word or byte of the packed values holds
 
 
 def alone(value: Any, error: Exception | None) -> list[Any]:
@@ -89,7 +88,7 @@ class Quantizer:
 
     def _check(self, piece: Piece) -> None:
         """Raise unless the recipe fits the shape of a weight, and its box."""
-        together, group, box = PACKED.get(self.recipe.name, 1), self.recipe.group, piece.box
+        together, group, box = self.recipe.together, self.recipe.group, piece.box
         if group and box.whole[1] % group:
             hint = f"Leave it alone: ignore=(*IGNORE, {_module(piece)!r})."
             need = f"columns in groups of {group}"
@@ -128,10 +127,8 @@ class Quantizer:
             most = torch.stack([largest.new_zeros(()), *parts]).amax()
         scales = scales_of(recipe, largest, most)
         used = {**scales, "used": scales["used"].reshape(held.shape)[touched.inside(held)]}
-        if recipe.cell == (None, None):
-            used["used"] = scales["used"].reshape(1)
         name, values = values_of(recipe, box, _values(piece), used)
-        together = PACKED.get(recipe.name, 1)
+        together = recipe.together
         packed = Box(
             (box.whole[0], box.whole[1] // together), (box.offset[0], box.offset[1] // together), tuple(values.shape)
         )
@@ -149,7 +146,7 @@ class Quantizer:
         row = piece.tensor.new_zeros((1, self.recipe.group or ROW), dtype=piece.cast or piece.tensor.dtype)
         whole = Piece(piece.name, piece.dtype, Box.all_of(tuple(row.shape)), row)
         made = self._quantized(whole, magnitudes(self.recipe, whole.box, row), [])
-        grid, together = window(self.recipe, piece.box).whole, PACKED.get(self.recipe.name, 1)
+        grid, together = window(self.recipe, piece.box).whole, self.recipe.together
         shapes = {"weight": piece.box.whole, "weight_packed": (piece.box.whole[0], piece.box.whole[1] // together)}
         found = []
         for part in made:

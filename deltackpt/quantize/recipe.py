@@ -43,6 +43,7 @@ _SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     ),
 }
 RECIPES = ("fp8-block", *_SCHEMES)
+_TOGETHER = {"int4-group": 8, "nvfp4": 2, "mxfp4": 2}
 BLOCK = 128  # rows and columns of a block of "fp8-block"
 
 
@@ -114,6 +115,11 @@ class Recipe:
     def group(self) -> int | None:
         """Columns that have to divide those of every weight; None where any number will do."""
         return None if self.name == "fp8-block" else self.cell[1]
+
+    @property
+    def together(self) -> int:
+        """Columns that a word or byte of the packed values holds."""
+        return _TOGETHER.get(self.name, 1)
 
     def ignores(self, module: str) -> bool:
         """Does a module keep its weight?"""

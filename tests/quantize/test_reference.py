@@ -9,7 +9,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from deltackpt.errors import CheckpointError, UsageError  # noqa: E402
 from deltackpt.quantize import RECIPES, Recipe  # noqa: E402
-from deltackpt.quantize.pieces import PACKED, Quantizer  # noqa: E402
+from deltackpt.quantize.pieces import Quantizer  # noqa: E402
 from deltackpt.torch_views.boxes import Box  # noqa: E402
 from deltackpt.torch_views.extract import Piece, pieces_of  # noqa: E402
 
@@ -193,7 +193,7 @@ def test_recipes_that_there_are_not(name, ignore):
 
 def test_a_box_that_cuts_a_word_is_refused():
     pytest.importorskip("compressed_tensors")
-    assert PACKED["int4-group"] == 8
+    assert Recipe("int4-group").together == 8
     [plain] = pieces_of({"a.weight": weight_of(8, 128)})
     half = Piece("a.weight", plain.dtype, Box((8, 128), (0, 4), (8, 124)), plain.tensor[:, 4:].contiguous())
     with pytest.raises(UsageError) as caught:

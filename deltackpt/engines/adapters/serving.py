@@ -18,7 +18,7 @@ from threading import Event
 from typing import Any
 
 from deltackpt.engines.clients import AdapterClient, adapter_client
-from deltackpt.engines.fleet import Emit
+from deltackpt.engines.fleet import Emit, stamped
 from deltackpt.errors import CheckpointError, DeltackptError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
@@ -76,7 +76,8 @@ class _Engine:
 class AdapterServing:
     """Keeps ``engines``, each a ``KIND=URL``, at the newest step of each adapter; ``folder`` holds their files.
 
-    ``emit`` is called with events: `loaded`, `unloaded`, `failed`, `base-moved`, `outage`, `back`.
+    ``emit`` is called with events, each with its ``time``: `loaded`, `unloaded`, `failed`, `base-moved`, `outage`,
+    `back`.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class AdapterServing:
         names = [adapter.name for adapter in adapters]
         if not names or len({*names}) < len(names):
             raise UsageError("usage", where="--adapter", have=", ".join(names) or "none", need="names, each once")
-        self._repo, self._adapters, self._options, self._emit = repo, list(adapters), options, emit
+        self._repo, self._adapters, self._options, self._emit = repo, list(adapters), options, stamped(emit)
         self._folder = Path(folder).absolute()  # engines run elsewhere: a relative path would mean another place
         self._engines = [_Engine(adapter_client(engine, options.timeout)) for engine in engines]
 
