@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from deltackpt.errors import DeltackptError, NotFoundError
+from deltackpt.errors import NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
-from deltackpt.sync.backoff import GRACE, check_grace, explained
+from deltackpt.sync.backoff import GRACE, check_grace, explaining
 
 
 class BranchHead:
@@ -19,15 +19,10 @@ class BranchHead:
     def look(self) -> Link | None:
         """Where the branch is now, if it moved. Raises what `Repository.ref` raises, and that it is not there."""
         before = self._newest
-        try:
+        with explaining(self._repo):
             if (found := self._repo.ref(self._ref)) is None:
                 raise self._repo.absent(self._ref)
             self._newest = found.link
-        except DeltackptError as error:
-            self._repo.manifests.cache.clear()
-            if (reason := explained(self._repo, error)) is error:
-                raise
-            raise reason from error
         return self._newest if self._newest != before else None
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
 from typing import TypeVar
@@ -115,6 +116,18 @@ def explained(repo: Repository, error: DeltackptError) -> DeltackptError:
         except DeltackptError as reason:
             return reason
     return error
+
+
+@contextmanager
+def explaining(repo: Repository) -> Iterator[None]:
+    """Where the block fails, what `explained` finds is raised, and the next attempt reads manifests anew."""
+    try:
+        yield
+    except DeltackptError as error:
+        repo.manifests.cache.clear()
+        if (reason := explained(repo, error)) is error:
+            raise
+        raise reason from error
 
 
 def patiently(

@@ -23,7 +23,7 @@ from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError, Sto
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import ApplyResult
-from deltackpt.sync.backoff import GRACE, Backoff, check_grace, explained
+from deltackpt.sync.backoff import GRACE, Backoff, check_grace, explained, explaining
 from deltackpt.sync.poller import RefPoller, poll_interval
 from deltackpt.sync.prefetch import Prefetcher
 from deltackpt.util.disk import replace_file
@@ -131,15 +131,10 @@ class Follower:
 
         Raises what `cache.apply_to_cache` raises; where the branch is not there, what `RefPoller.poll` raises.
         """
-        try:
+        with explaining(self._repo):
             if (ref := self._repo.ref(self._options.ref)) is None:
                 raise self._repo.absent(self._options.ref)
             return self._move(ref.link)
-        except DeltackptError as error:
-            self._repo.manifests.cache.clear()
-            if (reason := explained(self._repo, error)) is error:
-                raise
-            raise reason from error
 
     def switches(self) -> Iterator[Switch]:
         """Every switch, until ``stop`` is set; one that is not acknowledged is repeated at the next start.
