@@ -181,12 +181,13 @@ class Seat:
 
     def _source(self, step: Announcement) -> ManySources:
         owners: dict[str, PulledParts] = {}
+        limit = self._welcome.load_timeout if step.full else self._welcome.timeout
         for part in step.parts:
             if part.address not in self._sources:
-                limit = self._welcome.load_timeout if step.full else self._welcome.timeout
                 made = PulledParts(part.address, part.rank, self._token, self._welcome.carrier, limit)
                 self._sources[part.address] = made
             owners[part.file.name] = self._sources[part.address]
+            owners[part.file.name].timeout = limit
         return ManySources(owners)
 
     def _close_sources(self) -> None:

@@ -17,7 +17,7 @@ from deltackpt.engines.proof import prove
 from deltackpt.engines.regions import Region
 from deltackpt.engines.tracing import Load, trace
 from deltackpt.engines.traits import EngineTraits
-from deltackpt.errors import CheckpointError
+from deltackpt.errors import ChainError, CheckpointError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor
@@ -86,8 +86,8 @@ class SlicedWeights:
     def take(self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> PreparedSlices:
         """See `HeldWeights.take`: only the ranges that the boxes touch are pulled. Its `proof` is to be added up.
 
-        Raises ChainError ``base-shape`` where a tile needs old elements that other ranks hold, and what `ShareReader`
-        raises.
+        Raises ChainError ``base-shape`` where a tile needs old elements that other ranks hold, ``base-differs`` for a
+        tensor of which the step has no sums, and what `ShareReader` raises.
         """
         empty = {name: dict.fromkeys(cells, state_digest.ZERO) for name, cells in self._cells.items()}
         proof = ShareProof(empty) if parts.full else self._known_proof()
@@ -97,6 +97,9 @@ class SlicedWeights:
             check_origin(reader.index, parts.hop)
             for name, found in reader.changes(self.tensors):
                 assert found.positions is not None
+                if name not in want:  # [F-APPLY-5]: no sum would prove it
+                    have, need = "changes of it", "changes of tensors that the step has sums of"
+                    raise ChainError("base-differs", where=name[:80], have=have, need=need)
                 old = self.tensors.old(name, found.positions)
                 changes.append((name, found.positions, old, found.values))
                 before = np.zeros_like(old) if parts.full else old
