@@ -1,7 +1,7 @@
 """One step, seen from the trainer's first rank: announce, wait for votes, agree, write, wait for the word that it is.
 
 The step is decided at one instant: when all votes that came in time are in and, unless the session is ahead of the
-repository, the step is durable. Before it nobody writes; after it everybody who voted for it does.
+repository, the step is durable. Before it no rank writes; after it every rank that voted for it does.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from deltackpt.torch_views.names import Rename
 
 
 class Prepared(Protocol):
-    """A step that is proven, and can be written without asking anybody. `sums` are those of what it leads to."""
+    """A step that is proven, and can be written without another message. `sums` are those of what it leads to."""
 
     sums: Mapping[str, Sums]
     proof: dict[str, Any]  # to be added to those of the engine's other ranks: `ShareProof.to_dict`; {} for none

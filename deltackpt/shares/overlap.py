@@ -81,7 +81,7 @@ def _cut(groups: Sequence[Sequence[Bounds]]) -> Pieces:
 
 
 def cells(layouts: Layouts) -> dict[str, list[Cell]]:
-    """By tensor, what is held cut so that each cell has its own set of ranks: every element that anybody holds is in
+    """By tensor, what is held cut so that each cell has its own set of ranks: every element that any rank holds is in
     one of them, once."""
     cutter = _Cutter()
     return {name: cutter.cells(held) for name, held in _by_tensor(layouts).items()}

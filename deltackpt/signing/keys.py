@@ -68,7 +68,7 @@ class PrivateKey:
         return cls(key)
 
     def private_text(self) -> bytes:
-        """OpenSSH's private form, for a file that nobody else reads."""
+        """OpenSSH's private form, for a file that its owner alone reads."""
         ed25519.library()
         from cryptography.hazmat.primitives import serialization as form
 
