@@ -6,12 +6,12 @@ import math
 import os
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from pathlib import Path
 
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import MAX_STEP, REPOSITORY_ID
 from deltackpt.format.signature import MAX_KEYS, KeySet
 from deltackpt.signing import openssh
+from deltackpt.util.places import expanded
 
 TRUST, MAX_AGE = "DELTACKPT_TRUST", "DELTACKPT_MAX_AGE"
 FIRST_USE = "first-use"
@@ -61,7 +61,7 @@ def trust_policy(
         return TrustPolicy(None, max_age)
     if given.startswith("ssh-"):
         return TrustPolicy(parse_keys(given, "the key to trust"), max_age)
-    path = Path(given).expanduser()
+    path = expanded(given)
     try:
         with path.open("rb") as file:
             raw = file.read(_MOST + 1)

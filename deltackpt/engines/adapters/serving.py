@@ -25,6 +25,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.sync.backoff import GRACE
+from deltackpt.util.disk import space_errors
 from deltackpt.util.metrics import Metrics
 from deltackpt.util.places import check_local
 
@@ -130,7 +131,8 @@ class AdapterServing:
         """The folder of a step, proven when it was written."""
         folder = self._folder / f"{adapter.name}@{link.step}-{link.id}"
         if not folder.exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
+            with space_errors(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
             apply(self._repo, folder, f"{link.step}-{link.id}", ref=adapter.ref, threads=self._options.threads)
         missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
         if missing:
