@@ -19,6 +19,7 @@ import torch
 
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.packed import decoder, list_index
+from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType
@@ -29,6 +30,7 @@ from deltackpt.gpu.tiles import elements, grid_table, segments
 from deltackpt.gpu.transfers import Copy, Sent, current, owners, send
 
 AT_ONCE = 1 << 29  # elements whose tiles are decoded at once: their scratch memory is an eighth of that and more
+MAX_TILE_BYTES = 1 << 28  # from here on its bits are not counted in int32
 LISTS = 32  # columns of the counts: one for each class, and for the long changes of each
 
 
@@ -88,10 +90,14 @@ class DecodedChanges:
 def takes(task: DecodeTask) -> bool:
     """Is there a kernel for it? Not for tensors whose places int32 does not hold, tiles of 2^28 bytes or more, and
     classes of a dtype that has no exponent; those are decoded on the host."""
-    index, grid = task.index, task.index.grid
-    placed = grid.rows * grid.tile_height * grid.columns * grid.tile_width < NARROW and task.words.numel() < NARROW
-    small = int(index.lengths.max(initial=0)) < 1 << 28
-    return placed and small and (task.dtype.exponent[1] > 0 or index.scale.classes == 1)
+    index = task.index
+    small = int(index.lengths.max(initial=0)) < MAX_TILE_BYTES
+    return _placed(index.grid) and small and (task.dtype.exponent[1] > 0 or index.scale.classes == 1)
+
+
+def _placed(grid: TileGrid) -> bool:
+    """Do int32 hold the places of all elements, and those of tiles that do not exist?"""
+    return grid.rows * grid.tile_height * grid.columns * grid.tile_width < NARROW and grid.height * grid.width < NARROW
 
 
 def decode(tasks: Sequence[DecodeTask], data: torch.Tensor) -> Iterator[DecodedChanges]:
@@ -138,8 +144,8 @@ def _as_words(data: torch.Tensor) -> torch.Tensor:
 class _SentTiles:
     """All tiles of a group on the device; see the kernels for what each array is. ``sent`` is what they are views of.
 
-    ``total``: changes. ``numbers``: at most so many are in unary. ``short``: of every tile below 4 bytes, its number,
-    where it begins, its bytes, its crc32. ``plan``: where segments of elements are.
+    ``total``: changes, ``of`` each task. ``numbers``: at most so many are in unary. ``short``: of every tile below 4
+    bytes, its number, where it begins, its bytes, its crc32. ``plan``: where segments of elements are.
     """
 
     grids: torch.Tensor
@@ -154,6 +160,7 @@ class _SentTiles:
     counts: torch.Tensor
     total: int
     numbers: int
+    of: list[int]
     short: list[tuple[int, int, int, int]]
     plan: Any
     sent: Sent
@@ -189,8 +196,7 @@ def _launch(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -
         flags, gained, short = (a.numpy() for a in known.wait())
         _refuse(tasks, t, flags, short)
         both = [(int(x) % (1 << 64), int(y) % (1 << 64)) for x, y in gained.tolist()]
-        counts = [task.index.changes for task in tasks]
-        return DecodedChanges(tasks, counts, found[0], found[1], new, both, t.owner, t.starts, t.grids[7])
+        return DecodedChanges(tasks, t.of, found[0], found[1], new, both, t.owner, t.starts, t.grids[7])
 
     return finish
 
@@ -200,19 +206,19 @@ def _require(tasks: Sequence[DecodeTask], counts: npt.NDArray[np.int32], of: Int
 
     ``counts`` [tiles, LISTS] are those of `_columns`, ``of`` [tiles] the changes of each tile, ``lengths`` its bytes.
     """
-    assert all(takes(task) and task.words.is_contiguous() for task in tasks)
-    assert all(task.words.numel() == task.index.grid.height * task.index.grid.width for task in tasks)
+    assert int(lengths.max(initial=0)) < MAX_TILE_BYTES
+    for task in tasks:
+        grid = task.index.grid
+        assert _placed(grid)
+        assert task.words.is_contiguous()
+        assert task.words.numel() == grid.height * grid.width
     assert all(0 <= task.begin <= task.begin + task.size <= size for task in tasks)
     held = np.concatenate([elements(task.index.grid) for task in tasks])
     long = counts[:, LISTS // 2 :] > counts[:, : LISTS // 2]
     ends = starts(lengths)[starts(np.array([task.index.grid.tiles for task in tasks]))]
     sizes = np.array([task.size for task in tasks])
-    if (
-        counts.min(initial=0) < 0
-        or (of > np.minimum(held, 8 * lengths)).any()
-        or long.any()
-        or (np.diff(ends) != sizes).any()
-    ):
+    over = (of > np.minimum(held, 8 * lengths)).any() or (np.diff(ends) != sizes).any()
+    if over or long.any() or counts.min(initial=0) < 0:
         for task in tasks:
             _refuse_index(task)
 
@@ -263,7 +269,8 @@ def _send(tasks: Sequence[DecodeTask], size: int, device: torch.device) -> _Sent
     table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums, pairs = sent.arrays
     return _SentTiles(
         table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums,
-        pairs.view(torch.int32), int(changes[-1]), int(numbers[-1]), short, plan, sent,
+        pairs.view(torch.int32), int(changes[-1]), int(numbers[-1]), np.diff(changes[first]).tolist(), short, plan,
+        sent,
     )  # fmt: skip
 
 
@@ -273,7 +280,7 @@ def _columns(indices: Sequence[ListIndex], first: Sequence[int]) -> npt.NDArray[
     wide = np.zeros((first[-1], LISTS), np.int32)
     for index, tile in zip(indices, first, strict=False):
         scale, counts, rows = index.scale, index.counts, wide[tile : tile + len(index.counts)]
-        if counts.max(initial=0) >= NARROW or counts.min(initial=0) < 0:
+        if counts.view(np.uint64).max(initial=0) >= NARROW:
             counts = np.where((counts < 0) | (counts >= NARROW), -1, counts)
         rows[:, : scale.classes] = counts[:, : scale.classes]
         rows[:, LISTS // 2 + scale.first : LISTS // 2 + scale.classes] = counts[:, scale.classes :]
