@@ -52,7 +52,6 @@ def test_head_readers_and_engines(report_repo: Path) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\ndeltackpt_step 4\n",  # cut off
         b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\ndeltackpt_step +Inf\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 19\r\n\r\ndeltackpt_step NaN\n",
         b"no HTTP at all\r\n\r\n",
