@@ -217,7 +217,8 @@ class LiveReceiver:
             return None
         self._tell(LiveEvent("agree", step.step))
         try:
-            wire.send({**answer, "vote": "ready", "proof": seat.proof}, Deadline(self._timeout))
+            vote = {**answer, "vote": "ready", "proof": seat.proof, "unchecked": seat.unchecked}
+            wire.send(vote, Deadline(self._timeout))
             decided = self._decision(wire, step)
         except DeltackptError as error:
             if not self._resolve(step, error):

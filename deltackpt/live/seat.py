@@ -57,6 +57,11 @@ class Seat:
         """What this rank adds to the proof of its engine's ranks, for the step that it is ready for."""
         return self._ready[1].proof if self._ready is not None and self._ready[1] is not None else {}
 
+    @property
+    def unchecked(self) -> list[str]:
+        """Of the same step, the tensors that nothing but that proof proves."""
+        return self._ready[1].unchecked if self._ready is not None and self._ready[1] is not None else []
+
     def meet(self, welcome: Welcome, pause: Pause) -> None:
         """Come to the step that is live, or to the repository's newest. Raises ChainError ``tensor-shape`` for a
         session of other tensors, and what reading the repository raises."""

@@ -26,7 +26,7 @@ from deltackpt.live.parts import StepParts
 from deltackpt.live.weights import check_sums
 from deltackpt.patch.base import Patch
 from deltackpt.restore.patch_reader import check_origin
-from deltackpt.shares import HeldTensors, ShareProof, ShareReader
+from deltackpt.shares import Cut, HeldTensors, ShareProof, ShareReader
 from deltackpt.shares.bounds import Bounds, disjoint, of_strided, shape_of, whole
 from deltackpt.shares.tensors import HeldTensor
 from deltackpt.torch_views.names import listed
@@ -43,6 +43,7 @@ class PreparedSlices:
     tensors: HeldTensors
     sums: Mapping[str, Sums]
     proof: dict[str, Any]
+    unchecked: list[str]
     changes: list[tuple[str, Words, Words, Words]]
     done: Callable[[], None]
     begun: int = field(default=0, init=False)
@@ -68,7 +69,8 @@ class PreparedSlices:
 class SlicedWeights:
     """Implements `HeldWeights` for the boxes of tensors in a rank's host memory.
 
-    Boxes of ranks that share an engine are the same or apart. What no rank of the engine holds is not proven by sums.
+    Boxes of ranks that share an engine are the same or apart. Where no rank of the engine holds some elements of a
+    tensor, sums do not prove it: then its bytes have to have checksums.
     """
 
     whole = False
@@ -92,9 +94,11 @@ class SlicedWeights:
         empty = {name: dict.fromkeys(cells, state_digest.ZERO) for name, cells in self._cells.items()}
         proof = ShareProof(empty) if parts.full else self._known_proof()
         changes: list[tuple[str, Words, Words, Words]] = []
+        unchecked: set[str] = set()
         for file in parts.files:
             reader = ShareReader(parts.source, file, self.tensors.held)
             check_origin(reader.index, parts.hop)
+            unchecked |= {one.entry.name for one in reader.share.entries if one.cut is Cut.ELEMENTS}
             for name, found in reader.changes(self.tensors):
                 assert found.positions is not None
                 if name not in want:  # [F-APPLY-5]: no sum would prove it
@@ -109,7 +113,7 @@ class SlicedWeights:
         def done() -> None:
             self._proof = proof
 
-        return PreparedSlices(self.tensors, {}, told.to_dict(), changes, done)
+        return PreparedSlices(self.tensors, {}, told.to_dict(), sorted(unchecked), changes, done)
 
     def prepare(self, patch: Patch, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> PreparedSlices:
         """Never: a repository's step is loaded, since a patch needs whole tensors."""
