@@ -23,6 +23,7 @@ from deltackpt.live.members import Member, Members
 from deltackpt.live.messages import NOTHING, Announcement, PartOffer
 from deltackpt.live.options import LiveOptions
 from deltackpt.live.round import Round, run
+from deltackpt.live.signed import signed
 from deltackpt.live.state import LiveState
 from deltackpt.patch.part import Origin
 
@@ -57,6 +58,7 @@ class Delivery:
         self._trainer, self._options, self._members = trainer, options, members
         self._gate, self._parts, self._tell = gate, parts, tell
         self._round = 0
+        self._signed = 0  # when the last announcement was
         self._asked: list[Member] = []  # who was in when the step was planned
         self._parent = trainer.base.link.id if trainer.base else NOTHING
 
@@ -114,6 +116,8 @@ class Delivery:
             self._round, captured.step, plan.origin.repository, plan.origin.parent, plan.origin.base, state,
             self._offered(offers), changed,
         )  # fmt: skip
+        step = signed(step, self._trainer.ref, self._trainer.repository.signer, self._signed)
+        self._signed = step.time
         limit = self._options.load_timeout if plan.full else self._options.timeout
         made = Round(self._members, self._asked, step, self._tell, limit=limit, timeout=self._options.timeout)
         first = self._options.durable == "first"
