@@ -19,6 +19,7 @@ from deltackpt.hooks.process_group import collect, share
 from deltackpt.live.encode import MemorySink, encode_all, encode_changes
 from deltackpt.live.events import LiveEvent, Report
 from deltackpt.live.gate import PublishGate
+from deltackpt.live.link_rate import LinkRate
 from deltackpt.live.members import Member, Members
 from deltackpt.live.messages import NOTHING, Announcement, PartOffer
 from deltackpt.live.options import LiveOptions
@@ -57,6 +58,7 @@ class Delivery:
         self.addresses: list[tuple[str, int]] = []
         self._trainer, self._options, self._members = trainer, options, members
         self._gate, self._parts, self._tell = gate, parts, tell
+        self._link = LinkRate(options.rate)
         self._round = 0
         self._signed = 0  # when the last announcement was
         self._asked: list[Member] = []  # who was in when the step was planned
@@ -86,7 +88,7 @@ class Delivery:
         if plan.full:
             return _Offer(encode_all(sink, self._trainer, plan.origin), sink.files)
         if plan.wanted:
-            return _Offer(encode_changes(sink, self._trainer, captured, plan.origin), sink.files)
+            return _Offer(encode_changes(sink, self._trainer, captured, plan.origin, self._link), sink.files)
         return _Offer(Share(sums={name: sums_of(delta) for name, delta in captured.deltas.items()}), [])
 
     # The first rank

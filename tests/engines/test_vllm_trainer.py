@@ -2,17 +2,23 @@
 
 import importlib
 import itertools
+import os
+import signal
 import urllib.error
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from support import vllm_trainer_killed  # noqa: E402
 from support.engine_steps import Run, nudge  # noqa: E402
 from support.fake_vllm import FakeServer, installed  # noqa: E402
 from support.fake_vllm_ranks import NEWEST, TABLE, VLLM, first_state, started  # noqa: E402
 from support.fake_vllm_trainer import Client, FullSource, ParamMeta, PieceSource, Replicate, Shard  # noqa: E402
+from support.live import until  # noqa: E402
+from support.live_ranks import end, start  # noqa: E402
 from support.ranks import spawn  # noqa: E402
 from support.vllm_trainer_ranks import sharded_trainer  # noqa: E402
 
@@ -184,3 +190,43 @@ def test_pieces_lie_where_torch_chunk_cuts(mesh, shape):
 def test_every_rank_sends_what_it_has(tmp_path):
     """Two ranks with pieces on either axis; the engine takes the step of both."""
     assert spawn(2, sharded_trainer, tmp_path) == ["", ""]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("call", ["start_weight_update", "update_weights", "finish_weight_update"])
+def test_a_trainer_is_lost_inside_of_send_weights(world, tmp_path, call, how):
+    """The engine has the old step or the new one, whole; a trainer that was stopped goes on, another one follows it."""
+    states = [first_state()]
+    for step in (1, 2, 3):
+        states.append(nudge(states[-1], step, 0.2))
+    out = tmp_path / "trainer.out"
+    process = start(vllm_trainer_killed.trainer, str(world.run.url), world.server.url, call, how, str(out))
+    try:
+        until(lambda: out.with_suffix(".1").exists() or not process.is_alive())
+        if how == signal.SIGKILL:
+            process.join(60)
+            assert process.exitcode == -signal.SIGKILL
+            new = call == "finish_weight_update"  # written, and its version not told yet
+            assert world.model.is_step(states[2 if new else 1])
+        else:
+            until(lambda: stopped(process.pid))
+            assert world.model.is_step(states[2 if call == "finish_weight_update" else 1])
+            os.kill(process.pid, signal.SIGCONT)
+            until(lambda: out.with_suffix(".2").exists())
+            process.join(60)
+            assert world.model.is_step(states[2])
+            assert world.server.weight_version == "2"
+    finally:
+        end(process)
+    held = {name: tensor.clone() for name, tensor in states[2].items()}
+    again = world.start(FullSource(held))
+    for name, tensor in states[3].items():
+        held[name].copy_(tensor)
+    again.send_weights()
+    assert world.model.is_step(states[3])
+    assert world.server.weight_version == str(again.hook.last_step)
+    again.shutdown()
+
+
+def stopped(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
