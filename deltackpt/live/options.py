@@ -39,7 +39,7 @@ class LiveOptions:
         check_seconds("timeout", self.timeout)
         check_seconds("load_timeout", self.load_timeout)
         number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
-        known = self.rate is None or (number and 0 < self.rate < math.inf)  # type: ignore[operator]
+        known = self.rate is None or (number and 0 < self.rate < math.inf)
         require("rate", self.rate, known, "bytes a second, more than 0, or None")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from deltackpt.carriers.memory import PartsInMemory
 from deltackpt.carriers.pairs import check_carrier
@@ -39,8 +40,6 @@ class Session:
     ``engines``      how many engine ranks the first step waits for, at most ``load_timeout`` seconds
     ``timeout``      seconds that anybody waits for anybody else with a step
     ``load_timeout`` the same, where all of the weights go
-    ``rate``         bytes a second that the link moves: where plain changes take less time than coded ones, as measured
-                     on the steps themselves, they are sent plainly; None: they are coded
     ``report``       is called with every `LiveEvent`; None: to the log "deltackpt.live"
 
     Every rank of a trainer makes one, alike, and gives it to its hook; it is used once. An engine's rank that is lost,
@@ -59,12 +58,11 @@ class Session:
         engines: int = 0,
         timeout: float = 60.0,
         load_timeout: float = 1800.0,
-        rate: float | None = None,
         report: Report | None = None,
     ) -> None:
         self.options = LiveOptions(
             address=address, token=token, mode=mode, durable=durable, carrier=carrier, engines=engines,
-            timeout=timeout, load_timeout=load_timeout, rate=rate,
+            timeout=timeout, load_timeout=load_timeout,
         )  # fmt: skip
         self._tell = teller(report)
         self._gate, self._members, self._parts = PublishGate(), Members(), PartsInMemory()
@@ -73,6 +71,13 @@ class Session:
         self._state: LiveState | None = None
         self._closed = threading.Event()
         check_carrier(carrier)
+
+    def with_rate(self, rate: float) -> Session:
+        """Say, before the hook is made, how many bytes a second the link moves -> itself. Where plain changes take less
+        time than coded ones, as measured on the steps themselves, they are sent plainly. Raises UsageError
+        ``live-option``."""
+        self.options = replace(self.options, rate=rate)
+        return self
 
     # What a user asks
 

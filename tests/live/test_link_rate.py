@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from support.live import TOKEN, Engine, make_model, nudge, raw  # noqa: E402
 
+from deltackpt.errors import UsageError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.live import Session, delivery  # noqa: E402
 from deltackpt.live.link_rate import PLAIN, LinkRate  # noqa: E402
@@ -44,6 +45,13 @@ def test_without_a_rate_all_is_coded():
     assert link.choose(AUTO) is AUTO
 
 
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), "fast", True])
+def test_rates_that_there_are_not(rate):
+    with pytest.raises(UsageError) as error:
+        Session("127.0.0.1:0", token=TOKEN).with_rate(rate)
+    assert error.value.code == "live-option"
+
+
 @pytest.mark.parametrize("encoding", ["auto", "packed@4"])
 def test_both_ways_bring_the_same_step(tmp_path, monkeypatch, encoding):
     """Step 1 is coded, step 2 plain; the repository has coded parts of the same states."""
@@ -57,9 +65,9 @@ def test_both_ways_bring_the_same_step(tmp_path, monkeypatch, encoding):
     monkeypatch.setattr(delivery, "encode_changes", watched)
     model = make_model()
     live = Session(
-        "127.0.0.1:0", token=TOKEN, mode="sync", timeout=30.0, load_timeout=60.0, engines=1, rate=1e9,
+        "127.0.0.1:0", token=TOKEN, mode="sync", timeout=30.0, load_timeout=60.0, engines=1,
         report=lambda e: None,
-    )  # fmt: skip
+    ).with_rate(1e9)  # fmt: skip
     with TrainerHook(model, tmp_path / "repo", threads=1, live=live, encoding=encoding) as hook:
         engine = Engine(make_model(zeros=True), live.address)
         for step in range(3):

@@ -37,7 +37,6 @@ def running(tmp_path):
         ("address", "0.0.0.0:7700"),
         ("token", "short"), ("token", None), ("mode", "later"), ("durable", True), ("carrier", "pigeon"),
         ("engines", -1), ("engines", 1.5), ("timeout", 0), ("timeout", float("nan")), ("load_timeout", "1"),
-        ("rate", 0), ("rate", float("nan")), ("rate", "fast"), ("rate", True),
     ],
 )  # fmt: skip
 def test_options(option, value):
