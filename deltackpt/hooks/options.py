@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from deltackpt.codecs import CHOICES
+from deltackpt.codecs import parse_choice
 from deltackpt.errors import UsageError
 from deltackpt.hooks.live import LiveSession, check_live
 from deltackpt.hooks.metrics import StepMetrics
@@ -98,8 +98,7 @@ class HookOptions:
         _one_of("nonfinite", self.nonfinite, ("count", "refuse"))
         _one_of("on_device", self.on_device, (None, True, False))
         _one_of("sharded", self.sharded, (None, True, False))
-        if self.encoding not in CHOICES:
-            raise UsageError("encoding-choice", where="encoding", have=repr(self.encoding), need=", ".join(CHOICES))
+        parse_choice(self.encoding)
         if isinstance(self.snapshot, str):
             # A word is a mistyped choice rather than a directory; a path has a separator, or is a Path.
             known = self.snapshot in ("device", "host") or "/" in self.snapshot or os.sep in self.snapshot

@@ -78,7 +78,8 @@ class TrainerHook:
     ``quantize``    a `quantize.Recipe`, or its name: what the weights are quantised to, after ``dtype``'s cast
     ``anchor``      which steps are also stored whole
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
-    ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be
+    ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be; "auto@8" cuts finer tiles,
+                    so that each of 8 ranks of an engine reads its share and little else
     ``shard_bytes`` bytes of an anchor's file; None: as Hugging Face's tools cut them, less where there are more ranks
     ``threads``     that compare and encode; None: one a processor
     ``on_device``   compare and encode on the weights' device; None: on all but CPUs

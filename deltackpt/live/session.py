@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from deltackpt.carriers.memory import PartsInMemory
 from deltackpt.carriers.pairs import check_carrier
@@ -70,6 +71,13 @@ class Session:
         self._state: LiveState | None = None
         self._closed = threading.Event()
         check_carrier(carrier)
+
+    def with_rate(self, rate: float) -> Session:
+        """Say, before the hook is made, how many bytes a second the link moves -> itself. Where plain changes take less
+        time than coded ones, as measured on the steps themselves, they are sent plainly. Raises UsageError
+        ``live-option``."""
+        self.options = replace(self.options, rate=rate)
+        return self
 
     # What a user asks
 

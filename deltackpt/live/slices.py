@@ -77,7 +77,11 @@ class SlicedWeights:
 
     def __init__(self, tensors: HeldTensors) -> None:
         self.tensors = tensors
-        self._cells = {name: disjoint(boxes) for name, boxes in tensors.held.items()}
+        # Who has a copy of all of a tensor proves all of it, as do those of the other ranks that hold some of it.
+        self._cells = {
+            name: [all_of] if (all_of := whole(tensor.shape)) in tensor.boxes else disjoint(list(tensor.boxes))
+            for name, tensor in tensors.tensors.items()
+        }
         self._proof: ShareProof | None = None
 
     def digest(self) -> dict[str, Sums]:
@@ -104,7 +108,7 @@ class SlicedWeights:
                 if name not in want:  # [F-APPLY-5]: no sum would prove it
                     have, need = "changes of it", "changes of tensors that the step has sums of"
                     raise ChainError("base-differs", where=name[:80], have=have, need=need)
-                old = self.tensors.old(name, found.positions)
+                old = self.tensors.old(name, found.positions, alike=not parts.full)
                 changes.append((name, found.positions, old, found.values))
                 before = np.zeros_like(old) if parts.full else old
                 proof = proof.after(name, self.tensors.tensors[name].shape, (found.positions, before, found.values))
@@ -127,7 +131,7 @@ class SlicedWeights:
         self._proof, count = None, 0
         for name, tensor in self.tensors.tensors.items():
             words = self._read(name, read, want)
-            for box, array in tensor.boxes.items():
+            for box, array in tensor.places:
                 array[...] = words[tuple(slice(*axis) for axis in box)]
                 count += array.size
         return count
@@ -180,10 +184,15 @@ def _elements(tensor: Tensor) -> int:
 def _held(tensor: Tensor, regions: Sequence[Region], memory: Mapping[int, Memory]) -> HeldTensor:
     dtype = DTYPES[tensor.dtype]
     shape = storage_shape(dtype, tensor.shape)
-    boxes = {box: array for region in regions for box, array in _views(region, shape, memory[region.memory].words())}
+    boxes: dict[Bounds, Words] = {}
+    copies: list[tuple[Bounds, Words]] = []
+    for region in regions:
+        for box, array in _views(region, shape, memory[region.memory].words()):
+            if boxes.setdefault(box, array) is not array:
+                copies.append((box, array))
     if _elements(tensor) <= SMALL:  # it has few tiles, or one, so that no slice has all the old words of one
         boxes.setdefault(whole(shape), np.zeros(shape, uint(dtype.width)))
-    return HeldTensor(dtype, shape, boxes)
+    return HeldTensor(dtype, shape, boxes, copies)
 
 
 def _views(region: Region, shape: tuple[int, ...], words: Words) -> Iterator[tuple[Bounds, Words]]:

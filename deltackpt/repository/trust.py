@@ -13,7 +13,7 @@ from threading import Lock
 
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.format.manifest import Link, Manifest
-from deltackpt.format.signature import MAX_KEY_SET, KeySet, SignedStatement, decode_keys, fingerprint
+from deltackpt.format.signature import MAX_KEY_SET, KeySet, Signature, SignedStatement, decode_keys, fingerprint
 from deltackpt.repository.objects import Objects
 from deltackpt.repository.signatures import read_signatures
 from deltackpt.signing import ed25519
@@ -88,6 +88,21 @@ class Trust:
                 keys = self.keys(link)
                 self._enough(self._by_key(link, keys, None), keys, link, f"step {link.step}")
                 self._steps.add(link)
+
+    def check_message(self, message: bytes, by: Collection[Signature], what: str) -> None:
+        """Raise ChainError ``signature-missing`` unless enough keys signed words that are about no record; also what
+        `keys` raises."""
+        with self._lock:
+            keys = self.keys()
+            found = {one.key for one in by if one.key in keys.keys and ed25519.verify(one, message)}
+            if len(found) < keys.threshold:
+                have, need = f"{len(found)} signatures of keys that are trusted", f"{keys.threshold}"
+                raise ChainError("signature-missing", where=f"{self.store.url}, {what}", have=have, need=need)
+
+    def time_of(self, name: str) -> int:
+        """When what is believed of a branch or tag was signed, microseconds since 1970; 0 where nothing is."""
+        known = self._proven.get(name)
+        return known.time if known is not None else 0
 
     def vouches(self, link: Link) -> bool:
         """Is the record signed? Of an edge, which is passed over where it is not."""

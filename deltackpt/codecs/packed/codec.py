@@ -30,14 +30,20 @@ Positions = npt.NDArray[Any]
 
 
 def encode(
-    positions: Ints, old: Elements, new: Elements, base: Elements | None, dtype: DType, shape: tuple[int, ...]
+    positions: Ints,
+    old: Elements,
+    new: Elements,
+    base: Elements | None,
+    dtype: DType,
+    shape: tuple[int, ...],
+    shares: int = 0,
 ) -> tuple[ListIndex, list[bytes]]:
     """Changed elements, sorted by flat position, of a tensor or box of ``shape`` -> index and tiles.
 
     ``positions`` are int64; ``old`` and ``new`` the words there; ``base`` all old ones, flat, or None: then there is
-    one class. ``shape`` counts storage elements, ``dtype`` is 1, 2 or 4 bytes wide.
+    one class. ``shape`` counts storage elements, ``dtype`` is 1, 2 or 4 bytes wide. ``shares``: see `choose_grid`.
     """
-    job = EncodeJob(positions, old, new, base, dtype, shape)
+    job = EncodeJob(positions, old, new, base, dtype, shape, shares)
     if kernels.LIB is None:
         return encoder.encode(job)
     index, payload = native_encode.encode([job], 1)[0]

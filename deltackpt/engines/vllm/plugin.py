@@ -8,6 +8,16 @@ NAME = "deltackpt"
 KEEP_PACKED = "DELTACKPT_KEEP_ONEDNN"
 
 
+def _register_trainer() -> None:
+    """The trainer's side, of releases that have one."""
+    try:
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory as Trainers
+    except ImportError:
+        return
+    if NAME not in Trainers._registry:
+        Trainers.register_engine(NAME, "deltackpt.engines.vllm.trainer", "DeltaTrainer")
+
+
 def register() -> None:
     """Make the backend and the load format known. Nothing else is imported until they are asked for.
 
@@ -28,6 +38,7 @@ def register() -> None:
     else:
         if NAME not in Factory._registry:
             Factory.register_engine(NAME, "deltackpt.engines.vllm.transfer", "DeltaTransfer")
+    _register_trainer()
     from vllm.model_executor import model_loader
 
     if NAME not in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
