@@ -27,8 +27,9 @@ from deltackpt.repository import Repository
 
 
 def kind_of(name: str) -> str:
-    """Weights, or the key of the optimizer's state."""
-    return name.rsplit(".", 1)[1] if name.startswith("optimizer.") else "weights"
+    """Weights, or the key of the optimizer's state; those of rows that a batch does not use are apart."""
+    kind = name.rsplit(".", 1)[1] if name.startswith("optimizer.") else "weights"
+    return f"{kind} of word embeddings" if "word_embeddings" in name and kind != "step" else kind
 
 
 def zstd_bytes(tensors: dict[str, torch.Tensor]) -> int:

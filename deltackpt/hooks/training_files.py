@@ -70,7 +70,8 @@ def load_state(target: Target, directory: str | os.PathLike[str], random: bool) 
             )
         document = _checked(loads(checkpoint.side_bytes(FILE), where), where)
         loading = _Loading(target, checkpoint, document, where)
-        copies = [*loading.weights(), *loading.moments(), *loading.groups(), *loading.also()]
+        # Schedulers and the like first: their own code may refuse what is theirs, and then nothing is written.
+        copies = [*loading.also(), *loading.weights(), *loading.moments(), *loading.groups()]
         if random:
             copies.append(loading.generators())
         with torch.no_grad():
