@@ -15,6 +15,7 @@ from deltackpt.errors import UsageError
 from deltackpt.hooks.live import LiveSession, check_live
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.side import Side
+from deltackpt.hooks.training_state import TrainingState
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.quantize.recipe import Recipe
 from deltackpt.signing.keys import Signer
@@ -69,6 +70,7 @@ class HookOptions:
     sign: str | os.PathLike[str] | Signer | None = None
     trust: str | os.PathLike[str] | TrustPolicy | None = None
     live: LiveSession | None = None
+    optimizer: torch.optim.Optimizer | TrainingState | None = None
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -146,6 +148,8 @@ class HookOptions:
         require("trust", self.trust, known, "the path of a file of public keys, 'first-use', a TrustPolicy, or None")
         require("report", self.report, self.report is None or callable(self.report), "a function, or None")
         check_live(self.live)
+        known = TrainingState.of(self.optimizer) is None or self.full == "wait"
+        require("full", self.full, known, "'wait' beside optimizer=: a state is that of one step of the weights")
 
 
 _CAST = "a floating-point torch.dtype, {name: torch.dtype}, a function, or None"

@@ -23,14 +23,18 @@ def register() -> None:
 
     On a CPU, vLLM hands weights to oneDNN in a form that cannot be read back, and that leaves a tied head at old
     weights when they are loaded again. That is switched off, unless DELTACKPT_KEEP_ONEDNN is 1; then updates are
-    refused.
+    refused. INT8 layers, which only oneDNN computes, keep what a reload would free (`int8`).
     """
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu() and os.environ.get(KEEP_PACKED) != "1":
+    if current_platform.is_cpu():
         import vllm._custom_ops as ops
 
-        ops._supports_onednn = False
+        from deltackpt.engines.vllm.int8 import keep_scales
+
+        keep_scales(ops)
+        if os.environ.get(KEEP_PACKED) != "1":
+            ops._supports_onednn = False
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
     except ImportError:  # before vLLM had that API: the worker extension is used instead
