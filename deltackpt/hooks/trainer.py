@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -210,6 +210,11 @@ class TrainerHook:
     def last_step(self) -> int | None:
         """The step that was captured last; before the first, the one that the weights were when the hook was made."""
         return self._last
+
+    @property
+    def compiling(self) -> Sequence[Any]:
+        """Of each card, the `gpu.compile_ahead.CompileAhead` that compiles what `step` needs, from the making on."""
+        return self._capture.compiling
 
     def step(self, step: int | None = None, *, metadata: Mapping[str, Any] | None = None) -> None:
         """Capture the weights as they are now as the next step; returns when that is done, before it is published.
