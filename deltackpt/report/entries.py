@@ -84,12 +84,28 @@ def describe_rows(
     """`describe` of entries of a table by number, none of them odd: with the ``sizes`` of all, and shares by name."""
     at = table.row_of[numbers]
     elements, changed = table.rows["elements"][at].tolist(), table.rows["changes"][at].tolist()
+    new = TensorEntry.__new__
     found = []
-    for number, row, all_, some in zip(numbers, at.tolist(), elements, changed, strict=True):
-        (dtype, shape), size = table.forms[row], sizes[number]
+    forms = table.forms
+    for number, place, all_, some in zip(numbers, at.tolist(), elements, changed, strict=True):
+        (dtype, shape), size = forms[place], sizes[number]
         bits, density = 8 * size / some if some else None, some / max(1, all_)
         name = table.names[number]
-        found.append(TensorEntry(name, "packed", dtype, shape, None, all_, some, density, size, bits, shares[name]))
+        row = new(TensorEntry)  # past the setting of each frozen field, which takes more than all else here
+        row.__dict__.update(
+            name=name,
+            encoding="packed",
+            dtype=dtype,
+            shape=shape,
+            offset=None,
+            elements=all_,
+            changed=some,
+            density=density,
+            bytes=size,
+            bits_per_change=bits,
+            one_ulp=shares[name],
+        )
+        found.append(row)
     return found
 
 
