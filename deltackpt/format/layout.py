@@ -91,9 +91,7 @@ class TensorsByName:
     @cached_property
     def state_text(self) -> StateText:
         """See `Layout`."""
-        return StateText(
-            self.names, self.columns.form, [(dtype.name, shape) for dtype, shape in self.columns.forms]
-        )
+        return StateText(self.names, self.columns.form, [(dtype.name, shape) for dtype, shape in self.columns.forms])
 
 
 _KNOWN: WeakValueDictionary[tuple[bytes, ...], TensorsByName] = WeakValueDictionary()
