@@ -59,7 +59,7 @@ class TensorsByName:
 
     def __init__(self, headers: Sequence[Header]) -> None:
         self._headers = headers
-        found = {}
+        found: dict[str, Tensor] = {}
         for header in headers:
             found.update(zip(map(itemgetter(0), header.tensors), header.tensors, strict=True))
         names = sorted(found)  # code points sort as their UTF-8 bytes do

@@ -126,7 +126,9 @@ def test_a_large_tensor_is_looked_at_piece_by_piece(
     monkeypatch.setattr(entries, "LARGE", 0)
     monkeypatch.setattr(entries, "PIECE", 1000)
     large = inspect_step(Repository.open(tmp_path / "repo"), threads=1)
-    assert large == small and small.one_ulp is not None and 0.3 < small.one_ulp < 0.7
+    assert large == small
+    assert small.one_ulp is not None
+    assert 0.3 < small.one_ulp < 0.7
 
 
 def test_a_part_that_is_none(tmp_path: Path) -> None:
