@@ -33,7 +33,7 @@ class _Plan:
 
     origin: Origin
     full: bool  # of all weights
-    wanted: bool  # is there anybody to take parts?
+    wanted: bool  # is there an engine rank to take parts?
 
 
 @dataclass

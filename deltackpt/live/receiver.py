@@ -13,7 +13,15 @@ import torch
 from deltackpt.carriers.handshake import introduce
 from deltackpt.carriers.wire import Deadline, Wire, error_of, foreign
 from deltackpt.engines.tracing import Load
-from deltackpt.errors import ChainError, DeltackptError, FormatError, NotFoundError, StoreError, UsageError
+from deltackpt.errors import (
+    ChainError,
+    ConflictError,
+    DeltackptError,
+    FormatError,
+    NotFoundError,
+    StoreError,
+    UsageError,
+)
 from deltackpt.live.events import LiveEvent, Report, teller
 from deltackpt.live.messages import Announcement, Welcome
 from deltackpt.live.options import check_seconds, check_token, host_and_port, require
@@ -147,7 +155,7 @@ class LiveReceiver:
         self._wire, self.why = wire, ""
 
     def receive(self, timeout: float = 0.0, *, pause: Pause = nullcontext) -> LiveStep | None:
-        """Take in the next step, if one is offered within ``timeout`` seconds; None if none is.
+        """Receive the next step, if one is offered within ``timeout`` seconds; None if none is.
 
         Once a step is offered this returns when it is in the weights or will not be, which takes no longer than the
         session's timeouts. ``pause`` gives a context in which the engine uses no weights: it is held while they are
@@ -209,7 +217,8 @@ class LiveReceiver:
             return None
         self._tell(LiveEvent("agree", step.step))
         try:
-            wire.send({**answer, "vote": "ready", "proof": seat.proof}, Deadline(self._timeout))
+            vote = {**answer, "vote": "ready", "proof": seat.proof, "unchecked": seat.unchecked}
+            wire.send(vote, Deadline(self._timeout))
             decided = self._decision(wire, step)
         except DeltackptError as error:
             if not self._resolve(step, error):
@@ -287,7 +296,7 @@ class LiveReceiver:
             return False
         try:
             self.connect(min(CONNECT, self._timeout), pause)
-        except StoreError as error:
+        except (StoreError, ConflictError) as error:  # in conflict with the connection that was lost, for a while
             self.why = error.sentence()
             self._retry = time.monotonic() + RETRY
             return False

@@ -57,6 +57,11 @@ class Seat:
         """What this rank adds to the proof of its engine's ranks, for the step that it is ready for."""
         return self._ready[1].proof if self._ready is not None and self._ready[1] is not None else {}
 
+    @property
+    def unchecked(self) -> list[str]:
+        """Of the same step, the tensors that nothing but that proof proves."""
+        return self._ready[1].unchecked if self._ready is not None and self._ready[1] is not None else []
+
     def meet(self, welcome: Welcome, pause: Pause) -> None:
         """Come to the step that is live, or to the repository's newest. Raises ChainError ``tensor-shape`` for a
         session of other tensors, and what reading the repository raises."""
@@ -181,12 +186,13 @@ class Seat:
 
     def _source(self, step: Announcement) -> ManySources:
         owners: dict[str, PulledParts] = {}
+        limit = self._welcome.load_timeout if step.full else self._welcome.timeout
         for part in step.parts:
             if part.address not in self._sources:
-                limit = self._welcome.load_timeout if step.full else self._welcome.timeout
                 made = PulledParts(part.address, part.rank, self._token, self._welcome.carrier, limit)
                 self._sources[part.address] = made
             owners[part.file.name] = self._sources[part.address]
+            owners[part.file.name].timeout = limit
         return ManySources(owners)
 
     def _close_sources(self) -> None:

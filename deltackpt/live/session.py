@@ -37,7 +37,7 @@ class Session:
                      of steps that the repository does not get
     ``carrier``      what bytes go over: "tcp"; "gloo", that of torch.distributed; or "nixl", one-sided reads
     ``engines``      how many engine ranks the first step waits for, at most ``load_timeout`` seconds
-    ``timeout``      seconds that anybody waits for anybody else with a step
+    ``timeout``      seconds that one rank waits for another with a step
     ``load_timeout`` the same, where all of the weights go
     ``report``       is called with every `LiveEvent`; None: to the log "deltackpt.live"
 
@@ -171,6 +171,6 @@ class Session:
         """End the session: engines go on by the repository. Can be called again."""
         self._closed.set()
         self._gate.close()
-        self._members.close()
         if self._server is not None:
             self._server.close()
+        self._members.close()  # after the server, which lets no rank in any more

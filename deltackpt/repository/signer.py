@@ -101,7 +101,7 @@ class RecordSigner:
             where=f"{self._objects.store.url}, {name}",
             have=f"step {old.step}, {old.id[:12]}" if old else "no such branch",
             need=f"step {last.step}, {last.id[:12]}, which was signed here last, or a later one of this key",
-            hint="Somebody took the branch back, or another key moved it on. If that is meant, "
+            hint="The branch was taken back, or another key moved it on. If that is meant, "
             "`deltackpt sign REPO --ref NAME --forget` signs where it is now, and forgets where it was.",
         )
 

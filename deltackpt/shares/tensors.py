@@ -57,8 +57,7 @@ class HeldTensors:
         box = tuple((o, o + n) for o, n in zip(offset, shape, strict=True))
         for mine, array in self._boxes(entry.name, shape if not entry.boxed else entry.whole):
             if (common := meet(mine, box)) is not None:
-                there = tuple(slice(a - o, b - o) for (a, b), o in zip(common, offset, strict=True))
-                flat.reshape(shape)[there] = array[_within(common, mine)]
+                flat.reshape(shape)[_within(common, box)] = array[_within(common, mine)]
         return flat
 
     def old(self, name: str, positions: npt.NDArray[np.int64]) -> Elements:

@@ -44,7 +44,7 @@ def encode(jobs: Sequence[EncodeJob], threads: int) -> list[tuple[ListIndex, mem
     given, held = _jobs(len(jobs)), []
     for row, job in zip(given, jobs, strict=True):
         arrays = [np.ascontiguousarray(a) for a in (job.positions, job.old, job.new)]
-        if job.base is not None and job.dtype.exponent[1]:  # else nobody looks, and it may be a stand-in
+        if job.base is not None and job.dtype.exponent[1]:  # else it is not looked at, and may be a stand-in
             arrays.append(np.ascontiguousarray(job.base))
         held.append(arrays)
         at = [address(a) for a in arrays]
