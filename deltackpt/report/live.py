@@ -80,10 +80,11 @@ class LiveView:
         """
         errors: list[str] = []
         readers: list[LiveReader] = []
-        head = rate = None
+        head = rate = published = None
         try:
             if (ref := self._repo.ref(self._ref)) is None:
                 raise self._repo.absent(self._ref)
+            published = self._repo.load(ref.link).time
             self._follow(head := ref.link)
             rate = self._rate()
             readers += self._leases()
@@ -98,7 +99,6 @@ class LiveView:
             except (OSError, ValueError, http.client.HTTPException) as failure:
                 errors.append(f"{url}: {_said(failure)}")
         now = time.time()
-        published = self._repo.load(head).time if head is not None else None
         return LiveStatus(
             now=now,
             step=head.step if head else None,
@@ -163,6 +163,8 @@ class LiveView:
                 values, value = found.setdefault(name, {}), float(sample[2])
                 if math.isfinite(value):
                     values[sample[1]] = value
+                elif sample[1] == "deltackpt_step":
+                    raise ValueError(f"{sample[1]} is {sample[2][:20]}")
         if not found:
             raise ValueError("no metrics of deltackpt are there")
         for name, values in found.items():

