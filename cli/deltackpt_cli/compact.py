@@ -65,26 +65,29 @@ def compact(
     else:
         plan = plan_compact(source, start, end, ref=ref, levels=LEVELS if levels else ())
     if dry_run:
-        output.result(plan, lambda: _plan(plan))
+        output.result(plan, lambda: _plan(plan, folds=not packs))
         return
     with output.progress() as progress:
         done = plan.execute(source, cache=cache, threads=threads, progress=progress)
-    output.result(done, lambda: _lines(done))
+    output.result(done, lambda: _lines(done, folds=not packs))
 
 
-def _plan(plan: CompactPlan) -> Iterator[str]:
+def _plan(plan: CompactPlan, *, folds: bool) -> Iterator[str]:
     rows = [[str(f.start.step), str(f.end.step), text.count(f.patches), text.count(f.replaces)] for f in plan.folds]
     if rows:
         yield from text.table([">from", ">to", ">patches", ">their bytes"], rows)
-    else:
+    elif folds:
         yield "nothing to fold"
+    elif not plan.packs:
+        yield "nothing to pack"
     if plan.packs:
-        yield ""
+        if folds:
+            yield ""
         rows = [[str(p.first), str(p.last), text.count(p.records), text.count(p.bytes)] for p in plan.packs]
         yield from text.table([">first step", ">last step", ">records to pack", ">bytes"], rows)
 
 
-def _lines(done: CompactResult) -> Iterator[str]:
+def _lines(done: CompactResult, *, folds: bool) -> Iterator[str]:
     rows = [
         [str(f.start.step), str(f.end.step), text.count(f.replaces), text.count(f.bytes), f.reason or ""]
         for f in done.folds
@@ -93,7 +96,10 @@ def _lines(done: CompactResult) -> Iterator[str]:
         yield from text.table([">from", ">to", ">patches' bytes", ">fold's bytes", ""], rows)
         yield ""
     made = sum(f.bytes is not None for f in done.folds)
-    yield f"{text.count(made)} fold{'s' * (made != 1)} written, {text.size(done.bytes)}"
+    if folds:
+        yield f"{text.count(made)} fold{'s' * (made != 1)} written, {text.size(done.bytes)}"
+    elif not done.packs:
+        yield "nothing to pack"
     if done.packs:
         records, size = sum(pack.records for pack in done.packs), sum(pack.bytes for pack in done.packs)
         what = f"{text.count(len(done.packs))} pack{'s' * (len(done.packs) != 1)}"

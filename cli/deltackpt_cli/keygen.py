@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from deltackpt.errors import ConflictError, StoreError
+from deltackpt.errors import ConflictError, DeltackptError, StoreError
+from deltackpt.util.disk import space_errors
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 
@@ -45,7 +46,11 @@ def keygen(output: Output, key: File, comment: Comment = "") -> None:
     made, public = PrivateKey.generate(), key.with_name(f"{key.name}.pub")
     line = public_line(made.public, " ".join(comment.split()))
     _create(key, made.private_text(), 0o600)
-    _create(public, f"{line}\n".encode(), 0o644)
+    try:
+        _create(public, f"{line}\n".encode(), 0o644)
+    except DeltackptError:
+        key.unlink(missing_ok=True)  # a key that nobody was told of
+        raise
     result = MadeKey(str(key), str(public), line, fingerprint(made.public))
     output.result(
         result, lambda: text.fields([("public key", line), ("in", str(public)), ("shown as", result.fingerprint)])
@@ -53,7 +58,7 @@ def keygen(output: Output, key: File, comment: Comment = "") -> None:
 
 
 def _create(path: Path, data: bytes, mode: int) -> None:
-    """A new file, never one that is there."""
+    """A new file, never one that is there, nor a part of one."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError:
@@ -62,7 +67,19 @@ def _create(path: Path, data: bytes, mode: int) -> None:
     except OSError as error:
         need = "a place that can be written"
         raise StoreError("not-writable", where=path, have=error.strerror or error, need=need) from error
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with space_errors(path):
+            _write(fd, data)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _write(fd: int, data: bytes) -> None:
+    """All of it, durable; closes the file, and shows nothing of it where that fails."""
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)

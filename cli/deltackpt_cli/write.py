@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -115,9 +116,10 @@ def write(
     from deltackpt.publish import write as library
 
     ratio = library.ANCHOR_RATIO if anchor_when_ratio is None else anchor_when_ratio
+    unquantised: list[tuple[str, str]] = []  # what the quantised copy leaves out
     with output.progress() as progress, ExitStack() as stack:
         if quantize is not None or quantize_ignore:
-            checkpoint, base = _quantized(stack, quantize, quantize_ignore, checkpoint, base)
+            checkpoint, base, unquantised = _quantized(stack, quantize, quantize_ignore, checkpoint, base)
         done = library.write(
             checkpoint,
             repo,
@@ -133,6 +135,7 @@ def write(
             sign=sign,
             trust=trust,
         )
+    done = replace(done, left_out=[*unquantised, *done.left_out])
     for path, reason in done.left_out:
         output.note(f"note: left out {path}: {reason}")
     if done.rewound is not None:
@@ -142,8 +145,8 @@ def write(
 
 def _quantized(
     stack: ExitStack, recipe: str | None, ignore: list[str] | None, checkpoint: Path, base: Path | None
-) -> tuple[Path, Path | None]:
-    """Quantised copies of the checkpoint and its base, while the stack is open."""
+) -> tuple[Path, Path | None, list[tuple[str, str]]]:
+    """Quantised copies of the checkpoint and its base, while the stack is open; and what is left out of the first."""
     from deltackpt.errors import UsageError
     from deltackpt.util.extras import install_line
 
@@ -157,8 +160,8 @@ def _quantized(
     from deltackpt.quantize import Recipe
 
     chosen = Recipe(recipe, tuple(ignore)) if ignore else Recipe(recipe)
-    copied = stack.enter_context(quantized_copy(checkpoint, chosen))
-    return copied, base and stack.enter_context(quantized_copy(base, chosen))
+    copied, left_out = stack.enter_context(quantized_copy(checkpoint, chosen))
+    return copied, base and stack.enter_context(quantized_copy(base, chosen))[0], [*left_out]
 
 
 def _lines(done: WriteResult) -> Iterator[str]:

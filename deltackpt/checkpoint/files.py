@@ -26,6 +26,8 @@ _SINGLE: Final = ("model.safetensors", "adapter_model.safetensors", "diffusion_p
 _SLICES: Final = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")  # as torch's distributed checkpoint names them
 _HUB: Final = re.compile(r"(models|datasets|spaces)--.+")  # a repository's folder in the cache of huggingface_hub
 ESCAPES: Final = "a link out of the checkpoint"
+_KEY: Final = 64 << 10  # bytes that a private key has at most
+_PRIVATE: Final = re.compile(rb"\s*-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -205,7 +207,18 @@ def _reason(name: str, path: Path) -> str:
         return "a link to a directory"
     if not stat.S_ISREG(info.st_mode):
         return "not a regular file"
+    if info.st_size <= _KEY and _is_private_key(path):
+        return "a private key"  # whoever reads the repository would have it, for ever
     return f"larger than {MAX_SIDE >> 20} MiB" if info.st_size > MAX_SIDE else ""
+
+
+def _is_private_key(path: Path) -> bool:
+    """In any of the forms of PEM; a file that cannot be read is told by whoever reads it."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return _PRIVATE.match(file.read(_KEY)) is not None
+    except OSError:
+        return False
 
 
 def _printable(name: str) -> str:

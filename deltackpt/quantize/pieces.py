@@ -18,7 +18,8 @@ from deltackpt.torch_views.words import dtype_of, shape_of
 # A value, or why there is none -> the values of all ranks, in their order; raises at all of them if one has failed.
 Exchange: TypeAlias = Callable[[Any, "Exception | None"], list[Any]]
 Message: TypeAlias = "dict[str, tuple[Box | None, torch.Tensor]]"  # of a weight: cells, and the largest in each
-QUANTISED = ("_scale", "_scale_inv", "_packed", "_global_scale", "_zero_point", ".qweight", ".qzeros", ".absmax")
+SCALES = ("_scale", "_scale_inv", "_global_scale", "_zero_point", "_scales")  # after the name of what they belong to
+PACKED = (".weight", "_packed", ".qweight", "_blocks")  # what quantised values are called, of no float that can be cast
 ROW = 128  # elements of a row that shows what a recipe makes of one
 
 
@@ -70,7 +71,7 @@ class Quantizer:
 
     def _largest(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
         """`magnitudes` of the weights that are quantised, by name."""
-        if odd := [piece.name for piece in pieces if piece.name.endswith(QUANTISED)]:
+        if odd := _quantised(self.recipe, pieces):
             need, hint = "weights that are not quantised", "Publish it as it is, without a recipe."
             raise CheckpointError("quantize-already", where="the model", have=listed(odd), need=need, hint=hint)
         weights = [piece for piece in pieces if _is_weight(piece)]
@@ -155,6 +156,32 @@ class Quantizer:
             none = (0,) * len(shape)
             found.append(_piece(part.name, part.tensor.new_empty(none), Box(shape, none, none)))
         return found
+
+
+def _quantised(recipe: Recipe, pieces: Sequence[Piece]) -> list[str]:
+    """The tensors of a model that only a quantised one has.
+
+    Values that are no floats of two bytes and more; scales beside such values, or beside a weight whose own scale
+    the recipe is to write. A parameter that is merely called so, as the `logit_scale` of CLIP, is none.
+    """
+    dtypes = {piece.name: piece.tensor.dtype for piece in pieces}
+
+    def is_values(piece: Piece) -> bool:
+        dtype = piece.tensor.dtype
+        plain = dtype in CASTABLE or dtype is torch.bool or dtype.is_complex
+        return not plain and piece.name.endswith(PACKED) and len(piece.box.whole) > 1
+
+    def is_scale(piece: Piece) -> bool:
+        for suffix in SCALES:
+            stem = piece.name.removesuffix(suffix)
+            dtype = dtypes.get(stem, dtypes.get(f"{stem}_packed", dtypes.get(f"{stem}_blocks")))
+            if stem == piece.name or dtype is None:
+                continue
+            if dtype not in CASTABLE or (stem.endswith(".weight") and not recipe.ignores(stem.removesuffix(".weight"))):
+                return True
+        return False
+
+    return [piece.name for piece in pieces if is_values(piece) or is_scale(piece)]
 
 
 def _is_weight(piece: Piece) -> bool:

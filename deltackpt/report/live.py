@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import math
 import re
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from http.client import HTTPException
 from typing import Any
 
 from deltackpt.errors import DeltackptError, NotFoundError, StoreError, UsageError
@@ -15,6 +17,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import read_leases
 from deltackpt.sync.backoff import explained
+from deltackpt.util.answers import read_whole
 
 RECENT = 20  # steps that a rate is taken over
 FAR = 1000  # steps back from the head in which a reader is looked for
@@ -93,8 +96,8 @@ class LiveView:
         for url in self._urls:
             try:
                 readers += self._scraped(url, head)
-            except (OSError, ValueError, OverflowError, HTTPException) as failure:
-                errors.append(f"{url}: {getattr(failure, 'reason', None) or failure}")
+            except (OSError, ValueError, http.client.HTTPException) as failure:
+                errors.append(f"{url}: {_said(failure)}")
         now = time.time()
         return LiveStatus(
             now=now,
@@ -151,13 +154,19 @@ class LiveView:
 
     def _scraped(self, url: str, head: Link | None) -> Iterator[LiveReader]:
         with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
-            body = answer.read(MAX_METRICS).decode("utf-8", "replace")
+            body = read_whole(answer, MAX_METRICS, PATIENCE).decode("utf-8", "replace")
         found: dict[str, dict[str, float]] = {}
         for line in body.splitlines():
             if (sample := _SAMPLE.fullmatch(line.strip())) is not None:
                 engine = _ENGINE.search(line)
                 name = re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], engine[1]) if engine else url
-                found.setdefault(name, {})[sample[1]] = float(sample[2])
+                values, value = found.setdefault(name, {}), float(sample[2])
+                if math.isfinite(value):
+                    values[sample[1]] = value
+                elif sample[1] == "deltackpt_step":
+                    raise ValueError(f"{sample[1]} is {sample[2][:20]}")
+        if not found:
+            raise ValueError("no metrics of deltackpt are there")
         for name, values in found.items():
             step = values.get("deltackpt_step")
             wrong = ["wedged"] * bool(values.get("deltackpt_wedged"))
@@ -169,3 +178,10 @@ class LiveView:
             number = None if step is None else int(step)
             at = next((i for i, link in enumerate(self._chain) if link.step == number), None)
             yield LiveReader(name, number, at if head else None, lag, ", ".join(wrong))
+
+
+def _said(failure: Exception) -> object:
+    """What is behind an error of urllib, which is the reason alone where no answer came."""
+    if isinstance(failure, urllib.error.URLError) and not isinstance(failure, urllib.error.HTTPError):
+        return failure.reason
+    return failure if str(failure) else type(failure).__name__

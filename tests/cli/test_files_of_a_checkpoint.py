@@ -50,6 +50,22 @@ def test_empty_folders_are_named(tmp_path):
     assert "logs/" in done.err
 
 
+def test_private_keys_stay_at_home(tmp_path):
+    """Side files go to all readers, and nothing that was published is ever taken back."""
+    path, repo = checkpoint(tmp_path / "model", 0), tmp_path / "repo"
+    assert deltackpt("keygen", path / "trainer.key").status == 0
+    (path / "tls.pem").write_text("-----BEGIN EC PRIVATE KEY-----\nMHcCAQEE\n-----END EC PRIVATE KEY-----\n")
+    (path / "README.md").write_text("A key begins with -----BEGIN PRIVATE KEY-----.")
+    done = deltackpt("write", path, repo, "--sign", path / "trainer.key", "--json")
+    assert done.status == 0, done.err
+    assert done.json["left_out"] == [["tls.pem", "a private key"], ["trainer.key", "a private key"]]
+    assert "left out trainer.key: a private key" in done.err
+    assert side_of(repo) == ["README.md", "config.json", "trainer.key.pub"]
+    secret = (path / "trainer.key").read_bytes().splitlines()[1]
+    assert not any(secret in data for data in tree(repo).values())
+    assert deltackpt("verify", path, "--against", repo).status == 0
+
+
 def test_strays_are_found_by_verify(tmp_path):
     path = checkpoint(tmp_path / "model", 0)
     deltackpt("write", path, tmp_path / "repo")

@@ -59,6 +59,52 @@ def test_a_file_cut_short_while_it_is_written_from(world, of):
     assert deltackpt("verify", world / "step_1", "--against", repo).status == 0
 
 
+QUANTIZED = ("--quantize", "fp8-block")
+
+
+@guarded
+@pytest.mark.parametrize("of", ["step_0", "step_1"])
+def test_a_file_cut_short_while_it_is_quantised(world, of):
+    pytest.importorskip("torch")
+    line = ("write", world / "step_1", world / "fp8", "--base", world / "step_0", *QUANTIZED)
+    assert deltackpt("write", world / "step_0", world / "fp8", *QUANTIZED).status == 0
+    before, home = tree(world / "fp8"), world / "tmp"
+    home.mkdir()
+    done = deltackpt(*line, "--json", before=CUT.format(of=of), TMPDIR=str(home))
+    assert (done.status, done.json["error"]) == (5, "checkpoint-changed"), done.err
+    assert str(world / of) in done.err
+    assert tree(world / "fp8") == before
+    assert list(home.glob("deltackpt-quantize*")) == []
+
+
+LIMIT = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))"""
+
+
+def test_no_room_for_the_quantised_copy(world):
+    pytest.importorskip("torch")
+    home = world / "tmp"
+    home.mkdir()
+    done = deltackpt(
+        "write", world / "step_1", world / "fp8", *QUANTIZED, "--json", before=LIMIT.format(most=9999), TMPDIR=str(home)
+    )
+    assert (done.status, done.json["error"]) == (8, "not-writable"), done.err
+    assert done.json["have"] == "File too large"
+    assert str(home) in done.json["where"]
+    assert not (world / "fp8").exists()
+    assert list(home.glob("deltackpt-quantize*")) == []
+
+
+@pytest.mark.parametrize("most", [0, 100, 300])
+def test_no_room_for_a_key(tmp_path, most):
+    """100 bytes hold the public key, and no private one."""
+    done = deltackpt("keygen", tmp_path / "key", "--comment", "c" * 300, "--json", before=LIMIT.format(most=most))
+    assert (done.status, done.json["error"]) == (8, "not-writable"), done.err
+    assert list(tmp_path.iterdir()) == []
+    assert deltackpt("keygen", tmp_path / "key").status == 0
+
+
 @guarded
 def test_one_cut_short_while_others_read_it(world):
     again = (world / "step_1/model.safetensors").read_bytes()

@@ -147,6 +147,64 @@ def test_the_command(tmp_path):
     assert "--quantize" in alone.stderr
 
 
+def test_clip_goes_out_quantised(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(text_config={**sizes, "vocab_size": 99}, vision_config={**sizes, "image_size": 32})
+    model = transformers.CLIPModel(config).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "clip")
+    assert command("write", tmp_path / "clip", tmp_path / "repo", "--quantize", "fp8-block").returncode == 0
+    with TrainerHook(model, tmp_path / "hooked", quantize="fp8-block") as hook:
+        hook.step(0)
+    for repo in ("repo", "hooked"):
+        apply(Repository.open(tmp_path / repo), tmp_path / f"out-{repo}")
+    found = tensors(tmp_path / "out-repo")
+    assert "logit_scale" in found
+    assert "text_model.encoder.layers.0.mlp.fc1.weight_scale_inv" in found
+    assert tensors(tmp_path / "out-hooked") == found
+
+
+def test_what_a_quantised_copy_leaves_out_is_told(tmp_path):
+    folder = saved(tmp_path / "in", Net(width=128))
+    (folder / "optimizer.pt").write_bytes(b"of the trainer")
+    (folder / "empty").mkdir()
+    done = command("write", folder, tmp_path / "repo", "--quantize", "fp8-block", "--json")
+    assert json.loads(done.stdout)["left_out"] == [["empty/", "an empty folder"], ["optimizer.pt", "a pickle"]]
+    assert "left out optimizer.pt: a pickle" in done.stderr
+
+
+def test_slices_and_links_are_refused_quantised_or_not(tmp_path):
+    folder = saved(tmp_path / "in", Net(width=128))
+    (folder / "notes.txt").symlink_to("/etc/passwd")
+    done = command("write", folder, tmp_path / "repo", "--quantize", "fp8-block", "--json")
+    assert (done.returncode, json.loads(done.stdout)["error"]) == (5, "link-escapes"), done.stderr
+    (folder / "notes.txt").unlink()
+    path = folder / "model.safetensors"
+    save_file(load_file(path), path, {"DCP_SHARDING_INFO": "{}"})
+    done = command("write", folder, tmp_path / "repo", "--quantize", "fp8-block", "--json")
+    assert (done.returncode, json.loads(done.stdout)["error"]) == (5, "checkpoint-slices"), done.stderr
+    assert not (tmp_path / "repo").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "status"),
+    [
+        ('{"quantization_config": {"quant_method": "fp8"}}', "quantize-already", 5),
+        ('{"quantization_config": "fp8"}', "quantize-already", 5),
+        ('{"quantization_config": null}', "", 0),
+        ("{broken", "json-syntax", 3),
+        ("[]", "json-syntax", 3),
+    ],
+)
+def test_what_a_config_says(tmp_path, config, code, status):
+    folder = saved(tmp_path / "in", Net(width=128))
+    (folder / "config.json").write_text(config)
+    done = command("write", folder, tmp_path / "repo", "--quantize", "fp8-block", "--json")
+    assert done.returncode == status, done.stderr
+    assert code in done.stdout + done.stderr
+    assert (tmp_path / "repo" / "deltackpt.json").exists() == (status == 0)
+
+
 def test_options_of_the_hook(tmp_path):
     for wrong in ("fp9", 8, ["fp8-block"]):
         with pytest.raises(UsageError) as caught:

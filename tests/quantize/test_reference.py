@@ -176,6 +176,53 @@ def test_what_is_quantised_already_is_refused():
     assert refused("fp8-block", state).code == "quantize-already"
 
 
+FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("names", "odd"),
+    [
+        ({"a.weight": FP8}, "a.weight"),  # values without their scales, which lie in another shard
+        ({"a.weight": FP8, "a.weight_scale_inv": torch.float32}, "a.weight_scale_inv"),
+        ({"a.weight": torch.int8, "a.weight_scale": BF16}, "a.weight_scale"),
+        ({"a.weight_packed": torch.int32, "a.weight_scale": BF16}, "a.weight_packed"),
+        ({"a.weight_packed": torch.uint8, "a.weight_global_scale": torch.float32}, "a.weight_global_scale"),
+        ({"a.qweight": torch.int32, "a.qzeros": torch.int32, "a.scales": BF16}, "a.qweight"),
+        ({"a.weight": torch.uint8, "a.weight.absmax": torch.float32}, "a.weight"),  # bitsandbytes
+        ({"experts.down_proj": FP8, "experts.down_proj_scale_inv": torch.float32}, "experts.down_proj_scale_inv"),
+        (
+            {"experts.down_proj_blocks": torch.uint8, "experts.down_proj_scales": torch.uint8},
+            "experts.down_proj_scales",
+        ),
+        ({"a.weight": BF16, "a.weight_scale": BF16}, "a.weight_scale"),  # the very name that a recipe would write
+    ],
+)
+def test_what_quantised_checkpoints_hold_is_refused(names, odd):
+    state = {name: torch.zeros(8, 128).to(dtype) for name, dtype in names.items()}
+    error = refused("fp8-block", {"fine.weight": weight_of(8, 128), **state})
+    assert error.code == "quantize-already"
+    assert odd in str(error)
+    assert "fine.weight" not in str(error)
+
+
+def test_parameters_that_are_only_called_like_scales_stay():
+    state = {
+        "logit_scale": torch.tensor([2.6592]),  # CLIP's
+        "text.layer_scale": torch.ones(8),
+        "norm.weight_scale": torch.ones(8),  # of no weight
+        "gate": torch.ones(8),
+        "gate_scale": torch.ones(8),
+        "lm_head.weight": weight_of(8, 128),
+        "lm_head.weight_scale": torch.ones(8),  # the recipe leaves the head alone
+        "position_ids": torch.arange(4),
+        "mask": torch.ones(4, 4, dtype=torch.bool),
+        "a.weight": weight_of(8, 128),
+    }
+    found = quantized("fp8-block", state)
+    assert {*found} == {*state, "a.weight_scale_inv"}
+    assert all(same(found[name].tensor, tensor) for name, tensor in state.items() if name != "a.weight")
+
+
 def test_nothing_to_quantise_is_refused():
     assert refused("fp8-block", {"lm_head.weight": weight_of(8, 128), "norm.weight": torch.ones(8)}).code == (
         "quantize-option"

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from deltackpt.errors import ChainError, StoreError
+from deltackpt.util.answers import read_whole
 
 MAX_ANSWER = 64 << 20
 _NO_KEY = "It asks for a key: set DELTACKPT_ENGINE_KEY, or the variable that the engine itself reads."
@@ -64,14 +65,15 @@ class Http:
 
     def _ask(self, request: urllib.request.Request, timeout: float | None) -> Any:
         """Raises ChainError ``engine-refused`` for an error as the answer, StoreError ``engine-silent`` for none."""
+        seconds = timeout or self.timeout
         try:
-            with self._opener.open(request, timeout=timeout or self.timeout) as answer:
-                raw = answer.read(MAX_ANSWER)
+            with self._opener.open(request, timeout=seconds) as answer:
+                raw = read_whole(answer, MAX_ANSWER, seconds)
             return _parsed(raw)
         except urllib.error.HTTPError as error:
             said = ""
-            with suppress(OSError, http.client.HTTPException):  # it may end, or stand still, within its words
-                said = error.read(2000).decode(errors="replace")
+            with suppress(OSError, http.client.HTTPException):  # the status says enough
+                said = read_whole(error, 2000, seconds).decode(errors="replace")
             have = f"status {error.code}: {said[:600]}"
             hint = self._no_route if error.code == 404 else _NO_KEY if error.code in (401, 403) else ""
             raise ChainError(
