@@ -164,7 +164,7 @@ class Watch:
         self._detector.forget({snapshot.step for snapshot in snapshots})
         branch = self._branch
         if branch is None and snapshots:
-            branch = self._branch = Branch(Repository.open_or_create(self._url), self._options.ref)
+            branch = self._branch = Branch(self._open(), self._options.ref)
         self._clear(gone)
         self._waiting = False
         if branch is None or not snapshots:
@@ -290,6 +290,7 @@ class Watch:
         how = self._options
         options: dict[str, Any] = {"step": snapshot.step, "resume_from": back, "metadata": entry}
         options |= {"anchor": how.anchor, "encoding": how.encoding, "ref": how.ref, "threads": how.threads}
+        options |= {"sign": how.sign, "trust": how.trust}
         if parents:
             try:
                 return write(snapshot.path, self._url, base=parents[0].path, **options)
@@ -297,6 +298,10 @@ class Watch:
                 if isinstance(error, ChainError) and error.code != "base-differs":
                     raise
         return write(snapshot.path, self._url, **options)
+
+    def _open(self) -> Repository:
+        how = self._options
+        return Repository.open_or_create(self._url).secure(how.trust, sign=how.sign)
 
     def _is_published(self, branch: Branch, snapshot: DirectorySnapshot) -> bool:
         """Whether this directory is the one that was published."""
