@@ -75,15 +75,17 @@ def import_steps(
     """Publish the steps of ``reader``, of the format ``name``, that the branch does not have yet.
 
     ``base`` is the checkpoint that the first step applies to. A branch that has steps is its own base: the next step
-    must apply to its last one. ``sign`` and ``trust`` are those of `Repository.secure`. What a step cannot prove is in the result, and in the step's metadata. Raises UsageError
-    ``foreign-base``, ChainError ``foreign-*``, FormatError; then the steps before are published and that one is not.
+    must apply to its last one. ``sign`` and ``trust`` are those of `Repository.secure`. What a step cannot prove is in
+    the result, and in the step's metadata. Raises UsageError ``foreign-base``, ChainError ``foreign-*``, FormatError;
+    then the steps before are published and that one is not.
     """
     began = time.monotonic()
     steps = list(reader.steps())
     if not steps:
         raise UsageError("foreign-unknown", where=name, have="no step", need="one at least")
     with temporary_folder("import") as temporary:
-        options = {"anchor": anchor, "ref": ref, "threads": threads, "sign": sign, "trust": trust, "progress": progress}
+        options: dict[str, Any] = {"anchor": anchor, "ref": ref, "threads": threads, "progress": progress}
+        options |= {"sign": sign, "trust": trust}
         job = _Import(name, reader, repository, temporary, options)
         todo = job.begin(steps, base)
         for step in todo:
