@@ -81,7 +81,7 @@ class Steps(Protocol):
         """What changed between two steps, where that was kept."""
 
     def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
-        """What weights are held against where no step's bytes are kept; None where they are."""
+        """What weights are held against where no step's bytes are kept, or where the weights are on a card."""
 
 
 class RepositorySteps:
@@ -119,9 +119,13 @@ class RepositorySteps:
         """What is read to come from one step to another, found by `Repository.resolve`."""
         return self._repo.resolve(end, have=start)
 
-    def changes(self, plan: Plan) -> StepChanges:
-        """The changed elements of a plan, to be entered."""
-        return StepChanges(self._repo, plan)
+    def changes(self, plan: Plan, *, late: bool = False) -> StepChanges:
+        """The changed elements of a plan, to be entered; with ``late`` parts are hashed beside."""
+        return StepChanges(self._repo, plan, late=late)
+
+    def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
+        """Those of a step's tensors, by name: what the engine's memory is held against."""
+        return self._repo.digests(self._repo.load(link))
 
 
 class CachedSteps(RepositorySteps):
@@ -175,7 +179,3 @@ class CachedSteps(RepositorySteps):
         called while no process moves the cache, as in `slot`."""
         journal = Journal.read(CacheLayout(self.cache).journal)
         return journal if journal is not None and (journal.start, journal.end) == (start, end) else None
-
-    def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
-        """None: a step is held against its slot."""
-        return None

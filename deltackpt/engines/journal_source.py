@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from deltackpt.engines.cached_steps import ReadTensor, Slot
+from deltackpt.engines.card_memory import card_of
+from deltackpt.engines.card_upload import CardUpload
 from deltackpt.engines.context import RankContext
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.proof import Proof
-from deltackpt.engines.scatter import Fallback, MemoryWrite, Words
+from deltackpt.engines.scatter import Fallback, MemoryWrite, Words, Write
 from deltackpt.errors import ChainError
 from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.manifest import Link
@@ -25,7 +27,7 @@ class JournalSource:
 
     path = "journal"
 
-    def writes(self, context: RankContext, link: Link) -> Sequence[MemoryWrite]:
+    def writes(self, context: RankContext, link: Link) -> Sequence[Write]:
         """Raises Fallback where the cache does not lead there, and what `prepare` raises."""
         at, proof = context.link, context.proof
         if at is None or proof is None:
@@ -37,14 +39,17 @@ class JournalSource:
             return prepare(proof, context.memory, before, journal)
 
 
-def prepare(proof: Proof, memory: Mapping[int, Memory], before: Slot, journal: Journal) -> list[MemoryWrite]:
+def prepare(proof: Proof, memory: Mapping[int, Memory], before: Slot, journal: Journal) -> Sequence[Write]:
     """All writes of a journal, as absolute words, on this rank. Nothing is written.
 
-    The words that will be overwritten are read, and held against those of the step before. Raises Fallback for a tensor
+    The words that will be overwritten are read, and held against those of the step before: on a card, if the weights
+    are on one, to which all is sent beforehand. Raises Fallback for a tensor
     without proof, or memory that is not the step's; ChainError ``tied-differs`` for values that the engine cannot hold.
     """
     table = before.table
+    card = card_of(proof, memory)
     writes: list[MemoryWrite] = []
+    to_card = CardUpload(card) if card is not None else None
     changed: dict[str, Pieces] = {}
     for number, name in enumerate(table):
         records = journal.of(number)
@@ -66,11 +71,14 @@ def prepare(proof: Proof, memory: Mapping[int, Memory], before: Slot, journal: J
             if len(where) == 0:
                 continue
             storage = memory[region.memory]
+            if to_card is not None:
+                to_card.add(name, storage, where, values[inside], words[positions[inside]])
+                continue
             old = storage.read(where)
             if not np.array_equal(old, words[positions[inside]]):
                 raise Fallback(f"{name}: the engine's memory is not that of the step before")
             writes.append(MemoryWrite(storage, where, values[inside], old))
-    return writes
+    return writes if to_card is None else to_card.writes()
 
 
 def _last(pieces: Pieces, total: int) -> tuple[Words, Words]:

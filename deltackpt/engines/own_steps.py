@@ -6,7 +6,7 @@ in a temporary folder, for as long as that takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from deltackpt.checkpoint import Checkpoint
 from deltackpt.engines.cached_steps import RepositorySteps, Slot
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
-from deltackpt.format.state_digest import TensorDigest
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.materialize import apply
@@ -75,7 +74,3 @@ class OwnSteps(RepositorySteps):
     def journal(self, start: Link, end: Link) -> Journal | None:
         """There is none."""
         return None
-
-    def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
-        """Those of a step's tensors, by name: what the engine's memory is held against."""
-        return self._repo.digests(self._repo.load(link))

@@ -8,13 +8,15 @@ import numpy as np
 
 from deltackpt.codecs import Decoded
 from deltackpt.engines.cached_steps import RepositorySteps, Steps
+from deltackpt.engines.card_memory import card_of
+from deltackpt.engines.card_source import CardDecoding
 from deltackpt.engines.context import RankContext
 from deltackpt.engines.held import read_tensor
 from deltackpt.engines.journal_source import tie_differs
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.proof import Proof
 from deltackpt.engines.regions import Region
-from deltackpt.engines.scatter import Fallback, MemoryWrite
+from deltackpt.engines.scatter import Fallback, MemoryWrite, Write
 from deltackpt.engines.step_changes import StepChanges
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
@@ -28,7 +30,7 @@ class PatchSource:
 
     path = "patches"
 
-    def writes(self, context: RankContext, link: Link) -> Sequence[MemoryWrite]:
+    def writes(self, context: RankContext, link: Link) -> Sequence[Write]:
         """Raises Fallback where no patches lead there, or the engine's words are not what they apply to; ChainError
         ``tied-differs``, and what reading raises."""
         at, proof, steps = context.link, context.proof, context.steps
@@ -37,8 +39,14 @@ class PatchSource:
         plan = steps.plan(at, link)
         if plan.anchor is not None:
             raise Fallback(f"no patches lead from step {at.step} to {link.step}")
-        with steps.changes(plan) as changes:
-            return _Decoding(proof, context.memory, steps, at, link).writes(changes)
+        card = card_of(proof, context.memory)
+        if card is None:
+            with steps.changes(plan) as changes:
+                return _Decoding(proof, context.memory, steps, at, link).writes(changes)
+        with steps.changes(plan, late=True) as changes:
+            table, digests = steps.table(at), (steps.digests(at) or {}, steps.digests(link) or {})
+            made = CardDecoding(card, proof, context.memory, table, at, digests).writes(changes)
+        return made  # the parts have their sha256: that ran beside, and was joined
 
 
 class _Decoding:

@@ -11,13 +11,16 @@ import numpy.typing as npt
 import torch
 
 from deltackpt.engines.cached_steps import ReadTensor
+from deltackpt.engines.card_memory import card_of, covers, elements, same_words, target_view, unlike
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.regions import Region
 from deltackpt.engines.tracing import Trace
 from deltackpt.engines.traits import EngineTraits, derived, quantized
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.state_digest import TensorDigest
 
+MARKED = 1 << 28  # elements of a storage from which on its marks are in host memory
 MISMATCH = "the engine's memory does not hold the step's bits where the trace says"
 
 
@@ -43,14 +46,15 @@ class Proof:
 
 def prove(
     found: Trace, model: torch.nn.Module, memory: Mapping[int, Memory], table: Mapping[str, Tensor], read: ReadTensor,
-    *, whole: bool, traits: EngineTraits,
+    *, whole: bool, traits: EngineTraits, digests: Mapping[str, TensorDigest] | None = None,
 ) -> Proof:  # fmt: skip
     """Hold a trace against the engine's memory and the bytes of the step that it was loaded from.
 
     A tensor is proven if all that the loader did with it was plain copies that nothing overwrote, into parameters
     that hold nothing but such copies and constants, and if every word that was read back is the step's. ``whole``: the
-    engine holds all of the model, so each element has to have a place. ``read`` returns a tensor's bytes. Nothing
-    of a model that holds anything else made of its weights is proven; ``traits`` say where to look.
+    engine holds all of the model, so each element has to have a place. ``read`` returns a tensor's bytes; with
+    ``digests`` tensors that are whole on a card are held against those there. Nothing of a model that holds anything
+    else made of its weights is proven; ``traits`` say where to look.
     """
     proof = Proof()
     everything = found.broken or quantized(model, traits) or derived(model, memory, traits)
@@ -74,10 +78,14 @@ def prove(
             blamed = address in found.spoiled and address not in found.strays
             if any(own for _, _, own in storage.tensors) and not regions and not blamed:
                 proof.unproven.update(dict.fromkeys(table, why))
-    for name, regions in by_tensor.items():
-        if name in proof.unproven:
-            continue
-        if why := _read_back(regions, memory, table[name], read(name), whole):
+    left = {name: regions for name, regions in by_tensor.items() if name not in proof.unproven}
+    known = _proven_by(digests, left, memory, table) if digests is not None else {}
+    for name, regions in left.items():
+        if name in known:
+            why = None if known[name] else MISMATCH
+        else:
+            why = _read_back(regions, memory, table[name], read(name), whole)
+        if why is not None:
             proof.unproven[name] = why
             proof.mismatch |= why is MISMATCH
         else:
@@ -87,21 +95,18 @@ def prove(
 
 def _covered(storage: Memory, regions: Sequence[Region], proof: Proof) -> str | None:
     """Why a storage is not exactly what the regions put there, the last writer winning."""
-    parameters = [(name, t) for name, t, own in storage.tensors if own]
-    marks = np.zeros(len(storage.flat), np.uint16)
-    if len(regions) > 65_000:
+    if tiles(storage, regions):
+        return None
+    if len(regions) > 32_000:
         return "too many pieces in one parameter"
+    marks = _marks(storage)
     for i, region in enumerate(regions):
-        region.target_view(marks)[...] = i + 1
-    for name, t in parameters:
-        view = np.lib.stride_tricks.as_strided(
-            marks[t.storage_offset() :], t.shape, [2 * s for s in t.stride()], writeable=False
-        )
-        if not view.all():
+        target_view(region, marks).fill_(i + 1)
+    for name, t, own in storage.tensors:
+        if own and not bool(marks.as_strided(t.shape, t.stride(), t.storage_offset()).all()):
             return f"{name} has elements that no tensor of the checkpoint is copied to"
     for i, region in enumerate(regions):
-        seen = region.target_view(marks)
-        if (seen == i + 1).all():
+        if bool((target_view(region, marks) == i + 1).all()):
             continue
         over = next((r for r in regions[i + 1 :] if _same_place(r, region)), None)
         if over is None or bool(region.tensor) != bool(over.tensor):
@@ -109,6 +114,28 @@ def _covered(storage: Memory, regions: Sequence[Region], proof: Proof) -> str | 
         if region.tensor:
             proof.ties[region.tensor] = over.tensor
     return None
+
+
+def tiles(storage: Memory, regions: Sequence[Region]) -> bool:
+    """Do the regions lie side by side, without gap or overlap, from the first element of a storage to the last? As
+    nearly all do; for others it takes a look at each element."""
+    at = 0
+    for region in sorted(regions, key=lambda region: region.target):
+        if region.target != at:
+            return False
+        step = 1
+        for n, t in sorted(((n, t) for n, _, t in region.dims), key=lambda dim: dim[1]):
+            if t != step:
+                return False
+            step *= n
+        at += region.elements
+    return at == len(storage.flat)
+
+
+def _marks(storage: Memory) -> torch.Tensor:
+    """A number for each element of a storage, 0: where that is, or on the host if it takes much of a card."""
+    there = storage.flat.device if len(storage.flat) <= MARKED else torch.device("cpu")
+    return torch.zeros(len(storage.flat), dtype=torch.int16, device=there)
 
 
 def _same_place(a: Region, b: Region) -> bool:
@@ -119,14 +146,33 @@ def _read_back(
     regions: Sequence[Region], memory: Mapping[int, Memory], tensor: Tensor, data: npt.NDArray[np.uint8], whole: bool
 ) -> str | None:
     words = data.view(uint(DTYPES[tensor.dtype].width))
-    count = 0
     for region in regions:
-        count += region.elements
-        if not np.array_equal(region.source_view(words), region.target_view(memory[region.memory].words())):
+        flat = memory[region.memory].flat
+        if flat.device.type != "cpu":
+            held = same_words(region, words, flat)
+        else:
+            held = np.array_equal(region.source_view(words), region.target_view(memory[region.memory].words()))
+        if not held:
             return MISMATCH
-    if whole and regions and count < len(words):
-        return f"{len(words) - count:,} of its elements have no place"
-    return None
+    return _missing(regions, len(words)) if whole else None
+
+
+def _missing(regions: Sequence[Region], total: int) -> str | None:
+    count = sum(region.elements for region in regions)
+    return f"{total - count:,} of its elements have no place" if regions and count < total else None
+
+
+def _proven_by(
+    digests: Mapping[str, TensorDigest], regions: Mapping[str, Sequence[Region]], memory: Mapping[int, Memory],
+    table: Mapping[str, Tensor],
+) -> dict[str, bool]:  # fmt: skip
+    """Of tensors on a card, those that the regions cover: are they what the digests say?"""
+    held = {n: found for n, found in regions.items() if found and covers(found, elements(table[n]))}
+    card = card_of(Proof(regions={n: list(found) for n, found in held.items()}), memory)
+    if card is None:
+        return {}
+    wrong = set(unlike(card, held, memory, table, digests))
+    return {name: name not in wrong for name in held}
 
 
 def same(proof: Proof, memory: Mapping[int, Memory], table: Mapping[str, Tensor], read: ReadTensor) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from deltackpt.engines.cached_steps import CachedSteps, Steps
 from deltackpt.engines.context import RankContext
 from deltackpt.engines.engine import Engine, attempt, model_differs, raise_on_all
-from deltackpt.engines.held import differing
+from deltackpt.engines.held import differing, known_digests
 from deltackpt.engines.journal_source import JournalSource
 from deltackpt.engines.memory import memories
 from deltackpt.engines.own_steps import OwnSteps
@@ -141,6 +141,7 @@ class Receiver:
         report.path = staged.path(report.mode)
         if report.expected not in ("", report.path):
             log.warning("step %s goes by %s, not by %s: %s", link.step, report.path, report.expected, report.reason)
+        report.decoded = writes.decoded if writes is not None else {}
         undo = self._undo_of(writes)
         failed = self._write(writes, link, report)
         try:
@@ -269,7 +270,8 @@ class Receiver:
             engine = self.engine
             found = trace(engine.load, engine.model, self.memory, self.steps.load_order(link))
             self.proof = prove(
-                found, engine.model, self.memory, slot.table, slot.read, whole=engine.whole, traits=engine.traits
-            )
+                found, engine.model, self.memory, slot.table, slot.read,
+                whole=engine.whole, traits=engine.traits, digests=known_digests(self.steps, link),
+            )  # fmt: skip
             self.why = next((f"{n}: {w}" for n, w in self.proof.unproven.items()), "")
         report.seconds["proof"] = round(time.monotonic() - began, 4)

@@ -86,6 +86,14 @@ class Scatter:
         """How many are written in all."""
         return sum(w.elements for w in self._writes)
 
+    @property
+    def decoded(self) -> dict[str, int]:
+        """How many tensors were decoded on the card, and how many on the host, where the weights are on a card."""
+        found: dict[str, int] = {}
+        for w in self._writes:
+            found |= getattr(w, "decoded", {})
+        return found
+
     def write(self) -> None:
         """Put every new word in place. After any error `rollback` puts the old ones back."""
         for w in self._writes:

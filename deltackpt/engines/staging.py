@@ -76,6 +76,7 @@ class StagedStep:
             path=self.path(mode),
             expected=self.expected,
             elements=self.scatter.elements if self.scatter else 0,
+            decoded=self.scatter.decoded if self.scatter else {},
             open=self.open,
             final=self.context.final,
             version=self.context.version,

@@ -17,6 +17,7 @@ from deltackpt.patch.base import Bytes, Known, TensorPatch
 from deltackpt.patch.source import PartSource
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
+from deltackpt.restore.late_source import LateSource
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Replay
 from deltackpt.restore.source import RepositorySource
@@ -26,10 +27,15 @@ class StepChanges:
     """What leads to a plan's target. Patches where it begins at a state that is there, all tensors where at an anchor.
 
     A context manager: every part is fetched and hashed on entry, from ``source``, or the repository if it is None.
+    With ``late``, parts of the repository that no anchor precedes are hashed beside what is done within the block:
+    that they have their sha256 is known after `join`, which the end of the block does as well, before any other error.
     """
 
-    def __init__(self, repo: Repository, plan: Plan, source: PartSource | None = None) -> None:
-        self._repo, self._plan, self._source = repo, plan, source or RepositorySource(repo)
+    def __init__(
+        self, repo: Repository, plan: Plan, source: PartSource | None = None, *, late: bool = False
+    ) -> None:  # fmt: skip
+        self._late = LateSource(repo) if late and source is None and plan.anchor is None else None
+        self._repo, self._plan, self._source = repo, plan, source or self._late or RepositorySource(repo)
         self._stack = ExitStack()
         self._patches: Sequence[PatchReader] = ()
         self._whole: Replay | None = None
@@ -37,12 +43,22 @@ class StepChanges:
     def __enter__(self) -> StepChanges:
         if self._plan.anchor is not None:
             self._whole = self._stack.enter_context(Replay.open(self._repo, self._plan))
-        else:
+            return self
+        try:
             self._patches = self._stack.enter_context(PatchReader.open_all(self._source, self._plan.patches))
+        except BaseException:
+            self.join()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        self.join()
+
+    def join(self) -> None:
+        """Wait until all parts were hashed. Raises FormatError ``object-hash``."""
+        if self._late is not None:
+            self._late.join()
 
     @property
     def patches(self) -> Sequence[PatchReader]:
@@ -52,6 +68,7 @@ class StepChanges:
     def hop(self, number: int) -> StepChanges:
         """The changes of one hop alone: what leads from the state before it to the one after."""
         one = StepChanges(self._repo, self._plan, self._source)
+        one._late = self._late
         one._patches = self._patches[number : number + 1]
         return one
 

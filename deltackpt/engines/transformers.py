@@ -92,7 +92,7 @@ def refresh(
             _MODULES[model] = known
             return RefreshResult(link.step, link.id, target.state, link.step, 0, None, 0, 0, _since(began))
         plan = repo.resolve(link, have=known.link)
-        with StepChanges(repo, plan) as step_changes:
+        with StepChanges(repo, plan, late=True) as step_changes:
             changed = _move(repo, plan, step_changes, found, known)
     base, known.link = known.link, link
     _MODULES[model] = known
@@ -143,6 +143,7 @@ def _hop(
     """Prove and write one move, whose scatter joins ``written``; -> the sums after it."""
     writes = _prepare(changes, found, card.gained.keys())
     sums = _check(target, repo.digests(target), found, writes, known, card.gained)
+    changes.join()  # the parts have their sha256
     written.append(Scatter([*writes.values(), *card.writes]))
     written[-1].write()
     return sums

@@ -50,6 +50,7 @@ class RankReport:
     path: str = ""
     expected: str = ""
     elements: int = 0
+    decoded: dict[str, int] = field(default_factory=dict)  # tensors, on the card and on the host, for an engine on one
     checked: str = ""
     wedged: bool = False
     open: bool = False  # whether an update session of the engine is open

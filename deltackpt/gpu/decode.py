@@ -19,16 +19,18 @@ import torch
 
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.packed import decoder, list_index
+from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.changes import NARROW
 from deltackpt.gpu.digest import keys, power
-from deltackpt.gpu.tiles import grid_table, segments
+from deltackpt.gpu.tiles import elements, grid_table, segments
 from deltackpt.gpu.transfers import Copy, Sent, current, owners, send
 
 AT_ONCE = 1 << 29  # elements whose tiles are decoded at once: their scratch memory is an eighth of that and more
+MAX_TILE_BYTES = 1 << 28  # from here on its bits are not counted in int32
 LISTS = 32  # columns of the counts: one for each class, and for the long changes of each
 
 
@@ -88,10 +90,14 @@ class DecodedChanges:
 def takes(task: DecodeTask) -> bool:
     """Is there a kernel for it? Not for tensors whose places int32 does not hold, tiles of 2^28 bytes or more, and
     classes of a dtype that has no exponent; those are decoded on the host."""
-    index, grid = task.index, task.index.grid
-    placed = grid.rows * grid.tile_height * grid.columns * grid.tile_width < NARROW and task.words.numel() < NARROW
-    small = int(index.lengths.max(initial=0)) < 1 << 28
-    return placed and small and (task.dtype.exponent[1] > 0 or index.scale.classes == 1)
+    index = task.index
+    small = int(index.lengths.max(initial=0)) < MAX_TILE_BYTES
+    return _placed(index.grid) and small and (task.dtype.exponent[1] > 0 or index.scale.classes == 1)
+
+
+def _placed(grid: TileGrid) -> bool:
+    """Do int32 hold the places of all elements, and those of tiles that do not exist?"""
+    return grid.rows * grid.tile_height * grid.columns * grid.tile_width < NARROW and grid.height * grid.width < NARROW
 
 
 def decode(tasks: Sequence[DecodeTask], data: torch.Tensor) -> Iterator[DecodedChanges]:
@@ -138,8 +144,8 @@ def _as_words(data: torch.Tensor) -> torch.Tensor:
 class _SentTiles:
     """All tiles of a group on the device; see the kernels for what each array is. ``sent`` is what they are views of.
 
-    ``total``: changes. ``numbers``: at most so many are in unary. ``short``: of every tile below 4 bytes, its number,
-    where it begins, its bytes, its crc32. ``plan``: where segments of elements are.
+    ``total``: changes, ``of`` each task. ``numbers``: at most so many are in unary. ``short``: of every tile below 4
+    bytes, its number, where it begins, its bytes, its crc32. ``plan``: where segments of elements are.
     """
 
     grids: torch.Tensor
@@ -154,6 +160,7 @@ class _SentTiles:
     counts: torch.Tensor
     total: int
     numbers: int
+    of: list[int]
     short: list[tuple[int, int, int, int]]
     plan: Any
     sent: Sent
@@ -161,18 +168,16 @@ class _SentTiles:
 
 def _launch(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -> Callable[[], DecodedChanges]:
     """Launch all kernels. -> what waits for what they say of the bytes."""
+    from deltackpt.gpu.triton.crc import first_defects
     from deltackpt.gpu.triton.locate import locate
     from deltackpt.gpu.triton.step_back import step
     from deltackpt.gpu.triton.unlist import unlist
 
     dtype, device, words = tasks[0].dtype, data.device, tasks[0].words
-    for task in tasks:
-        _require(task, data.numel())
-    t = _send(tasks, device)
-    defects = _damaged(t, data)
-    unmasked = torch.zeros(1, dtype=torch.int32, device=device)
+    t = _send(tasks, data.numel(), device)
+    defects = first_defects(data, t.spans, t.checksums)
     counted = t.plan.scan(
-        t.grids, t.owner, t.places, t.block_tiles, t.scales, unmasked, dtype.width, dtype.exponent, False
+        t.grids, t.owner, t.places, t.block_tiles, t.scales, t.owner, dtype.width, dtype.exponent, False
     )
     lists = unlist(
         t.grids, t.owner, t.places, counted[1], t.scales, padded, t.spans, t.counts, t.firsts, t.numbers, defects
@@ -191,47 +196,66 @@ def _launch(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -
         flags, gained, short = (a.numpy() for a in known.wait())
         _refuse(tasks, t, flags, short)
         both = [(int(x) % (1 << 64), int(y) % (1 << 64)) for x, y in gained.tolist()]
-        counts = [task.index.changes for task in tasks]
-        return DecodedChanges(tasks, counts, found[0], found[1], new, both, t.owner, t.starts, t.grids[7])
+        return DecodedChanges(tasks, t.of, found[0], found[1], new, both, t.owner, t.starts, t.grids[7])
 
     return finish
 
 
-def _require(task: DecodeTask, size: int) -> None:
-    """What the host's decoder checks before it looks at a tile."""
+def _require(tasks: Sequence[DecodeTask], counts: npt.NDArray[np.int32], of: Ints, lengths: Ints, size: int) -> None:
+    """What the host's decoder checks before it looks at a tile: of all tasks at once, and of each if there is a defect.
+
+    ``counts`` [tiles, LISTS] are those of `_columns`, ``of`` [tiles] the changes of each tile, ``lengths`` its bytes.
+    """
+    assert int(lengths.max(initial=0)) < MAX_TILE_BYTES
+    for task in tasks:
+        grid = task.index.grid
+        assert _placed(grid)
+        assert task.words.is_contiguous()
+        assert task.words.numel() == grid.height * grid.width
+    assert all(0 <= task.begin <= task.begin + task.size <= size for task in tasks)
+    held = np.concatenate([elements(task.index.grid) for task in tasks])
+    long = counts[:, LISTS // 2 :] > counts[:, : LISTS // 2]
+    ends = starts(lengths)[starts(np.array([task.index.grid.tiles for task in tasks]))]
+    sizes = np.array([task.size for task in tasks])
+    over = (of > np.minimum(held, 8 * lengths)).any() or (np.diff(ends) != sizes).any()
+    if over or long.any() or counts.min(initial=0) < 0:
+        for task in tasks:
+            _refuse_index(task)
+
+
+def _refuse_index(task: DecodeTask) -> None:
     index = task.index
-    assert takes(task)
-    assert task.words.is_contiguous()
-    assert task.words.numel() == index.grid.height * index.grid.width
-    assert 0 <= task.begin <= task.begin + task.size <= size
     if (defect := list_index.count_defect(index)) is not None:
         raise FormatError(defect[0], where=task.where, have=defect[1], need=defect[2])
     if (need := int(index.lengths.sum())) != task.size:
         raise FormatError("tile-length", where=task.where, have=f"{task.size:,} bytes", need=f"{need:,} of the tiles")
 
 
-def _send(tasks: Sequence[DecodeTask], device: torch.device) -> _SentTiles:
-    """The tables of all tasks, in one copy."""
+def _send(tasks: Sequence[DecodeTask], size: int, device: torch.device) -> _SentTiles:
+    """The tables of all tasks, in one copy. ``size``: bytes of the part."""
     from deltackpt.gpu.triton.lists_scan import SPAN, Populations
 
     indices = [task.index for task in tasks]
     several = tasks[0].dtype.exponent[1] > 0  # classes, perhaps
     plan = Populations(np.concatenate([segments(i.grid, SPAN) * several for i in indices]))
-    first = [0, *accumulate(i.grid.tiles for i in indices)]
+    tiles = [i.grid.tiles for i in indices]
+    first = [0, *accumulate(tiles)]
     none = [0] * len(tasks)
     grids = grid_table([i.grid for i in indices], first, none, [task.words for task in tasks], plan.first_block)
     grids = np.vstack([grids, [[task.origin for task in tasks]]])
     lengths = np.concatenate([i.lengths for i in indices])
-    begins = np.concatenate([t.begin + starts(t.index.lengths)[:-1] for t in tasks])
+    ends = starts(lengths)
+    begins = ends[:-1] + np.repeat(np.array([task.begin for task in tasks]) - ends[first[:-1]], tiles)
     crcs = np.concatenate([i.checksums for i in indices]).astype(np.int64)
     short = [(i, int(begins[i]), int(lengths[i]), int(crcs[i])) for i in np.flatnonzero(lengths < 4).tolist()]
-    counts = np.concatenate([_columns(i) for i in indices])
+    counts = _columns(indices, first)
     of, long = counts[:, : LISTS // 2].sum(axis=1), counts[:, LISTS // 2 :].sum(axis=1)
+    _require(tasks, counts, of, lengths, size)
     changes, numbers = starts(of), starts(of + 2 * long)  # a long change has a code, if it is listed, and an excess
     sent = send(
         device,
         grids,
-        owners([i.grid.tiles for i in indices]),
+        owners(tiles),
         np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]]),
         plan.block_tiles,
         np.array([_scale(i) for i in indices], np.int64),
@@ -239,38 +263,33 @@ def _send(tasks: Sequence[DecodeTask], device: torch.device) -> _SentTiles:
         changes,
         numbers[:-1],
         crcs,
-        counts,
+        counts.view(np.int64),
         bypass=False,
     )
-    table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums, narrow = sent.arrays
+    table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums, pairs = sent.arrays
     return _SentTiles(
         table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums,
-        narrow.to(torch.int32), int(changes[-1]), int(numbers[-1]), short, plan, sent,
+        pairs.view(torch.int32), int(changes[-1]), int(numbers[-1]), np.diff(changes[first]).tolist(), short, plan,
+        sent,
     )  # fmt: skip
 
 
-def _columns(index: ListIndex) -> Ints:
-    """The counts of all tiles, [tiles, LISTS]: those of class c in column c, of its long changes LISTS / 2 on."""
-    scale = index.scale
-    wide = np.zeros((len(index.lengths), LISTS), np.int64)
-    wide[:, : scale.classes] = index.counts[:, : scale.classes]
-    wide[:, LISTS // 2 + scale.first : LISTS // 2 + scale.classes] = index.counts[:, scale.classes :]
+def _columns(indices: Sequence[ListIndex], first: Sequence[int]) -> npt.NDArray[np.int32]:
+    """The counts of all tiles, [tiles, LISTS]: those of class c in column c, of its long changes LISTS / 2 on. A count
+    that is no int32 is -1. ``first``: the first tile of each index, and how many there are."""
+    wide = np.zeros((first[-1], LISTS), np.int32)
+    for index, tile in zip(indices, first, strict=False):
+        scale, counts, rows = index.scale, index.counts, wide[tile : tile + len(index.counts)]
+        if counts.view(np.uint64).max(initial=0) >= NARROW:
+            counts = np.where((counts < 0) | (counts >= NARROW), -1, counts)
+        rows[:, : scale.classes] = counts[:, : scale.classes]
+        rows[:, LISTS // 2 + scale.first : LISTS // 2 + scale.classes] = counts[:, scale.classes :]
     return wide
 
 
 def _scale(index: ListIndex) -> tuple[int, int, int, int]:
     scale = index.scale
     return scale.classes, scale.first, scale.top, scale.anchor
-
-
-def _damaged(tiles: _SentTiles, data: torch.Tensor) -> torch.Tensor:
-    """The first defects of tiles, int32: those of 4 bytes or more that have not their crc32."""
-    from deltackpt.gpu.triton.crc import checksums
-    from deltackpt.gpu.triton.read_bits import CHECKSUM, NONE
-
-    begins, sizes = tiles.spans[:, 0] >> 3, tiles.spans[:, 1] >> 3
-    found = checksums(data, begins.contiguous(), sizes.contiguous()).to(torch.int64) & 0xFFFFFFFF
-    return torch.where((found != tiles.checksums) & (sizes >= 4), CHECKSUM, NONE).to(torch.int32)
 
 
 def _short(tiles: _SentTiles, data: torch.Tensor) -> torch.Tensor:

@@ -82,6 +82,25 @@ def of_run(words: torch.Tensor, first: int = 0) -> Sums:
     return total
 
 
+def sums_of_runs(runs: Sequence[tuple[torch.Tensor, int]]) -> list[Sums]:
+    """`of_run` of runs on one device, each with the place of its first element: by kernels where there are some, with
+    one transfer to the host for each width."""
+    found = [ZERO] * len(runs)
+    launched: list[tuple[list[int], torch.Tensor]] = []
+    together: dict[int, list[int]] = {}
+    for i, (words, first) in enumerate(runs):
+        if not has_kernels(words.device):
+            found[i] = of_run(words, first)
+        elif words.numel():
+            together.setdefault(words.element_size(), []).append(i)
+    for members in together.values():
+        launched.append((members, _launch([runs[i] for i in members])))
+    for members, both in launched:
+        for i, sums in zip(members, _sums(both), strict=True):
+            found[i] = sums
+    return found
+
+
 def has_kernels(device: Any) -> bool:
     """Are there kernels for a device: is it CUDA's, and Triton installed?"""
     return bool(device.type == "cuda" and has_triton())

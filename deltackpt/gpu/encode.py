@@ -118,15 +118,20 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
         dtype.exponent,
     )  # fmt: skip
     scales = lists_scale.classes(cells)
-    counted = plan.scan(table_, owner, places_, block_tiles, scales, group.mask, dtype.width, dtype.exponent, masked)
-    lists_scale.finish(table_, cells, counted[1], scales, dtype.width, masked)
+    mask = group.mask if masked else owner  # which is not looked at
+    group.release()
+    before, populations = plan.scan(
+        table_, owner, places_, block_tiles, scales, mask, dtype.width, dtype.exponent, masked
+    )
+    lists_scale.finish(table_, cells, populations, scales, dtype.width, masked)
     ranks, sizes, kinds = ordered
     lists_scan.rank(
-        table_, owner, places_, starts, scales, group.mask, counted, (ranks, kinds), dtype.width, dtype.exponent, masked
-    )
-    group.release()
+        table_, owner, places_, starts, scales, mask, (before, populations), (ranks, kinds), dtype.width,
+        dtype.exponent, masked,
+    )  # fmt: skip
+    del before, mask  # they are larger than all the rest
     lists = lists_sort.sort(
-        table_, owner, places_, starts, scales, counted[1], (ranks, sizes, kinds), dtype.width, masked
+        table_, owner, places_, starts, scales, populations, (ranks, sizes, kinds), dtype.width, masked
     )
     runs, lengths = lists_write.measure(owner, scales, lists, dtype.width)
     return _Measured(grids, first, sent, words, scales, lists, runs, lengths)

@@ -26,6 +26,12 @@ def segments(grid: TileGrid, span: int) -> npt.NDArray[np.int64]:
     return found
 
 
+@lru_cache(maxsize=512)
+def elements(grid: TileGrid) -> npt.NDArray[np.int64]:
+    """How many elements each tile has, shape (tiles,), int64."""
+    return grid.elements(np.arange(grid.tiles))
+
+
 def grid_table(
     grids: Sequence[TileGrid], first: Sequence[int], words: Sequence[int], there: Sequence[torch.Tensor],
     blocks: npt.NDArray[np.int64],

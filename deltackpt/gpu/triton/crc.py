@@ -12,8 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from deltackpt.gpu.triton.read_bits import CHECKSUM, NONE
+
 LANES = 128
 _LANES, _STEPS = tl.constexpr(LANES), tl.constexpr(LANES.bit_length())
+_CHECKSUM, _NONE = tl.constexpr(CHECKSUM), tl.constexpr(NONE)
 _POLYNOMIAL = 0xEDB88320
 
 
@@ -26,10 +29,8 @@ def _advance(tables, step, state):
 
 
 @triton.jit
-def _crc(data, addresses, sizes, tables, out):
-    tile = tl.program_id(0)
-    begin = tl.load(addresses + tile)
-    size = tl.load(sizes + tile).to(tl.int32)
+def _register(data, begin, size, tables):
+    """The register after ``size`` bytes from ``begin`` on."""
     lane = tl.arange(0, _LANES)
     state = tl.zeros((_LANES,), tl.int32)
     rows = (size + 4 * _LANES - 1) // (4 * _LANES)
@@ -44,7 +45,23 @@ def _crc(data, addresses, sizes, tables, out):
     far = lane * -1 + _LANES  # words to the end
     for step in tl.static_range(_STEPS):
         state = tl.where(((far >> step) & 1) == 1, _advance(tables, step, state), state)
-    tl.store(out + tile, tl.xor_sum(state, 0))
+    return tl.xor_sum(state, 0)
+
+
+@triton.jit
+def _crc(data, addresses, sizes, tables, out):
+    tile = tl.program_id(0)
+    size = tl.load(sizes + tile).to(tl.int32)
+    tl.store(out + tile, _register(data, tl.load(addresses + tile), size, tables))
+
+
+@triton.jit
+def _check(data, spans, checksums, tables, defects):
+    tile = tl.program_id(0)
+    size = (tl.load(spans + tile * 2 + 1) >> 3).to(tl.int32)
+    found = ~_register(data, tl.load(spans + tile * 2) >> 3, size, tables)
+    other = (size >= 4) & (found != tl.load(checksums + tile).to(tl.int32))
+    tl.store(defects + tile, tl.where(other, _CHECKSUM, _NONE))
 
 
 @lru_cache(maxsize=8)
@@ -70,3 +87,13 @@ def checksums(data: Any, addresses: Any, sizes: Any) -> Any:
     out = torch.empty(sizes.numel(), dtype=torch.int32, device=data.device)
     _crc[(sizes.numel(),)](data, addresses, sizes, _tables(data.device), out, num_warps=4)
     return ~out
+
+
+def first_defects(data: Any, spans: Any, checksums: Any) -> Any:
+    """The first defects of tiles, int32: those of 4 bytes or more that have not their crc32, int64 [tiles].
+
+    ``spans`` [tiles, 2] int64: first bit and bits of every tile.
+    """
+    defects = torch.empty(spans.shape[0], dtype=torch.int32, device=data.device)
+    _check[(spans.shape[0],)](data, spans, checksums, _tables(data.device), defects, num_warps=4)
+    return defects

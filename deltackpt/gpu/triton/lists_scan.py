@@ -26,6 +26,7 @@ PARTS = 4  # programs that share the changes of a tile
 _SPAN, _SEGMENTS = tl.constexpr(SPAN), tl.constexpr(SEGMENTS)
 _ROWS = tl.constexpr(64)  # segments that a program counts at once
 _CHUNK = tl.constexpr(64)  # changes that it ranks at once
+_ROOM = 16  # what a tile's segments begin at is a multiple of it, so that several are read and written at once
 _NIBBLES = tl.constexpr(0x0F0F0F0F)
 
 
@@ -51,9 +52,19 @@ def _spread(bytes, class_0: tl.constexpr, absent_class, absent):
 
 
 @triton.jit
-def _by_class(kind):
-    """[2, rows, SPAN / 16, 8] classes -> of every row 4 x 4 counts of 8 bits, of classes from 0, 1, 8 and 9 on."""
-    one = tl.full(kind.shape, 1, tl.int64) << (kind * 4).to(tl.int64)
+def _one(words, shift: tl.constexpr, bits: tl.constexpr, top_4, last_4):
+    """Of every word (int32), whose exponent is ``bits`` bits from bit ``shift`` + 2 on, a 1 in the field of its class:
+    int64, 16 fields of 4 bits. ``top_4`` and ``last_4``: four times the top exponent, and the last class."""
+    mask: tl.constexpr = ((1 << bits) - 1) << 2
+    moved = words << (0 - shift) if shift < 0 else words >> shift
+    class_4 = tl.minimum(tl.maximum(top_4 - (moved & mask), 0), last_4)
+    return tl.full(words.shape, 1, tl.int64) << class_4.to(tl.int64)
+
+
+@triton.jit
+def _by_class(one):
+    """[2, rows, SPAN / 16, n] of `_one`, or of sums of it: 8 words in the last axis -> of every row 4 x 4 counts of 8
+    bits, of classes from 0, 1, 8 and 9 on."""
     near = tl.sum(one.to(tl.int32), 3)  # 8 counts of 4 bits: classes 0 to 7
     far = tl.sum((one >> 32).to(tl.int32), 3)
     counts_0 = tl.sum(tl.sum(near & _NIBBLES, 0), 1)
@@ -72,41 +83,40 @@ def _store_totals(to, a, b, c, d):
 
 
 @triton.jit
-def _pass_on(counts, before, to, live):
-    """Store what comes before every segment; -> what comes before the next."""
-    running = tl.cumsum(counts, 0)
-    tl.store(to, before + running - counts, live)
-    return before + tl.sum(counts, 0)
+def _running(counts, to, live):
+    """Store what comes before every segment of a block, [SEGMENTS] int64; -> all of it."""
+    tl.store(to, tl.cumsum(counts, 0) - counts, live)
+    return tl.sum(counts, 0)
 
 
 @triton.jit
 def _scan(
-    grids, tensors, owner, tiles, block_tiles, scales, mask, before, stride, totals,
+    grids, tensors, owner, tiles, block_tiles, scales, mask, before, halves, stride, totals,
     word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
+    """``halves``: ``before`` as int32. At first the counts of a block's segments are put there, where their elements
+    were added up: in that layout a count is in several threads, and to go on would be done several times."""
     block = tl.program_id(0)
     tile = tl.load(block_tiles + block).to(tl.int32)
     t = tl.load(owner + tile)
     classes = tl.load(scales + t * 4)
     if classes > 1:
         exponent_top = tl.load(scales + t * 4 + 2)
+        top_4 = (exponent_top * 4).to(tl.int32)
+        last_4 = ((classes - 1) * 4).to(tl.int32)
         top, left, high, wide, width, _ = place(grids, tensors, t, tile)
         first = tl.load(grids + tensors + t)
         address = tl.load(grids + 7 * tensors + t)
         level = tl.load(grids + 8 * tensors + t)
         a_row = (wide + _SPAN - 1) // _SPAN
         begin = (block - tl.load(tiles + tile * 2).to(tl.int32)) * _SEGMENTS
-        to = before + tl.load(tiles + tile * 2 + 1) + begin
+        to = tl.multiple_of(tl.load(tiles + tile * 2 + 1) + begin, 16)
         stop = tl.minimum(high * a_row - begin, _SEGMENTS)
         # In this order, the elements of a segment are in few threads: there is little to add up across them.
         half = tl.arange(0, 2)[:, None, None, None] * (_SPAN // 2)
         quarter = tl.arange(0, _SPAN // 16)[None, None, :, None] * 8
         inside = half + quarter + tl.arange(0, 8)[None, None, None, :]
-        zero = class_of(0, exponent_top, classes)  # where what is not there is counted at first
-        a = tl.zeros((), tl.int64)
-        b = tl.zeros((), tl.int64)
-        c = tl.zeros((), tl.int64)
-        d = tl.zeros((), tl.int64)
+        pair = (half + quarter) // 2 + tl.arange(0, 4)[None, None, None, :]
         for r in range(0, stop, _ROWS):
             row = r + tl.arange(0, _ROWS)
             s = begin + tl.minimum(row, stop - 1)
@@ -114,28 +124,56 @@ def _scan(
             right = (s - down * a_row) * _SPAN
             held = tl.where(row < stop, tl.minimum(wide - right, _SPAN), 0)
             at = (top + down) * width + left + right
-            if level != 0:  # shifted: what is said of a value counts wherever it is used
-                at_8 = tl.multiple_of((at >> 3) << 3, 8)
-                held_8 = tl.multiple_of((held >> 3) << 3, 8)
-                words = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(word)), 16)
-                live = inside < held_8[None, :, None, None]
-                x = tl.load(words + at_8[None, :, None, None] + inside, live, 0)
+            limit = held[None, :, None, None]
+            origin = at[None, :, None, None]
+            words = address.to(tl.pointer_type(word))
+            # Shifted: what is said of a value counts wherever it is used.
+            held_8 = (held >> 3) << 3
+            if (word == tl.int16) and (masked == 0):  # two words at once
+                if level != 0:
+                    runs = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(tl.int32)), 16)
+                    at_4 = tl.multiple_of((at >> 3) << 2, 4)[None, :, None, None]
+                    held_4 = tl.multiple_of(held_8 >> 1, 4)[None, :, None, None]
+                    both = tl.load(runs + at_4 + pair, pair < held_4, 0)
+                else:
+                    even = tl.load(words + origin + 2 * pair, 2 * pair < limit, 0).to(tl.int32) & 0xFFFF
+                    odd = tl.load(words + origin + 2 * pair + 1, 2 * pair + 1 < limit, 0).to(tl.int32)
+                    both = even | (odd << 16)
+                one = _one(both, low - 2, bits, top_4, last_4) + _one(both, low + 14, bits, top_4, last_4)
             else:
-                words = address.to(tl.pointer_type(word))
-                live = inside < held[None, :, None, None]
-                x = tl.load(words + at[None, :, None, None] + inside, live, 0)
-            kind = class_of((x.to(tl.int32) >> low) & ((1 << bits) - 1), exponent_top, classes)
-            if masked:
-                there = at[None, :, None, None] + inside
-                kind = tl.where(_changed(mask, first, there, inside < held[None, :, None, None]) != 0, 15, kind)
-            counts_0, counts_1, counts_8, counts_9 = _by_class(kind)
-            here = to + row
-            kept = row < stop
-            absent = _SPAN - held
-            a = _pass_on(_spread(counts_0, 0, zero, absent), a, here, kept)
-            b = _pass_on(_spread(counts_1, 1, zero, absent), b, here + stride, kept)
-            c = _pass_on(_spread(counts_8, 8, zero, absent), c, here + 2 * stride, kept)
-            d = _pass_on(_spread(counts_9, 9, zero, absent), d, here + 3 * stride, kept)
+                if level != 0:
+                    runs = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(word)), 16)
+                    at_8 = tl.multiple_of((at >> 3) << 3, 8)[None, :, None, None]
+                    x = tl.load(runs + at_8 + inside, inside < tl.multiple_of(held_8, 8)[None, :, None, None], 0)
+                else:
+                    x = tl.load(words + origin + inside, inside < limit, 0)
+                one = _one(x.to(tl.int32), low - 2, bits, top_4, last_4)
+                if masked:
+                    changed = _changed(mask, first, origin + inside, inside < limit)
+                    one = tl.where(changed != 0, tl.full(one.shape, 1, tl.int64) << 60, one)
+            counts_0, counts_1, counts_8, counts_9 = _by_class(one)
+            here = halves + 2 * to + row
+            tl.store(here, counts_0, row < stop)
+            tl.store(here + 2 * stride, counts_1, row < stop)
+            tl.store(here + 4 * stride, counts_8, row < stop)
+            tl.store(here + 6 * stride, counts_9, row < stop)
+        tl.debug_barrier()
+        row = tl.arange(0, _SEGMENTS)
+        live = row < stop
+        s = begin + tl.minimum(row, stop - 1)
+        absent = tl.where(live, _SPAN - tl.minimum(wide - s % a_row * _SPAN, _SPAN), 0)
+        zero = class_of(0, exponent_top, classes)  # where what is not there was counted
+        here = halves + 2 * to + row
+        a = _spread(tl.load(here, live, 0), 0, zero, absent)
+        b = _spread(tl.load(here + 2 * stride, live, 0), 1, zero, absent)
+        c = _spread(tl.load(here + 4 * stride, live, 0), 8, zero, absent)
+        d = _spread(tl.load(here + 6 * stride, live, 0), 9, zero, absent)
+        tl.debug_barrier()
+        here = before + to + row
+        a = _running(a, here, live)
+        b = _running(b, here + stride, live)
+        c = _running(c, here + 2 * stride, live)
+        d = _running(d, here + 3 * stride, live)
         _store_totals(totals + (1 + block) * 16, a, b, c, d)
 
 
@@ -219,9 +257,10 @@ class Populations:
         """``segments`` [tiles]: how many each tile has."""
         blocks = -(-segments // SEGMENTS)
         self.first_block = np.concatenate(([0], np.cumsum(blocks)))
-        self.segments = int(segments.sum())
+        room = segments + -segments % _ROOM
+        self.segments = int(room.sum())
         self.block_tiles = np.repeat(np.arange(len(segments)), blocks)
-        self.tiles = np.stack([self.first_block[:-1], np.cumsum(segments) - segments], axis=1)
+        self.tiles = np.stack([self.first_block[:-1], np.cumsum(room) - room], axis=1)
 
     def scan(
         self, grids: Any, owner: Any, tiles: Any, block_tiles: Any, scales: Any, mask: Any, width: int,
@@ -234,7 +273,8 @@ class Populations:
         before = torch.empty((4, max(self.segments, 1)), dtype=torch.int64, device=owner.device)
         if blocks and exponent[1]:
             _scan[(blocks,)](
-                grids, grids.shape[1], owner, tiles, block_tiles, scales, mask, before, before.shape[1], totals,
+                grids, grids.shape[1], owner, tiles, block_tiles, scales, mask, before, before.view(torch.int32),
+                before.shape[1], totals,
                 word=TYPES[width], low=exponent[0], bits=exponent[1], masked=masked, num_warps=4,
             )  # fmt: skip
         # Only differences within a class are used: one scan of all, since torch's scan of columns is slow.

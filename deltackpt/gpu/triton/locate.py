@@ -123,13 +123,17 @@ def _pick(
         classes = tl.load(scales + t * 4).to(tl.int32)
         exponent_top = tl.load(scales + t * 4 + 2).to(tl.int32)
         top, left, _, wide, width, _ = place(grids, tensors, t, tile)
-        words = tl.load(grids + 7 * tensors + t).to(tl.pointer_type(word))
+        address = tl.load(grids + 7 * tensors + t)
+        level = tl.load(grids + 8 * tensors + t)
+        words = address.to(tl.pointer_type(word))
         to = _first(starts, counts, tile, c)
         a_row = (wide + _SPAN - 1) // _SPAN
         lowest = tl.where(c == classes - 1, 0, exponent_top - c)
         span = tl.where(c == 0, 256, exponent_top - c + 1) - lowest
-        half = tl.arange(0, 2)[None, :, None]
-        bit = tl.arange(0, 32)[None, None, :]
+        # In this order, the elements of a segment are in few threads: there is little to add up across them.
+        half = tl.arange(0, 2)[:, None, None, None]
+        bit = tl.arange(0, _SPAN // 16)[None, None, :, None] * 8 + tl.arange(0, 8)[None, None, None, :]
+        inside = half * (_SPAN // 2) + bit
         for i in range(0, m, _FEW):
             j = i + tl.arange(0, _FEW)
             live = j < m
@@ -139,13 +143,18 @@ def _pick(
                 right = (found - down * a_row) * _SPAN
                 origin = (top + down) * width + left + right
                 held = tl.where(live, tl.minimum(wide - right, _SPAN), 0)
-                own = half * 32 + bit < held[:, None, None]
-                x = tl.load(words + origin[:, None, None] + half * 32 + bit, own, 0)
+                if level != 0:  # shifted: what is said of a value counts wherever it is used
+                    origin_8 = tl.multiple_of((origin >> 3) << 3, 8)[None, :, None, None]
+                    held_8 = tl.multiple_of((held >> 3) << 3, 8)[None, :, None, None]
+                    runs = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(word)), 16)
+                    x = tl.load(runs + origin_8 + inside, inside < held_8, 0)
+                else:
+                    x = tl.load(words + origin[None, :, None, None] + inside, inside < held[None, :, None, None], 0)
                 above = ((x.to(tl.int32) >> low) & ((1 << bits) - 1)) - lowest
-                own = own & (above >= 0) & (above < span)
-                both = tl.sum(own.to(tl.int32) << bit, 2)
-                second = tl.arange(0, 2)[None, :]
-                mask = tl.sum(tl.where(second == 0, both, 0), 1), tl.sum(tl.where(second == 1, both, 0), 1)
+                own = (inside < held[None, :, None, None]) & (above >= 0) & (above < span)
+                both = tl.sum(tl.sum(own.to(tl.int32) << bit, 3), 2)
+                first = tl.arange(0, 2)[:, None] == 0
+                mask = tl.sum(tl.where(first, both, 0), 0), tl.sum(tl.where(first, 0, both), 0)
                 at = origin + _nth(*mask, tl.load(olds + to + j, live, 0).to(tl.int32))
             else:
                 down = found // wide
@@ -184,11 +193,11 @@ def locate(
     lists: Unlisted, defects: Any, total: int, like: torch.dtype, exponent: tuple[int, int],
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """-> of every change by tile, class and rank: its flat position (int32), its old word (``like``), and the excess of
-    a long one, plus one (int8, 0 for all others; at most 64). Those of tiles with a defect are 0."""
+    a long one, plus one (int8, 0 for all others; at most 64). Those of tiles with a defect are anything."""
     before, populations = counted
     device, tiles = owner.device, owner.numel()
-    positions = torch.zeros(total, dtype=torch.int32, device=device)
-    olds = torch.zeros(total, dtype=like, device=device)
+    positions = torch.empty(total, dtype=torch.int32, device=device)
+    olds = torch.empty(total, dtype=like, device=device)
     excesses = torch.zeros(total, dtype=torch.int8, device=device)
     _search[(tiles, CLASSES - 1)](
         grids, grids.shape[1], owner, places, scales, before.view(torch.int16), before.shape[1], populations, starts,

@@ -93,7 +93,7 @@ def step(
     ``found``: positions, old words, excesses. Both are worth nothing where a tile has a defect.
     """
     positions, olds, excesses = found
-    news = torch.zeros_like(olds)
+    news = torch.empty_like(olds)
     sums = torch.zeros((grids.shape[1], 2), dtype=torch.int64, device=owner.device)
     width = olds.element_size()
     _values[(owner.numel(),)](

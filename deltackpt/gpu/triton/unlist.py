@@ -144,12 +144,11 @@ class Unlisted:
 
     def __init__(self, tiles: int, numbers: int, device: Any) -> None:
         """``numbers``: at most so many are in unary, in all tiles."""
-        self.candidates, self.ks, self.sizes = (
-            torch.zeros((tiles, 2 * CLASSES), dtype=torch.int32, device=device) for _ in range(3)
-        )
-        self.lows = torch.zeros((tiles, 2 * CLASSES), dtype=torch.int64, device=device)
-        self.codes = torch.zeros((2, tiles, 2 * CLASSES), dtype=torch.int32, device=device)
-        self.runs = torch.zeros((tiles, 3), dtype=torch.int64, device=device)
+        slots = (tiles, 2 * CLASSES)  # all are written, but those of tiles with a defect, which are not read
+        self.candidates, self.ks, self.sizes = (torch.empty(slots, dtype=torch.int32, device=device) for _ in range(3))
+        self.lows = torch.empty(slots, dtype=torch.int64, device=device)
+        self.codes = torch.empty((2, *slots), dtype=torch.int32, device=device)
+        self.runs = torch.empty((tiles, 3), dtype=torch.int64, device=device)
         self.marks, self.ranks = (torch.empty(max(numbers, 1), dtype=torch.int32, device=device) for _ in range(2))
 
 

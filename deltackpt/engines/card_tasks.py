@@ -1,0 +1,98 @@
+"""The entries of a patch as tasks for the kernels of a card, and their bytes on the way there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from deltackpt.codecs import Entry
+from deltackpt.codecs.packed.encoding import PackedCodec
+from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.engines.step_changes import base_blamed
+from deltackpt.gpu.decode import DecodedChanges, DecodeTask, decode, takes
+from deltackpt.patch.base import Known
+from deltackpt.patch.part import PartReader
+from deltackpt.patch.tensor import EncodedTensor
+
+
+@dataclass(frozen=True)
+class TensorTask:
+    """An entry of the tensor ``name`` in ``part``."""
+
+    name: str
+    part: PartReader
+    task: DecodeTask
+
+
+def tensor_tasks(found: EncodedTensor, words: torch.Tensor, known: Known) -> list[TensorTask] | None:
+    """What a patch holds of a tensor as tasks; None if some of it has no kernel, and the tensor is left to the host.
+
+    ``words``: all its old words, flat and contiguous on the card; ``known``: its dtype and shape. Boxes have kernels
+    where their elements lie side by side in the tensor.
+    """
+    made = []
+    for part, entry in found.held:
+        detail = entry.detail
+        if not isinstance(entry.codec, PackedCodec) or not isinstance(detail, ListIndex):
+            return None
+        if (entry.dtype.name, entry.whole) != known or not isinstance(part, PartReader):
+            return None
+        if (origin := _origin(entry)) is None:
+            return None
+        start, end = part.payload_of(entry)
+        here = words[origin : origin + math.prod(entry.storage)]
+        where = f"{part.where}, {entry.name!r}"
+        task = DecodeTask(detail, entry.dtype, here, start, end - start, where, origin)
+        if not takes(task):
+            return None
+        made.append(TensorTask(found.name, part, task))
+    return made
+
+
+def _origin(entry: Entry) -> int | None:
+    """Where in its tensor an entry's elements begin, None where they do not lie side by side in it."""
+    if not entry.boxed:
+        return 0
+    if math.prod(entry.storage) * math.prod(entry.whole) != math.prod(entry.shape) * math.prod(entry.whole):
+        return None  # elements of less than a byte
+    wide = [axis for axis, size in enumerate(entry.shape) if size > 1]
+    first = wide[0] if wide else len(entry.shape)
+    if entry.shape[first + 1 :] != entry.whole[first + 1 :]:
+        return None
+    steps = [math.prod(entry.whole[axis + 1 :]) for axis in range(len(entry.whole))]
+    return sum(at * step for at, step in zip(entry.offset, steps, strict=True))
+
+
+def decode_tasks(
+    device: torch.device, tasks: Sequence[TensorTask]
+) -> Iterator[tuple[Sequence[TensorTask], DecodedChanges]]:
+    """Decode tasks, part by part, and those of one dtype together; each result with the tasks that it is of.
+
+    Of a part is sent to the card what lies between the first and the last byte of its tasks. Raises ChainError
+    ``base-differs`` for old values that the patch does not apply to.
+    """
+    parts: dict[int, list[TensorTask]] = {}
+    for task in tasks:
+        parts.setdefault(id(task.part), []).append(task)
+    for some in parts.values():
+        some.sort(key=lambda one: one.task.dtype.name)
+        begin = min(one.task.begin for one in some)
+        end = max(one.task.begin + one.task.size for one in some)
+        data = upload(some[0].part.payloads()[begin:end], device)
+        at = 0
+        with base_blamed(some[0].part.where):
+            for decoded in decode([replace(one.task, begin=one.task.begin - begin) for one in some], data):
+                mine = some[at : at + len(decoded.counts)]
+                at += len(mine)
+                yield mine, decoded
+
+
+def upload(data: memoryview, device: torch.device) -> torch.Tensor:
+    """Bytes in host memory, on a device, as uint8 [bytes]."""
+    here = torch.empty(len(data), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    here.numpy()[:] = np.frombuffer(data, np.uint8)
+    return here.to(device, non_blocking=True)
