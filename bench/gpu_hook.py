@@ -52,6 +52,7 @@ SIZES = {  # vocabulary, hidden, intermediate, key and value rows, layers
     "8b": (128_256, 4096, 14_336, 1024, 32),
     "1b": (128_256, 2048, 8192, 512, 16),
     "small": (2048, 512, 1536, 256, 4),
+    "tiny": (256, 128, 256, 64, 1),
 }
 TARGETS = {
     "diff": ("GB/s", 400.0, True),

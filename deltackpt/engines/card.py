@@ -6,18 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
-from deltackpt.codecs import Entry
-from deltackpt.codecs.packed.encoding import PackedCodec
-from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.engines.card_tasks import TensorTask, decode_tasks, tensor_tasks
 from deltackpt.engines.module import WeightPlace
-from deltackpt.engines.step_changes import base_blamed
-from deltackpt.format.state_digest import Sums
-from deltackpt.gpu.decode import DecodedChanges, DecodeTask, decode, takes
+from deltackpt.format.state_digest import ZERO, Sums, add
+from deltackpt.gpu.decode import DecodedChanges
 from deltackpt.gpu.digest import has_kernels
-from deltackpt.patch.part import PartReader
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.torch_views.words import words
 
@@ -40,39 +35,19 @@ def card_of(found: Mapping[str, WeightPlace]) -> torch.device | None:
 def decode_on(device: torch.device, patch: PatchReader, found: Mapping[str, WeightPlace]) -> CardChanges:
     """Decode the tensors of a patch for which there are kernels. Nothing is written.
 
-    Left to the host are other encodings, boxes, weights that do not lie in row-major order, and those that several
-    names share. Raises ChainError ``base-differs`` for old values that the patch does not apply to.
+    Left to the host are other encodings, boxes whose elements lie apart, weights that do not lie in row-major order,
+    and those that several names share. Raises ChainError ``base-differs`` for old values that the patch does not apply
+    to.
     """
     names = Counter(place.alias for place in found.values())
-    alone = {name: place for name, place in found.items() if names[place.alias] == 1}
-    changes = CardChanges()
-    for part in patch.parts:
-        assert isinstance(part, PartReader)
-        held = [(e.name, task) for e in part.entries if (task := _task(part, e, alone)) is not None]
-        if held:
-            with base_blamed(part.where):
-                made = list(decode([task for _, task in held], _upload(part.payloads(), device)))
-            changes.writes += made
-            sums = [both for decoded in made for both in decoded.sums]
-            changes.gained |= {name: both for (name, _), both in zip(held, sums, strict=True)}
+    changes, tasks = CardChanges(), list[TensorTask]()
+    for name in patch.names:
+        place, encoded = found.get(name), patch.tensor(name)
+        if place is None or encoded is None or names[place.alias] > 1 or not place.tensor.is_contiguous():
+            continue
+        tasks += tensor_tasks(encoded, words(place.tensor, place.dtype), place.known) or ()
+    for mine, decoded in decode_tasks(device, tasks):
+        changes.writes.append(decoded)
+        for one, both in zip(mine, decoded.sums, strict=True):
+            changes.gained[one.name] = add(changes.gained.get(one.name, ZERO), both)
     return changes
-
-
-def _task(part: PartReader, entry: Entry, found: Mapping[str, WeightPlace]) -> DecodeTask | None:
-    """An entry as a task for the kernels; None for one that is left to the host."""
-    place, detail = found.get(entry.name), entry.detail
-    if place is None or entry.boxed or not isinstance(entry.codec, PackedCodec) or not isinstance(detail, ListIndex):
-        return None
-    if place.known != (entry.dtype.name, entry.shape) or not place.tensor.is_contiguous():
-        return None
-    start, end = part.payload_of(entry)
-    here = words(place.tensor, place.dtype)
-    task = DecodeTask(detail, entry.dtype, here, start, end - start, f"{part.where}, {entry.name!r}")
-    return task if takes(task) else None
-
-
-def _upload(data: memoryview, device: torch.device) -> torch.Tensor:
-    """Bytes in host memory, on a device, as uint8."""
-    here = torch.empty(len(data), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    here.numpy()[:] = np.frombuffer(data, np.uint8)
-    return here.to(device, non_blocking=True)

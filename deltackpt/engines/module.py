@@ -15,7 +15,7 @@ from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums
-from deltackpt.gpu.digest import has_kernels, of_run
+from deltackpt.gpu.digest import has_kernels, of_run, sums_of_runs
 from deltackpt.restore.identify import Held
 from deltackpt.torch_views.conversion import Slice, whole_view
 from deltackpt.torch_views.names import Rename, listed
@@ -165,5 +165,15 @@ def _alias(tensor: torch.Tensor) -> tuple[int, int, torch.Size, tuple[int, ...]]
 
 
 def weights_of(found: Mapping[str, WeightPlace]) -> Held:
-    """The sums of all weights, at the speed of memory, where they are."""
-    return {name: (*place.known, place.sums()) for name, place in found.items()}
+    """The sums of all weights, at the speed of memory, where they are: with a few transfers for all on one device."""
+    sums: dict[str, Sums] = {}
+    together: dict[Any, list[str]] = {}
+    for name, place in found.items():
+        if has_kernels(place.tensor.device) and place.tensor.is_contiguous():
+            together.setdefault(place.tensor.device, []).append(name)
+        else:
+            sums[name] = place.sums()
+    for names in together.values():
+        runs = [(words(found[name].tensor, found[name].dtype), 0) for name in names]
+        sums |= dict(zip(names, sums_of_runs(runs), strict=True))
+    return {name: (*place.known, sums[name]) for name, place in found.items()}

@@ -17,6 +17,7 @@ from deltackpt.engines.update import Update  # noqa: E402
 from deltackpt.errors import ChainError, DeltackptError, UsageError  # noqa: E402
 from deltackpt.publish.write import AnchorPolicy  # noqa: E402
 
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where temporary files go: no step is left there."""

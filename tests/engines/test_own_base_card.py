@@ -74,9 +74,7 @@ class Laid(torch.nn.Module):
 
     def is_step(self, state):
         return all(
-            torch.equal(bits(place).cpu(), bits(of(state[name])))
-            for name in SHAPES
-            for place, of in self.places(name)
+            torch.equal(bits(place).cpu(), bits(of(state[name]))) for name in SHAPES for place, of in self.places(name)
         )
 
 

@@ -90,6 +90,69 @@ def _running(counts, to, live):
 
 
 @triton.jit
+def _ones(
+    address, at, held, level, mask, first, top_4, last_4,
+    word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
+    """`_one` of the ``held`` words from each of the places ``at`` on, [2, rows, SPAN / 16, n], n being 8 or, of pairs
+    that are added up, 4. What is not there counts as a word of 0."""
+    # In this order, the elements of a segment are in few threads: there is little to add up across them.
+    half = tl.arange(0, 2)[:, None, None, None] * (_SPAN // 2)
+    quarter = tl.arange(0, _SPAN // 16)[None, None, :, None] * 8
+    limit = held[None, :, None, None]
+    origin = at[None, :, None, None]
+    words = address.to(tl.pointer_type(word))
+    held_8 = (held >> 3) << 3  # shifted, here and below: what is said of a value counts wherever it is used
+    if (word == tl.int16) and (masked == 0):  # two words at once
+        pair = (half + quarter) // 2 + tl.arange(0, 4)[None, None, None, :]
+        if level != 0:
+            runs = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(tl.int32)), 16)
+            at_4 = tl.multiple_of((at >> 3) << 2, 4)[None, :, None, None]
+            both = tl.load(runs + at_4 + pair, pair < tl.multiple_of(held_8 >> 1, 4)[None, :, None, None], 0)
+        else:
+            even = tl.load(words + origin + 2 * pair, 2 * pair < limit, 0).to(tl.int32) & 0xFFFF
+            odd = tl.load(words + origin + 2 * pair + 1, 2 * pair + 1 < limit, 0).to(tl.int32)
+            both = even | (odd << 16)
+        one = _one(both, low - 2, bits, top_4, last_4) + _one(both, low + 14, bits, top_4, last_4)
+    else:
+        inside = half + quarter + tl.arange(0, 8)[None, None, None, :]
+        if level != 0:
+            runs = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(word)), 16)
+            at_8 = tl.multiple_of((at >> 3) << 3, 8)[None, :, None, None]
+            x = tl.load(runs + at_8 + inside, inside < tl.multiple_of(held_8, 8)[None, :, None, None], 0)
+        else:
+            x = tl.load(words + origin + inside, inside < limit, 0)
+        one = _one(x.to(tl.int32), low - 2, bits, top_4, last_4)
+        if masked:
+            changed = _changed(mask, first, origin + inside, inside < limit)
+            one = tl.where(changed != 0, tl.full(one.shape, 1, tl.int64) << 60, one)
+    return one
+
+
+@triton.jit
+def _add_up(before, halves, stride, totals, begin, stop, a_row, wide, zero):
+    """Counts of 8 bits in ``halves`` -> what comes before every segment of a block, in ``before``; and ``totals``.
+
+    ``zero``: the class in which the elements were counted that are not there."""
+    row = tl.arange(0, _SEGMENTS)
+    live = row < stop
+    s = begin + tl.minimum(row, stop - 1)
+    absent = tl.where(live, _SPAN - tl.minimum(wide - s % a_row * _SPAN, _SPAN), 0)
+    halves += row
+    a = _spread(tl.load(halves, live, 0), 0, zero, absent)
+    b = _spread(tl.load(halves + 2 * stride, live, 0), 1, zero, absent)
+    c = _spread(tl.load(halves + 4 * stride, live, 0), 8, zero, absent)
+    d = _spread(tl.load(halves + 6 * stride, live, 0), 9, zero, absent)
+    tl.debug_barrier()  # all of them are read, before the first is written over
+    before += row
+    a = _running(a, before, live)
+    b = _running(b, before + stride, live)
+    c = _running(c, before + 2 * stride, live)
+    d = _running(d, before + 3 * stride, live)
+    _store_totals(totals, a, b, c, d)
+
+
+@triton.jit
 def _scan(
     grids, tensors, owner, tiles, block_tiles, scales, mask, before, halves, stride, totals,
     word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr, masked: tl.constexpr,
@@ -112,11 +175,6 @@ def _scan(
         begin = (block - tl.load(tiles + tile * 2).to(tl.int32)) * _SEGMENTS
         to = tl.multiple_of(tl.load(tiles + tile * 2 + 1) + begin, 16)
         stop = tl.minimum(high * a_row - begin, _SEGMENTS)
-        # In this order, the elements of a segment are in few threads: there is little to add up across them.
-        half = tl.arange(0, 2)[:, None, None, None] * (_SPAN // 2)
-        quarter = tl.arange(0, _SPAN // 16)[None, None, :, None] * 8
-        inside = half + quarter + tl.arange(0, 8)[None, None, None, :]
-        pair = (half + quarter) // 2 + tl.arange(0, 4)[None, None, None, :]
         for r in range(0, stop, _ROWS):
             row = r + tl.arange(0, _ROWS)
             s = begin + tl.minimum(row, stop - 1)
@@ -124,33 +182,7 @@ def _scan(
             right = (s - down * a_row) * _SPAN
             held = tl.where(row < stop, tl.minimum(wide - right, _SPAN), 0)
             at = (top + down) * width + left + right
-            limit = held[None, :, None, None]
-            origin = at[None, :, None, None]
-            words = address.to(tl.pointer_type(word))
-            # Shifted: what is said of a value counts wherever it is used.
-            held_8 = (held >> 3) << 3
-            if (word == tl.int16) and (masked == 0):  # two words at once
-                if level != 0:
-                    runs = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(tl.int32)), 16)
-                    at_4 = tl.multiple_of((at >> 3) << 2, 4)[None, :, None, None]
-                    held_4 = tl.multiple_of(held_8 >> 1, 4)[None, :, None, None]
-                    both = tl.load(runs + at_4 + pair, pair < held_4, 0)
-                else:
-                    even = tl.load(words + origin + 2 * pair, 2 * pair < limit, 0).to(tl.int32) & 0xFFFF
-                    odd = tl.load(words + origin + 2 * pair + 1, 2 * pair + 1 < limit, 0).to(tl.int32)
-                    both = even | (odd << 16)
-                one = _one(both, low - 2, bits, top_4, last_4) + _one(both, low + 14, bits, top_4, last_4)
-            else:
-                if level != 0:
-                    runs = tl.multiple_of(((address >> 4) << 4).to(tl.pointer_type(word)), 16)
-                    at_8 = tl.multiple_of((at >> 3) << 3, 8)[None, :, None, None]
-                    x = tl.load(runs + at_8 + inside, inside < tl.multiple_of(held_8, 8)[None, :, None, None], 0)
-                else:
-                    x = tl.load(words + origin + inside, inside < limit, 0)
-                one = _one(x.to(tl.int32), low - 2, bits, top_4, last_4)
-                if masked:
-                    changed = _changed(mask, first, origin + inside, inside < limit)
-                    one = tl.where(changed != 0, tl.full(one.shape, 1, tl.int64) << 60, one)
+            one = _ones(address, at, held, level, mask, first, top_4, last_4, word, low, bits, masked)
             counts_0, counts_1, counts_8, counts_9 = _by_class(one)
             here = halves + 2 * to + row
             tl.store(here, counts_0, row < stop)
@@ -158,23 +190,8 @@ def _scan(
             tl.store(here + 4 * stride, counts_8, row < stop)
             tl.store(here + 6 * stride, counts_9, row < stop)
         tl.debug_barrier()
-        row = tl.arange(0, _SEGMENTS)
-        live = row < stop
-        s = begin + tl.minimum(row, stop - 1)
-        absent = tl.where(live, _SPAN - tl.minimum(wide - s % a_row * _SPAN, _SPAN), 0)
-        zero = class_of(0, exponent_top, classes)  # where what is not there was counted
-        here = halves + 2 * to + row
-        a = _spread(tl.load(here, live, 0), 0, zero, absent)
-        b = _spread(tl.load(here + 2 * stride, live, 0), 1, zero, absent)
-        c = _spread(tl.load(here + 4 * stride, live, 0), 8, zero, absent)
-        d = _spread(tl.load(here + 6 * stride, live, 0), 9, zero, absent)
-        tl.debug_barrier()
-        here = before + to + row
-        a = _running(a, here, live)
-        b = _running(b, here + stride, live)
-        c = _running(c, here + 2 * stride, live)
-        d = _running(d, here + 3 * stride, live)
-        _store_totals(totals + (1 + block) * 16, a, b, c, d)
+        zero = class_of(0, exponent_top, classes)
+        _add_up(before + to, halves + 2 * to, stride, totals + (1 + block) * 16, begin, stop, a_row, wide, zero)
 
 
 @triton.jit
