@@ -22,6 +22,7 @@ from deltackpt.errors import (
 from deltackpt.format.manifest import Link
 from deltackpt.publish.write import WriteResult, write
 from deltackpt.repository import Repository
+from deltackpt.signing.keys import signer
 from deltackpt.sync.backoff import Backoff, explained
 from deltackpt.util.metrics import Metrics
 from deltackpt.util.parallel import threads_or_default
@@ -69,7 +70,8 @@ class Published:
 class Watch:
     """Follows ``directory``. Every `turn` publishes at most one step; killed at any instant, another process continues.
 
-    ``notify`` is called with what it waits for, in words, once each; `run` counts in ``metrics``.
+    ``notify`` is called with what it waits for, in words, once each; `run` counts in ``metrics``. Raises
+    UsageError ``sign-key``.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Watch:
         metrics: Metrics | None = None,
     ) -> None:
         self._metrics = metrics or Metrics()
+        signer(options.sign)  # a key that cannot sign is told now, and not when a step is complete
         check_local(directory, "the directory that the trainer saves into")
         check_url(os.fspath(repository))
         self.root = Path(directory)

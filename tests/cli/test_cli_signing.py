@@ -132,6 +132,8 @@ def test_a_private_key_is_no_argument_and_in_no_message(desk: Desk) -> None:
         desk.write(0, "--trust", desk.root / "a", "--verbose"),
         desk.write(0, "--verbose", DELTACKPT_SIGN_KEY=text.replace("b3Bl", "b3Bx", 1)),
         desk("sign", desk.repo, "--verbose", "--json", DELTACKPT_SIGN_KEY=text[:-60]),
+        desk("watch", desk.root, desk.repo, "--once", "--sign", text, "--verbose"),
+        desk("gc", desk.repo, "--rebase", "--sign", text, "--verbose"),
     ):
         assert done.status in (2, 6)
         squeezed = "".join((done.out + done.err).replace("\\n", "").split())
