@@ -24,7 +24,7 @@ from floor import SMALL, ExponentFloor, floor_given_exponent, tensors
 
 from deltackpt import kernels
 from deltackpt.codecs.packed import codec, list_index
-from deltackpt.codecs.packed.jobs import DecodeJob, EncodeJob
+from deltackpt.codecs.packed.jobs import EncodeJob
 from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.format.dtypes import DTYPES
 
@@ -132,13 +132,13 @@ def candidates(job: EncodeJob, threads: list[int]) -> dict[str, Callable[[], obj
     old = job.base
     assert old is not None
     index, payload = codec.encode_many([job])[0]
-    read, buffer = DecodeJob(index, payload, old, BF16, "x"), DecodeBuffer()
+    buffer = DecodeBuffer()
     positions, values = codec.decode(index, payload, old, BF16, "x")
     same = old[positions]
     work: dict[str, Callable[[], object]] = {}
     for n in threads:
         work[f"encode, {n} threads"] = partial(codec.encode_many, [job], n)
-        work[f"decode, {n} threads"] = partial(codec.decode_many, [read], n)
+    work["decode"] = partial(codec.decode, index, payload, old, BF16, "x")
     work["decode to a buffer"] = partial(codec.decode, index, payload, old, BF16, "x", buffer)
     work["write what was decoded"] = partial(kernels.scatter, old, positions, same)
     bits = 8 * len(payload) / len(values)

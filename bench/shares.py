@@ -7,7 +7,8 @@ while little is read in vain. Of tensors that are split; small ones that every r
 are header and table, which every rank reads.
 
 "foreign" is what a rank reads in tiles of which others hold elements: it needs their old elements to decode these.
-``--fine`` cuts tensors into at least so many rows and columns of tiles, where each then has 128 changes or more.
+``--fine 8`` is a writer's ``encoding="auto@8"``: tensors are cut into as many rows and columns of tiles, where each
+then has some 128 changes or more.
 
     python bench/shares.py [--model 8b|moe|stacked] [--density 0.01 0.001] [--ranks 8] [--gap 65536] [--fine 0]
 """
@@ -19,7 +20,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,10 +28,7 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from deltackpt import kernels
 from deltackpt.codecs import Change, Entry, encode, subset
-from deltackpt.codecs.packed import encoder
-from deltackpt.codecs.packed.grid import TileGrid, choose_grid
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import File
 from deltackpt.patch.index import Origin, Span
@@ -44,7 +41,6 @@ from deltackpt.store import MemoryStore
 BLOCK = 1 << 22
 SPREAD = np.float32(0.02)
 UPDATE, POWER = 2.4e-7, 1.143  # sigma of an update that changes 1 %; others by this power of the density
-FEWEST = 128  # changes of a tile that is made finer than a writer makes it
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -158,32 +154,6 @@ def step(rng: np.random.Generator, elements: int, density: float) -> tuple[npt.N
     return old, new
 
 
-@contextmanager
-def finer(splits: int) -> Iterator[None]:
-    """Tiles are cut on, up to so many rows and columns, while each has `FEWEST` changes; then numpy encodes."""
-
-    def choose(shape: tuple[int, ...], changes: int) -> TileGrid:
-        grid = choose_grid(shape, changes)
-        slices = math.prod(shape[:-2]) if grid.rows % max(1, math.prod(shape[:-2])) == 0 else 1
-        rows, columns = grid.rows // slices, grid.columns
-        while min(rows, columns) < splits and slices * rows * columns * 2 * FEWEST <= changes:
-            if rows <= columns and 2 * rows * slices <= grid.height:
-                rows *= 2
-            elif 2 * columns <= grid.width:
-                columns *= 2
-            else:
-                break
-        return TileGrid(grid.height, grid.width, rows * slices, columns)
-
-    library = kernels.LIB
-    if splits:
-        encoder.choose_grid, kernels.LIB = choose, None  # type: ignore[attr-defined,assignment]
-    try:
-        yield
-    finally:
-        encoder.choose_grid, kernels.LIB = choose_grid, library  # type: ignore[attr-defined]
-
-
 def encoded(shapes: Shapes, density: float, fine: int) -> tuple[bytes, int, int]:
     """A part -> its bytes, changed elements, and elements."""
     writer, rng = PartWriter(Origin("ab" * 16, 1, "cd" * 32, "ef" * 32)), np.random.default_rng(0)
@@ -192,8 +162,7 @@ def encoded(shapes: Shapes, density: float, fine: int) -> tuple[bytes, int, int]
         old, new = step(rng, math.prod(shape), density)
         at = np.flatnonzero(old != new)
         change = Change(DTYPES["BF16"], shape, at, old[at], new[at], old, new)
-        with finer(fine if len(shape) > 1 else 0):
-            used, found = encode(change, shape, "packed")
+        used, found = encode(change, shape, f"packed@{fine}" if fine else "packed")
         changed, total = changed + len(at), total + len(old)
         writer.add(Entry(name, used, DTYPES["BF16"], shape, shape, (0,) * len(shape), found.detail), found)
     return b"".join(writer.chunks()), changed, total
@@ -273,7 +242,9 @@ def main() -> None:
     parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.001])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--gap", type=int, default=GAP, help="bytes between two ranges that are read as one")
-    parser.add_argument("--fine", type=int, default=0, help="rows and columns of tiles at least; 0: as writers do")
+    parser.add_argument(
+        "--fine", type=int, default=0, choices=(0, 2, 4, 8, 16), help="tiles for so many ranks; 0: none"
+    )
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     args = parser.parse_args()
     rows = []

@@ -29,7 +29,6 @@ from shares import MODELS, as_engines, part_of
 
 from deltackpt.shares import Held, Overlap, overlaps
 from deltackpt.shares.bounds import size, whole
-from deltackpt.shares.overlap import elements
 
 Elements = Mapping[str, int]  # by rank
 
@@ -70,7 +69,7 @@ def by_host(ranks: Elements, host: int) -> Elements:
 
 def bounds(sources: Mapping[str, Held], targets: Mapping[str, Held], found: Overlap) -> dict[str, dict[str, float]]:
     """Elements that the busiest link of a kind has to carry at least, by how they are sent."""
-    needs = {rank: sum(elements(boxes) for boxes in held.values()) for rank, held in targets.items()}
+    needs = {rank: sum(size(box) for boxes in held.values() for box in boxes) for rank, held in targets.items()}
     out = Counter[str]()
     for move in found.moves:
         out[str(move.source)] += size(move.bounds)
@@ -95,7 +94,7 @@ def main() -> None:
     found = overlaps(sources, targets)
     seconds = time.perf_counter() - begun
     assert not found.missing
-    total = sum(elements(boxes) for held in sources.values() for boxes in held.values())
+    total = sum(size(box) for held in sources.values() for boxes in held.values() for box in boxes)
     mb = args.bytes / 1e6
     print(f"{args.trainers} trainers, {args.engines} engine ranks, {total / 1e9:.2f} B elements, {total * mb:.1f} MB")
     print(f"{len(found.moves):,} boxes, overlaps computed in {seconds:.1f} s")

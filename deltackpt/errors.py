@@ -110,3 +110,6 @@ class NoSpaceError(DeltackptError):
     """No room for the result on a disk or in a store; what was there is unharmed. Exit code 9."""
 
     exit_code = 9
+
+
+BY_EXIT_CODE = {kind.exit_code: kind for kind in DeltackptError.__subclasses__()}

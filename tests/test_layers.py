@@ -1,6 +1,7 @@
 """Imports point down (DESIGN section 3): a module imports only what stands above it in this list."""
 
 import ast
+import re
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -77,6 +78,13 @@ def imports(name: str) -> set[str]:
 
 def test_every_module_has_its_place():
     assert {name.partition(".")[0] for name in MODULES} <= {*ORDER, "__init__"}
+
+
+def test_the_page_on_the_house_lists_every_place_in_its_order():
+    page = (ROOT.parent / "docs" / "extend" / "house.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    listed = [name for row in rows for name in re.findall(r"`(\w+)(?:/|\.py)`", row)]
+    assert [name for name in listed if name in ORDER] == ORDER
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "__init__"])

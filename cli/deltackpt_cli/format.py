@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
 
@@ -34,14 +33,6 @@ def share(value: float | None) -> str:
 
 def bits(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def moment(seconds: int) -> str:
-    """Seconds since 1970 as UTC, ISO 8601; times outside of what calendars hold as the number."""
-    try:
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-    except (ValueError, OverflowError, OSError):
-        return str(seconds)
 
 
 def shape(dims: Iterable[int]) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from deltackpt.util.moments import utc
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output, printable
 
@@ -49,7 +50,7 @@ def _lines(output: Output, view: LiveView, every: float, stop: Event) -> None:
 def screen(now: LiveStatus) -> Iterator[str]:
     """The lines of the screen."""
     rate = "-" if now.per_hour is None else f"{now.per_hour:,.1f} steps an hour, {text.short(now.bytes_per_step)} each"
-    yield from text.fields([("head", _head(now)), ("rate", rate), ("at", text.moment(int(now.now)))])
+    yield from text.fields([("head", _head(now)), ("rate", rate), ("at", utc(int(now.now)))])
     yield ""
     rows = [
         [r.name[:60], text.count(r.step), text.count(r.behind), "-" if r.lag is None else seconds(r.lag), r.wrong]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt.errors import UsageError
+from deltackpt.util.moments import utc
 from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
@@ -127,7 +128,7 @@ def _lines(found: Log, *, verbose: bool) -> Iterator[str]:
             text.count(s.changed),
             text.share(s.density),
             text.bits(s.bits_per_change),
-            text.moment(s.time),
+            utc(s.time),
             s.id if verbose else s.id[:12],
             *([str(s.metadata.get("nonfinite", 0))] if odd else []),
         ]

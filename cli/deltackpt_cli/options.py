@@ -90,6 +90,21 @@ class Encoding(Enum):
     full = "full"
 
 
+Shares = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        show_default=False,
+        help="Cut finer tiles, so that each of N ranks of an engine (2, 4, 8 or 16) reads its share and little else.",
+    ),
+]
+
+
+def encoding_of(encoding: Encoding, shares: int | None) -> str:
+    """What `parse_choice` takes."""
+    return encoding.value if shares is None else f"{encoding.value}@{shares}"
+
+
 def _common(
     json: Annotated[bool, typer.Option("--json", help="Print the result, or the error, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")] = False,

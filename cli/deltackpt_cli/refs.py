@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deltackpt.util.moments import utc
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Repo
@@ -18,7 +19,7 @@ def refs(output: Output, repo: Repo) -> None:
             ref.kind,
             "-" if ref.step is None else str(ref.step),
             ref.name,
-            "-" if ref.time is None else text.moment(ref.time),
+            "-" if ref.time is None else utc(ref.time),
             "-" if ref.id is None else ref.id if output.verbose else ref.id[:12],
             *([ref.error or ""] if any(r.error for r in found.refs) else []),
         ]

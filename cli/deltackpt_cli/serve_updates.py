@@ -101,7 +101,7 @@ class _Reporter:
         self._output = output
 
     def __call__(self, event: str, fields: dict[str, Any]) -> None:
-        if event in ("warning", "stale"):  # for people, whoever reads the data
+        if event in ("warning", "stale"):  # for people, whatever reads the data
             self._output.message(f"warning: {_warning(event, fields)}")
             if event == "warning":
                 return

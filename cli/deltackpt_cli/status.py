@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deltackpt.errors import UsageError
+from deltackpt.util.moments import utc
 from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
@@ -86,7 +87,7 @@ def _rows(s: Status) -> Iterator[tuple[str, str]]:
         yield "tags", ", ".join(f"{name} (step {step})" for name, step in sorted(s.tags.items()))
     for lease in s.leases:
         what = f"step {lease.link.step}" if lease.link else "every step"
-        yield "lease", f"{what}, {lease.holder}, until {text.moment(lease.expires)}"
+        yield "lease", f"{what}, {lease.holder}, until {utc(lease.expires)}"
     if s.gc_frees is None:
         yield "gc", "would refuse: a ref or tag cannot be restored; `deltackpt verify REPO` tells why"
     else:

@@ -25,7 +25,7 @@ def open_closed() -> None:
 def never_fail() -> None:
     """Make ``sys.stdout`` and ``sys.stderr`` take all that is written, whether it arrives or not.
 
-    A step that was published is published, and the exit code says so, though nobody reads the result any more (a
+    A step that was published is published, and the exit code says so, though the result is not read any more (a
     closed pipe), or it found no room (a full disk, which a note on stderr tells).
     """
     open_closed()

@@ -13,7 +13,7 @@ import typer
 from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
-from deltackpt_cli.options import Encoding, Ref, Repo, Threads
+from deltackpt_cli.options import Encoding, Ref, Repo, Shares, Threads, encoding_of
 from deltackpt_cli.serving_metrics import MetricsPort, served
 from deltackpt_cli.signals import stopped_by_signals
 from deltackpt_cli.signing_options import Sign, Trust
@@ -93,6 +93,7 @@ def watch(
     metrics_port: MetricsPort = None,
     anchor_every: Every = None,
     encoding: Choice = Encoding.auto,
+    shares: Shares = None,
     ref: Ref = "main",
     threads: Threads = None,
     sign: Sign = None,
@@ -118,7 +119,7 @@ def watch(
         prune_all=prune_all,
         abandon=None if abandon is None else units.duration(abandon, "--abandon"),
         anchor=AnchorPolicy(every=anchor_every),
-        encoding=encoding.value,
+        encoding=encoding_of(encoding, shares),
         ref=ref,
         threads=threads,
         sign=sign,

@@ -11,7 +11,7 @@ import typer
 
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
-from deltackpt_cli.options import Encoding, Ref, Repo, Threads, number
+from deltackpt_cli.options import Encoding, Ref, Repo, Shares, Threads, encoding_of, number
 from deltackpt_cli.signing_options import Sign, Trust
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def write(
     base: Base = None,
     cache: Cache = None,
     encoding: Choice = Encoding.auto,
+    shares: Shares = None,
     quantize: Quantize = None,
     quantize_ignore: Ignore = None,
     anchor: Now = False,
@@ -124,7 +125,7 @@ def write(
             resume_from=resume_from,
             base=base,
             cache=cache,
-            encoding=encoding.value,
+            encoding=encoding_of(encoding, shares),
             anchor=library.AnchorPolicy(anchor, anchor_every, ratio, anchor_when_density),
             ref=ref,
             threads=threads,

@@ -113,7 +113,7 @@ class Cache(CacheLayout):
     def finish_switch(self) -> None:
         """A move that was killed after its slot was proven and renamed: finish it. Drop what an earlier one left."""
         for path in (self.patching, self.ready):
-            if path.is_symlink() or not path.is_dir():  # of no move under way, and it would block the next one
+            if path.is_symlink() or not path.is_dir():  # left by no move that is under way; it would block the next one
                 self.drop_slot(path)
         if not self.patching.exists() and (done := Journal.read(self.next)) is not None:
             if self.slot(done.end).is_dir():

@@ -24,7 +24,7 @@ def accept(wire: Wire, token: str, deadline: Deadline) -> dict[str, Any]:
     wire.send({"deltackpt-live": PROTOCOL, "nonce": nonce}, deadline)
     hello = wire.receive(deadline, FIRST)
     both = f"{nonce} {hello.get('nonce')} {hello.get('kind')}"
-    if not hmac.compare_digest(_proof(token, "client", both), str(hello.get("proof"))):
+    if not _proven(token, "client", both, hello):
         error = _refused(wire.where)
         wire.send({"error": error.to_dict()}, deadline)
         raise error
@@ -47,12 +47,17 @@ def introduce(wire: Wire, token: str, hello: Mapping[str, Any], deadline: Deadli
     answer = wire.receive(deadline)
     if "error" in answer:
         raise error_of(answer["error"], wire.where)
-    if not hmac.compare_digest(_proof(token, "server", both), str(answer.get("proof"))):
+    if not _proven(token, "server", both, answer):
         raise _refused(wire.where)
 
 
 def _proof(token: str, side: str, both: str) -> str:
     return hmac.new(token.encode(), f"{side} {both}".encode(), hashlib.sha256).hexdigest()
+
+
+def _proven(token: str, side: str, both: str, message: Mapping[str, Any]) -> bool:
+    """In bytes: of text `compare_digest` takes ASCII alone."""
+    return hmac.compare_digest(_proof(token, side, both).encode(), str(message.get("proof")).encode())
 
 
 def _refused(where: str) -> DeltackptError:

@@ -53,10 +53,15 @@ def spans_of(part: EncodedPart, spans: Sequence[Span]) -> Iterator[memoryview]:
 
 
 def _pieces(part: EncodedPart, spans: Sequence[Span]) -> Iterator[memoryview]:
+    chunks, at, chunk = part.host_chunks(), 0, memoryview(b"")
     for start, end in spans:
-        at = 0
-        for chunk in part.host_chunks():
-            first, last = max(start - at, 0), min(end - at, len(chunk))
-            if first < last:
-                yield chunk[first:last]
-            at += len(chunk)
+        if start < at:  # rising spans, which is what ranks ask for, take one pass over the chunks
+            chunks, at, chunk = part.host_chunks(), 0, memoryview(b"")
+        while start < end:
+            if start >= at + len(chunk):
+                at += len(chunk)
+                chunk = next(chunks)
+                continue
+            last = min(end, at + len(chunk))
+            yield chunk[start - at : last - at]
+            start = last

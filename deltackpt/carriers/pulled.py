@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from deltackpt.carriers.handshake import introduce
 from deltackpt.carriers.pairs import Payload, meet
 from deltackpt.carriers.wire import Deadline, Wire, error_of, foreign
-from deltackpt.errors import DeltackptError, FormatError
+from deltackpt.errors import FormatError
 from deltackpt.format.manifest import File
 from deltackpt.patch.index import Span
 from deltackpt.patch.part import PartReader
@@ -30,7 +30,8 @@ class PulledParts:
     def __init__(self, address: Address, rank: int, token: str, carrier: str, timeout: float) -> None:
         self.url = f"trainer rank {rank} at {address[0]}:{address[1]}"
         self.received = 0  # bytes of payload, in all
-        self._address, self._token, self._carrier, self._timeout = address, token, carrier, timeout
+        self.timeout = timeout
+        self._address, self._token, self._carrier = address, token, carrier
         self._wire: Wire | None = None
         self._pair: Payload | None = None
         self._lock = threading.Lock()
@@ -61,7 +62,7 @@ class PulledParts:
         self._wire = self._pair = None
 
     def _request(self, file: File, spans: Sequence[Span] | None, sizes: list[int]) -> memoryview:
-        deadline = Deadline(self._timeout)
+        deadline = Deadline(self.timeout)
         with self._lock:
             try:
                 wire = self._connected(deadline)
@@ -79,7 +80,7 @@ class PulledParts:
                     self._pair.receive(into, deadline)
                 else:
                     wire.receive_into(into, deadline)
-            except DeltackptError:
+            except BaseException:  # what is left of the answer is nothing that the next request has asked for
                 self.close()
                 raise
         self.received += len(into)

@@ -5,30 +5,17 @@ from __future__ import annotations
 import json
 import select
 import socket
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from deltackpt.errors import (
-    ChainError,
-    CheckpointError,
-    ConflictError,
-    DeltackptError,
-    FormatError,
-    NoSpaceError,
-    NotFoundError,
-    StoreError,
-    UsageError,
-)
+from deltackpt.errors import BY_EXIT_CODE, DeltackptError, FormatError, StoreError
 from deltackpt.format.canonical import loads_strict
 
 MAX_MESSAGE = 64 << 20  # bytes of one message: one line for each of a million tensors
 PIECE = 1 << 20  # bytes that are sent or received by one call
-
-_CLASSES = (
-    UsageError, FormatError, ChainError, CheckpointError, NotFoundError, ConflictError, StoreError, NoSpaceError
-)  # fmt: skip
 
 
 class Deadline:
@@ -60,13 +47,14 @@ def error_of(found: object, where: str) -> DeltackptError:
     if not isinstance(found, Mapping):
         return foreign(where, f"an error {found!r}", "a code and sentences")
     exit_code, code = found.get("exit_code"), str(found.get("error", "live-message"))[:80]
-    kind = next((kind for kind in _CLASSES if kind.exit_code == exit_code), StoreError)
+    kind = BY_EXIT_CODE.get(exit_code, StoreError) if isinstance(exit_code, int) else StoreError
     have, need, hint = (str(found.get(key, ""))[:2000] for key in ("have", "need", "hint"))
     return kind(code, where=str(found.get("where", where))[:500], have=have, need=need, hint=hint)
 
 
 class Wire:
-    """One connection. ``where`` names the peer in errors. Used by one thread at a time.
+    """One connection. ``where`` names the peer in errors. Used by one thread at a time, but that messages may be sent
+    by several.
 
     Every method raises StoreError ``live-lost`` where the peer is gone or the time is over; the connection is then of
     no use any more.
@@ -75,6 +63,7 @@ class Wire:
     def __init__(self, sock: socket.socket, where: str) -> None:
         self.where = where
         self._sock = sock
+        self._sending = threading.Lock()
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -94,7 +83,8 @@ class Wire:
     def send(self, message: Mapping[str, Any], deadline: Deadline) -> None:
         """A JSON object."""
         data = json.dumps(message, separators=(",", ":")).encode()
-        self.send_bytes([len(data).to_bytes(4, "big") + data], deadline)
+        with self._sending:
+            self.send_bytes([len(data).to_bytes(4, "big") + data], deadline)
 
     def send_bytes(self, chunks: Iterable[bytes | memoryview], deadline: Deadline) -> None:
         """Bytes as they are; the peer knows how many."""

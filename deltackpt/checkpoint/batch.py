@@ -194,21 +194,6 @@ def digest_range(names: NameRange, state: State) -> tuple[Words, Hashes]:
     return made
 
 
-def digest_batch(names: Sequence[str], state: State) -> list[tuple[str, TensorDigest, int]]:
-    """Both digests of every tensor of a batch, and its bytes; their pages are released."""
-    data, at = _read(state, names)
-    if kernels.LIB is None or sum(map(len, data)) > BATCH:
-        return [(name, _digest(name, state), len(found)) for name, found in zip(names, data, strict=True)]
-    widths = [DTYPES[state.tensors[name].dtype].width for name in names]
-    words = [len(found) // width for found, width in zip(data, widths, strict=True)]
-    sums = kernels.digest_many(np.array([at, words, widths], np.int64).T).tolist()
-    made = []
-    for name, found, (a, b) in zip(names, data, sums, strict=True):
-        made.append((name, TensorDigest((a, b), xxh3(found)), len(found)))
-    release(names, state)
-    return made
-
-
 def release(names: Sequence[str], state: State) -> None:
     """The caller is done with the tensors of a batch, those that the state has."""
     if isinstance(names, NameRange) and isinstance(state, ReadsRanges):

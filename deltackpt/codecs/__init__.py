@@ -9,7 +9,7 @@ from __future__ import annotations
 from deltackpt.codecs.entry import Entry
 from deltackpt.codecs.many import ManyChanges
 from deltackpt.codecs.registry import CODECS, VERSIONS, Registry
-from deltackpt.codecs.select import CHOICES, DENSE, SMALL, alone, choices, encode, encode_many, wants_base
+from deltackpt.codecs.select import CHOICES, DENSE, SMALL, alone, choices, encode, encode_many, parse_choice, wants_base
 from deltackpt.codecs.types import Change, ChangedElements, DecodeBuffer, Decoded, Elements, Encoded, Source
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "decode_into",
     "encode",
     "encode_many",
+    "parse_choice",
     "wants_base",
 ]
 

@@ -205,12 +205,13 @@ class Codec(Protocol[D]):
         return None
 
     def encode_changes(
-        self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape
+        self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape, shares: int = 0
     ) -> Encoded | None:
         """The same from the changed elements, of which there are some, and ``base``, all old ones, flat. None for an
         encoding that is not `alone`.
 
-        ``shape`` counts storage elements. ``base`` None: they are not at hand, and the bytes may be more.
+        ``shape`` counts storage elements. ``base`` None: they are not at hand, and the bytes may be more. ``shares``:
+        see `Change`.
         """
         return None
 

@@ -160,12 +160,6 @@ class EntryTable(Sequence[Entry]):
         return (self[i] for i in range(len(self)))
 
     @cached_property
-    def row_numbers(self) -> list[int]:
-        """``row_of`` as a list."""
-        numbers: list[int] = self.row_of.tolist()
-        return numbers
-
-    @cached_property
     def changes(self) -> list[int]:
         """Changed elements of every entry."""
         found = np.zeros(len(self.names), np.int64)

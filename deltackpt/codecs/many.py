@@ -35,6 +35,7 @@ class ManyChanges:
     new: Callable[[int], Bytes]
     rows: Ints
     memory: tuple[Ints, Bytes, Bytes]
+    shares: int = 0  # as `Change` has it
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -91,6 +92,7 @@ class ManyChanges:
             after[words].view(width),
             self.old(i).view(width),
             self.new(i).view(width),
+            shares=self.shares,
         )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,24 @@ def choices() -> tuple[str, ...]:
 
 
 CHOICES = choices()
+SHARES = (2, 4, 8, 16)  # ranks for which a writer may cut finer tiles
+
+
+class EncodingChoice(NamedTuple):
+    """What ``encoding="auto@8"`` asks for: an encoding's ``name``, or `auto`, with tiles that fit the shares of
+    ``shares`` ranks; 0: as few tiles as there are without such readers."""
+
+    name: str
+    shares: int
+
+
+def parse_choice(encoding: str) -> EncodingChoice:
+    """Raises UsageError ``encoding-choice`` for what is neither one of `choices`, nor one with ``@`` and `SHARES`."""
+    name, at, ranks = encoding.partition("@") if isinstance(encoding, str) else (encoding, "", "")
+    if name not in (AUTO, *choices()) or (at and ranks not in map(str, SHARES)):
+        need = f"{', '.join(choices())}; any of them with @N for tiles that N ranks share, N = 2, 4, 8 or 16"
+        raise UsageError("encoding-choice", where="encoding", have=repr(encoding)[:80], need=need)
+    return EncodingChoice(name, int(ranks or 0))
 
 
 def alone(encoding: str) -> Codec[Any] | None:
@@ -34,7 +52,7 @@ def alone(encoding: str) -> Codec[Any] | None:
 
     None where it needs them all. Raises UsageError ``encoding-choice``.
     """
-    _check_choice(encoding)
+    encoding = parse_choice(encoding).name
     wanted = [c for c in CODECS if c.auto is Auto.SPARSE] if encoding == AUTO else [CODECS[encoding]]
     return next((codec for codec in wanted if codec.alone), None)
 
@@ -62,7 +80,9 @@ def encode(
     carry. -> (name of the encoding used, its bytes). Raises UsageError ``encoding-choice`` for a name that is not among
     `choices`.
     """
-    _check_choice(encoding)
+    encoding, shares = parse_choice(encoding)
+    if shares != change.shares:
+        change = replace(change, shares=shares)
     if change.base is not None:
         if encoding != AUTO and (encoded := _tried(CODECS[encoding], change, shape, boxed=boxed)) is not None:
             return encoding, encoded
@@ -92,7 +112,8 @@ def encode_many(changes: ManyChanges, which: Ints, encoding: str = AUTO) -> Enco
     """`encode` of the tensors ``which`` (int64, rising) of many, whole ones that changed: in one call what is asked
     for, or wins nearly always.
     """
-    _check_choice(encoding)
+    asked, (encoding, shares) = encoding, parse_choice(encoding)
+    changes = replace(changes, shares=shares)
     sparse = [c for c in CODECS if c.auto is Auto.SPARSE] if encoding == AUTO else [CODECS[encoding]]
     first, held, rows = sparse[0], which[:0], None
     if len(sparse) == 1:
@@ -108,12 +129,7 @@ def encode_many(changes: ManyChanges, which: Ints, encoding: str = AUTO) -> Enco
     if rows is not None and encoding == AUTO:
         good = held[rows.sizes + rows.detail_sizes < changes.nbytes[held]]
     alone = np.setdiff1d(which, good, assume_unique=True).tolist()
-    return EncodedMany(which, rows, held, {i: encode(changes.change(i), changes.shape(i), encoding) for i in alone})
-
-
-def _check_choice(encoding: str) -> None:
-    if encoding != AUTO and encoding not in choices():
-        raise UsageError("encoding-choice", where="encoding", have=repr(encoding), need=", ".join(choices()))
+    return EncodedMany(which, rows, held, {i: encode(changes.change(i), changes.shape(i), asked) for i in alone})
 
 
 def _candidates(change: Change, shape: Shape, *, boxed: bool) -> dict[str, Encoded]:

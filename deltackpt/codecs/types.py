@@ -56,6 +56,7 @@ class Change:
     target: Elements
     room: Room = _in_memory  # for what is as long as the tensor
     withheld: int | None = None  # so many changed, too many to hold: the arrays of what changed are empty
+    shares: int = 0  # ranks of which each reads a share, for which tiles are cut
 
     @property
     def count(self) -> int:

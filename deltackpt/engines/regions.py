@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.format.dtypes import DTYPES, storage_shape
-from deltackpt.format.safetensors_header import Tensor
-from deltackpt.shares.bounds import Bounds, Held, of_strided
+from deltackpt.shares.bounds import Bounds, of_strided
 
 Selected = tuple[slice | npt.NDArray[Any], npt.NDArray[Any]]
 
@@ -100,15 +98,6 @@ class Region:
     def target_view(self, words: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """This box of a storage's flat words, as a view of the same shape."""
         return _view(words, self.target, [(n, t) for n, _, t in self.dims])
-
-
-def held_boxes(regions: Mapping[str, Sequence[Region]], table: Mapping[str, Tensor]) -> Held:
-    """What a rank holds, from the regions of its tensors and their headers: what `deltackpt.shares.share_of` takes."""
-    found = {}
-    for name, several in regions.items():
-        shape = storage_shape(DTYPES[table[name].dtype], table[name].shape)
-        found[name] = [box for region in several for box in region.bounds(shape)]
-    return found
 
 
 def _view(words: npt.NDArray[Any], offset: int, dims: Sequence[tuple[int, int]]) -> npt.NDArray[Any]:

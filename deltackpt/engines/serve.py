@@ -16,11 +16,11 @@ from deltackpt.cache import open_current
 from deltackpt.engines.branch import BranchHead
 from deltackpt.engines.clients import Client
 from deltackpt.engines.fleet import Emit, EngineState, EventLog, stamped
+from deltackpt.engines.rounds import rounds
 from deltackpt.engines.update_round import UpdateRound
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
-from deltackpt.sync.backoff import Backoff
 from deltackpt.sync.follow import Follower
 from deltackpt.util.metrics import Metrics
 from deltackpt.util.traces import span
@@ -45,23 +45,14 @@ class Serving:
     def run(self, stop: Event, poll: float) -> None:
         """Until ``stop``, a round every ``poll`` seconds. Raises an error of the repository that does not pass by
         itself, and that it is gone, once that lasted for the grace time of the follower."""
-        backoff = Backoff(grace=self.follower.grace)
-        self._metrics.seen()
-        while not stop.is_set():
-            wait = poll
-            try:
-                self.update_cache()
-                self._metrics.seen()
-                if backoff.reset():
-                    self._emit("back", {})
-            except DeltackptError as error:
-                wait = backoff.delay(error)
-                self._metrics.retry()
-                if backoff.due:
-                    self._emit("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
-            with suppress(DeltackptError):  # nothing in the cache yet
-                self.update_engines()
-            stop.wait(wait)
+        rounds(
+            self.update_cache, self._try_engines, stop=stop, poll=poll, grace=self.follower.grace, emit=self._emit,
+            metrics=self._metrics,
+        )  # fmt: skip
+
+    def _try_engines(self) -> None:
+        with suppress(DeltackptError):  # nothing in the cache yet
+            self.update_engines()
 
     def update_cache(self) -> None:
         """The cache to the newest step; without one, see which that is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +26,16 @@ class EngineTraits:
     packages: tuple[str, ...] = ()
 
 
-def quantized(model: torch.nn.Module, traits: EngineTraits) -> str | None:
+def quantized(
+    model: torch.nn.Module, traits: EngineTraits, but: Callable[[torch.nn.Module], bool] = lambda layer: False
+) -> str | None:
     """Why what the loader filled may not be what the engine computes with: a layer has a method that may repack, scale
-    or drop its weights, or hold numbers of them, once they are loaded. None where no layer has."""
+    or drop its weights, or hold numbers of them, once they are loaded. None where no layer has, ``but`` some."""
     if not traits.method:
         return None
     for name, module in model.named_modules():
         method = type(getattr(module, traits.method, None)).__name__
-        if method != "NoneType" and not method.startswith(traits.unprocessed):
+        if method != "NoneType" and not method.startswith(traits.unprocessed) and not but(module):
             return f"{name} is processed by {method} after a load"
     return None
 

@@ -113,7 +113,7 @@ Changes = dict[str, ModuleWrite]  # by name
 
 
 def _move(repo: Repository, plan: Plan, changes: StepChanges, found: dict[str, WeightPlace], known: _Known) -> int:
-    """Write what leads to a plan's target, and bring the sums of ``known`` along. -> how many elements.
+    """Write what leads to a plan's target, and advance the sums of ``known``. -> how many elements.
 
     On a card hop by hop, each proven before it is written: a patch is decoded in the light of what it applies to.
     """

@@ -20,7 +20,7 @@ from deltackpt.util.lock import lock
 
 LOOK = 0.5  # seconds between two looks at the updater's lock
 FINAL = 30.0  # seconds for which an updater that ends after a final update may have left the engine paused
-OLD = 3600.0  # seconds after which nobody looks at the lock of a dead process any more
+OLD = 3600.0  # seconds after which the lock of a dead process is not looked at any more
 Holder: TypeAlias = Literal["alive", "dead", "done"]
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ UNSTATED = bytes(16)  # in the place of an xxh3: the writer saw no more than pie
 
 class TensorDigests(Mapping[str, TensorDigest]):
     """The digests of all tensors of ``named``, as columns in their order: ``sums``, uint64 [tensors, 2], and ``xxh3``,
-    uint8 [tensors, 16]. That of one is made when it is asked for. Nobody writes to the columns.
+    uint8 [tensors, 16]. That of one is made when it is asked for. The columns are not written to.
     """
 
     def __init__(self, named: TensorsByName, sums: Words, xxh3: Hashes) -> None:

@@ -49,10 +49,6 @@ class PackName:
         made = found and cls(int(found[1]), int(found[2]), int(found[3]), found[4])
         return made if made and made.name == name and made.first <= made.last else None
 
-    def covers(self, step: int) -> bool:
-        """Is a step one of those from the first to the last?"""
-        return self.first <= step <= self.last
-
 
 def packs_of(names: Iterable[str]) -> list[PackName]:
     """The packs among the names of objects."""
@@ -73,7 +69,7 @@ def encode(records: Sequence[tuple[int, bytes]]) -> tuple[PackName, bytes]:
 
 
 def lines(data: bytes) -> dict[str, bytes]:
-    """Every line of an object that should be a pack, by its sha256 in hex, which whoever wants a record knows
+    """Every line of an object that should be a pack, by its sha256 in hex, which a reader of a record knows
     ([F-LINE-5]). Nothing else is checked, and nothing refused."""
     found, start = {}, 0
     while (end := data.find(b"\n", start)) >= 0:

@@ -1,7 +1,7 @@
 """`packed` entries decoded on a device: from the bytes of a part there to positions, old and new words, and what the
 digests gain. Nothing is written to the tensors before `DecodedChanges.apply` is called.
 
-The bytes are anybody's: every read and write is in bounds, and the first defect by entry and tile is what the host
+The bytes are not trusted: every read and write is in bounds, and the first defect by entry and tile is what the host
 would name.
 """
 

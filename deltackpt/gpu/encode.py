@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.codecs import Encoded, wants_base
+from deltackpt.codecs import Encoded, parse_choice, wants_base
 from deltackpt.codecs.packed.classes import ClassScale
 from deltackpt.codecs.packed.grid import TileGrid, choose_grid
 from deltackpt.codecs.packed.list_index import ListIndex
@@ -44,12 +44,12 @@ class _Measured:
 
 
 def encode(
-    group: Group, which: Sequence[int], snapshot: Snapshot, side: CopyStream | None = None
+    group: Group, which: Sequence[int], snapshot: Snapshot, side: CopyStream | None = None, shares: int = 0
 ) -> Generator[None, None, dict[int, Encoded]]:
     """Encode the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
 
     -> by index of the piece, each of which `takes` has been asked of: the list index, and the tiles in host memory. The
-    bytes are those of `codecs.packed`. ``snapshot`` still holds the old words.
+    bytes are those of `codecs.packed`, with tiles for so many ``shares``. ``snapshot`` still holds the old words.
     """
     pieces = group.changes.pieces
     if not which:
@@ -57,9 +57,8 @@ def encode(
         yield
         yield
         return {}
-    measured = _measure(
-        group, which, [choose_grid(pieces[i].storage, group.changes.counts[i]) for i in which], snapshot
-    )
+    grids = [choose_grid(pieces[i].storage, group.changes.counts[i], shares) for i in which]
+    measured = _measure(group, which, grids, snapshot)
     known = Copy([measured.lists.counts, measured.sizes, measured.scales])
     yield
 
@@ -85,7 +84,7 @@ def takes(piece: Piece, changes: int, encoding: str) -> bool:
     """Do kernels encode so many changed elements of a piece, where ``encoding`` is asked for?"""
     if wide(piece) or changes == 0 or wants_base(encoding, piece.dtype, piece.elements, changes):
         return False
-    return _fits(choose_grid(piece.storage, changes))
+    return _fits(choose_grid(piece.storage, changes, parse_choice(encoding).shares))
 
 
 def _fits(grid: TileGrid) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from deltackpt.codecs import parse_choice
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.changes import deltas_of, join_runs, wide
 from deltackpt.gpu.diff import Group, advance, apart, groups
@@ -111,7 +112,7 @@ def _deltas(
     if not changed:
         return
     which = [i for i, piece, n in changed if takes(piece, n, encoding)]
-    work = encode(group, which, snapshot, side)
+    work = encode(group, which, snapshot, side, parse_choice(encoding).shares)
     others = {i: piece for i, piece, _ in changed if i not in which and not wide(piece)}
     bases = Copy([snapshot.of(piece.name) for piece in others.values()], side)
     arrays = Copy([changes.positions, changes.old, changes.new], side)

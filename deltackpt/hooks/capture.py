@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,6 +26,9 @@ from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import from_host
 from deltackpt.util.parallel import ordered_map
+
+if TYPE_CHECKING:
+    from deltackpt.gpu.compile_ahead import CompileAhead
 
 
 class Capture:
@@ -56,8 +60,18 @@ class Capture:
         if self._cache is not None and ranks > 1:
             need = "'device' or 'host'"
             raise UsageError("snapshot-sharded", where="snapshot", have="a managed cache", need=need)
+        self.compiling = self._compile_ahead(pieces)
         if link is not None:
             self._start(pieces, link)
+
+    def _compile_ahead(self, pieces: Sequence[Piece]) -> Sequence[CompileAhead]:
+        """Begin to compile what the first change needs, where kernels capture it."""
+        there = [p for p in pieces if p.tensor.device.type == "cuda" and self._on_device(p)]
+        if self._cache is not None or not there:
+            return ()
+        from deltackpt.gpu.compile_ahead import compile_ahead
+
+        return compile_ahead(there, host=self._options.snapshot == "host")
 
     @property
     def anchors_from_weights(self) -> bool:

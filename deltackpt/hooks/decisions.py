@@ -35,3 +35,8 @@ class TrainingStart:
     def step(self) -> int | None:
         """The number of the step that the weights are; None before the first."""
         return self.link.step if self.link else None
+
+    @property
+    def first_is_whole(self) -> bool:
+        """Does nothing lead to the first step but all of it?"""
+        return self.link is None or self.fresh

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from deltackpt.codecs import DENSE, Encoded, Entry, alone, encode
+from deltackpt.codecs import DENSE, Encoded, Entry, alone, encode, parse_choice
 from deltackpt.codecs.packed import codec as packed
 from deltackpt.codecs.packed.encoding import PackedCodec
 from deltackpt.codecs.packed.jobs import EncodeJob
@@ -37,13 +37,15 @@ def batches(deltas: Iterable[Delta]) -> Iterator[list[Delta]]:
 
 def encode_together(deltas: Sequence[Delta], encoding: str) -> list[Delta]:
     """The same deltas, those of them ``encoded`` that `entry_of` would encode as `packed`: all by one call."""
+    encoding, shares = parse_choice(encoding)
     if encoding not in (AUTO, PackedCodec.name):
         return list(deltas)
     which = [i for i, delta in enumerate(deltas) if _fits(delta, encoding)]
     jobs = []
     for delta in (deltas[i] for i in which):
         shape = storage_shape(delta.dtype, delta.box.shape)
-        jobs.append(EncodeJob(delta.positions.astype(np.int64), delta.old, delta.new, delta.base, delta.dtype, shape))
+        positions = delta.positions.astype(np.int64)
+        jobs.append(EncodeJob(positions, delta.old, delta.new, delta.base, delta.dtype, shape, shares))
     made = list(deltas)
     for i, (index, payload) in zip(which, packed.encode_many(jobs) if jobs else [], strict=True):
         encoded, whole = Encoded(index, (payload,)), deltas[i].elements * deltas[i].dtype.width

@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 import torch
 
-from deltackpt.codecs import CHOICES
+from deltackpt.codecs import parse_choice
 from deltackpt.errors import UsageError
 from deltackpt.hooks.live import LiveSession, check_live
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.side import Side
+from deltackpt.hooks.training_state import TrainingState
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.quantize.recipe import Recipe
 from deltackpt.signing.keys import Signer
@@ -69,6 +70,7 @@ class HookOptions:
     sign: str | os.PathLike[str] | Signer | None = None
     trust: str | os.PathLike[str] | TrustPolicy | None = None
     live: LiveSession | None = None
+    optimizer: torch.optim.Optimizer | TrainingState | None = None
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -98,8 +100,7 @@ class HookOptions:
         _one_of("nonfinite", self.nonfinite, ("count", "refuse"))
         _one_of("on_device", self.on_device, (None, True, False))
         _one_of("sharded", self.sharded, (None, True, False))
-        if self.encoding not in CHOICES:
-            raise UsageError("encoding-choice", where="encoding", have=repr(self.encoding), need=", ".join(CHOICES))
+        parse_choice(self.encoding)
         if isinstance(self.snapshot, str):
             # A word is a mistyped choice rather than a directory; a path has a separator, or is a Path.
             known = self.snapshot in ("device", "host") or "/" in self.snapshot or os.sep in self.snapshot
@@ -147,6 +148,8 @@ class HookOptions:
         require("trust", self.trust, known, "the path of a file of public keys, 'first-use', a TrustPolicy, or None")
         require("report", self.report, self.report is None or callable(self.report), "a function, or None")
         check_live(self.live)
+        known = TrainingState.of(self.optimizer) is None or self.full == "wait"
+        require("full", self.full, known, "'wait' beside optimizer=: a state is that of one step of the weights")
 
 
 _CAST = "a floating-point torch.dtype, {name: torch.dtype}, a function, or None"

@@ -88,6 +88,11 @@ class Pending:
         """Does the head wait for a step to be merged with, or for `retry`?"""
         return self._failed is not None
 
+    def stands(self, step: int) -> bool:
+        """Is a step up to this one neither published nor failed, so that there is something to wait for?"""
+        with self._changed:
+            return self._failed is None and any(item.step <= step for item in self._items)
+
     def reserve_merge(self) -> bool:
         """If the queue is full: keep its last step from being begun, so that the next can be merged into it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deltackpt.errors import ChainError, CheckpointError, UsageError
 from deltackpt.format.dtypes import DTYPES, nbytes
@@ -47,6 +47,10 @@ class FilePlan:
     def __post_init__(self) -> None:
         found = {t.name: t for shard in self.shards for t in shard.header.tensors}
         object.__setattr__(self, "tensors", {name: found[name] for name in sorted(found, key=str.encode)})
+
+    def with_side(self, contents: Mapping[str, bytes]) -> FilePlan:
+        """The same with side files more, or others of their paths."""
+        return replace(self, contents={**self.contents, **contents}) if contents else self
 
     @property
     def side(self) -> tuple[str, ...]:

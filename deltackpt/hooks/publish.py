@@ -80,6 +80,14 @@ class PublishOptions:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Extra:
+    """What a step's record says besides, known only when it is published: ``metadata``, and ``side`` files by path."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    side: Mapping[str, bytes] = field(default_factory=dict)
+
+
 class Cancelled(Exception):
     """The hook is being closed without publishing the rest."""
 
@@ -97,6 +105,7 @@ class Publisher:
         self.base: Base | None = None
         self.fresh = False  # the next step has another state than `base` led to: only an anchor can follow
         self.seek: Ref | None = None
+        self.before: Callable[[CapturedStep], Extra] = lambda captured: Extra()  # rank 0's, before a step is published
         self.due = False  # the policy wants an anchor at the next step
         self.cancelled = False
         self.lease = WriterLease(repo)  # rank 0's, from its first step until it is closed
@@ -107,6 +116,7 @@ class Publisher:
         self._attempts: dict[str, Base] = {}  # by manifest id: what may be published though an error was raised
         self._tried: dict[int, CapturedStep] = {}
         self._seconds: dict[str, float] = {}
+        self._extra = Extra()
 
     def publish(self, captured: CapturedStep) -> StepMetrics:
         """Raises what the store raises, ConflictError ``ref-moved``, ``lease-lapsed``, StoreError ``rank-failed`` and
@@ -136,6 +146,7 @@ class Publisher:
 
     def _begin(self, captured: CapturedStep, stack: ExitStack) -> StepPlan:
         self._check()
+        self._extra = self.before(captured)
         head = self.repo.ref(self.ref)
         adopted = None
         if head is not None and head.link.id in self._attempts:
@@ -172,10 +183,15 @@ class Publisher:
         sink.add([] if dense else parts, anchor)
         builder, odd = self._combine(shares), sum(s.nonfinite for s in shares)
         commit = StepCommit(
-            self.state.files,
+            self.state.files.with_side(self._extra.side),
             builder.digests,
             builder.counts(elements_of(self.state.files)),
-            {**({"nonfinite": odd} if odd else {}), **self._options.metadata, **captured.metadata},
+            {
+                **({"nonfinite": odd} if odd else {}),
+                **self._options.metadata,
+                **captured.metadata,
+                **self._extra.metadata,
+            },
             patched=self._patched,
         )
         if dense:

@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -31,6 +31,8 @@ from deltackpt.hooks.publish import Base, Publisher, PublishOptions, TrainerStat
 from deltackpt.hooks.resume import resume_from
 from deltackpt.hooks.side import Side, side_files
 from deltackpt.hooks.state import added, all_sums, owned
+from deltackpt.hooks.training_branch import TrainingBranch
+from deltackpt.hooks.training_state import TrainingState
 from deltackpt.hooks.unchanged import Unchanged
 from deltackpt.hooks.worker import Worker
 from deltackpt.publish.manifest import AnchorPolicy, check_step
@@ -78,7 +80,8 @@ class TrainerHook:
     ``quantize``    a `quantize.Recipe`, or its name: what the weights are quantised to, after ``dtype``'s cast
     ``anchor``      which steps are also stored whole
     ``side``        files of the checkpoint: {path: bytes}, or things that have ``save_pretrained``
-    ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be
+    ``encoding``    "auto", or that of `codecs.CHOICES` which is to be used where it can be; "auto@8" cuts finer tiles,
+                    so that each of 8 ranks of an engine reads its share and little else
     ``shard_bytes`` bytes of an anchor's file; None: as Hugging Face's tools cut them, less where there are more ranks
     ``threads``     that compare and encode; None: one a processor
     ``on_device``   compare and encode on the weights' device; None: on all but CPUs
@@ -91,6 +94,7 @@ class TrainerHook:
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
     ``metrics_port`` serves Prometheus metrics on loopback, at rank 0; 0: on any port, which is `exporter.port`
     ``live``        a `deltackpt.live.Session`, which takes every step to engines as well
+    ``optimizer``   what a resumed training needs, kept on ``REF-optimizer``: an optimizer, or a `TrainingState`
 
     An error loses no step: what was not published is published with the next one. `step`, `close` and the constructor
     are called by all ranks. Raises UsageError ``hook-option`` or ``encoding-choice`` for a value that an option does
@@ -133,32 +137,32 @@ class TrainerHook:
         sign: str | os.PathLike[str] | Signer | None = None,
         trust: str | os.PathLike[str] | TrustPolicy | None = None,
         live: LiveSession | None = None,
+        optimizer: torch.optim.Optimizer | TrainingState | None = None,
     ) -> None:
         self._options = options = HookOptions(
             ref=ref, dtype=dtype, rename=rename, model=model, locate=locate, snapshot=snapshot, full=full,
             errors=errors, queue=queue, peft=peft, resume=resume, nonfinite=nonfinite, quantize=quantize, anchor=anchor,
             side=side, encoding=encoding, shard_bytes=shard_bytes, threads=threads, on_device=on_device,
             sharded=sharded, timeout=timeout, metadata=metadata, report=report, sign=sign, trust=trust, live=live,
-            metrics_port=metrics_port,
+            metrics_port=metrics_port, optimizer=optimizer,
         )  # fmt: skip
         self._group, publishing = process_groups(sharded, timeout)
-        # Rank 0 gives up before the others take it for lost.
-        self._stall = STALL if self._group.size == 1 else 0.9 * timeout
+        self._stall = STALL if self._group.size == 1 else 0.9 * timeout  # rank 0 gives up before it is taken for lost
         found = existing(self._group, repository, options)
         self._extract = extractor(self._group, found, source, options)
         pieces, held = everyones(self._group, self._extract, held_by)
-        plan = plan_state(held)
-        self._layout = {piece.name: piece.layout for piece in pieces}
+        plan, self._layout = plan_state(held), {piece.name: piece.layout for piece in pieces}
         start = self._start(source, pieces, plan, found or repository)
         self.repo, self._last = start.repo, start.step
         mine, link = owned(pieces, plan, self._group.rank), None if start.fresh else start.link
         self._capture = Capture(self.repo, mine, link, options, ranks=self._group.size)
-        self.publisher = self._publisher(publishing, plan, start)
-        self._whole = start.link is None or start.fresh or anchor.now
+        self.publisher, self._whole = self._publisher(publishing, plan, start), start.first_is_whole or anchor.now
         self._pending, self._unchanged = Pending(queue), Unchanged(source)
         self.exporter = HookExporter(self._pending, None if self._group.rank else metrics_port)
         self._live = live_side(live, live_group(live, self._group.size > 1, timeout), self.publisher, queue, timeout)
         self._worker = Worker(self._pending, publishing, self._publish, timeout, self.publisher.lease.close)
+        self._training = TrainingBranch(options, source, self.repo, self._group, self._pending, self._worker)
+        self._training.begin(TrainerHook, self.abandon)
         atexit.register(_abandon, weakref.ref(self))
 
     def _start(
@@ -207,6 +211,11 @@ class TrainerHook:
         """The step that was captured last; before the first, the one that the weights were when the hook was made."""
         return self._last
 
+    @property
+    def compiling(self) -> Sequence[Any]:
+        """Of each card, the `gpu.compile_ahead.CompileAhead` that compiles what `step` needs, from the making on."""
+        return self._capture.compiling
+
     def step(self, step: int | None = None, *, metadata: Mapping[str, Any] | None = None) -> None:
         """Capture the weights as they are now as the next step; returns when that is done, before it is published.
 
@@ -230,6 +239,7 @@ class TrainerHook:
             self._wait_for_queue(raise_errors=False)
         with span("deltackpt.step", metadata, step=number) as traced:
             self._capture_step(number, decision, with_trace(metadata, traced), began)
+            self._training.step(number, metadata)
 
     def _capture_step(
         self, number: int, decision: StepDecision, metadata: Mapping[str, Any] | None, began: float
@@ -269,6 +279,7 @@ class TrainerHook:
     def _decide(self) -> StepDecision:
         """At rank 0: what to do with this step, once the queue is not full."""
         merge = False
+        self._training.raise_error()
         if self._options.full == "merge":
             self._raise_error(ordinary=self._options.errors == "raise")
             if self._snapshot_in_use:
@@ -309,6 +320,7 @@ class TrainerHook:
             found = self._live.publish(self.publisher, item) if self._live else self.publisher.publish(item)
         found = replace(found, queue=len(self._pending) - 1)
         base = self.publisher.base
+        self._training.weights_published(item.step, base)
         try:
             self._capture.published(base.link if base else None, self._pending, self.publisher)
         except Exception as error:  # the step is published, and the snapshot unchanged: only the cache is behind
@@ -325,6 +337,7 @@ class TrainerHook:
         """Wait until every captured step is published. Raises what went wrong."""
         self._pending.wait(lambda: len(self._pending) == 0, self._stall)
         self._raise_error(ordinary=True)
+        self._training.flush()
 
     def close(self) -> None:
         """Publish what is pending, try again what failed, and free everything. Raises if a step is not published."""
@@ -342,7 +355,7 @@ class TrainerHook:
             self.abandon()
             raise
         self._finish()
-        error = self._pending.pop_error() or self._worker.fatal
+        error = self._pending.pop_error() or self._worker.fatal or self._training.error
         if error is not None:
             raise error
 
@@ -360,7 +373,7 @@ class TrainerHook:
         try:
             self._worker.wait(patience)
         except BaseException:
-            self.publisher.cancelled = True
+            self.publisher.cancelled, patience = True, PATIENCE
             self._worker.wait(PATIENCE)  # to withdraw an unfinished step; a second interrupt ends this too
             raise
         finally:
@@ -368,6 +381,7 @@ class TrainerHook:
             if self._live is not None:
                 self._live.close(patience)
             self._capture.close()
+            self._training.finish(patience)
 
     def __enter__(self) -> TrainerHook:
         return self

@@ -1,7 +1,7 @@
 /* A file that another process shortens while it is mapped here: reading past its new end is SIGBUS, which ends a process.
  *
  * Mappings that are only read can be guarded. Where one of them loses its file, zeros stand in its place from there on,
- * and the mapping is marked as torn: whoever reads it looks at the mark afterwards, and uses nothing of it.
+ * and the mapping is marked as torn: its reader looks at the mark afterwards, and uses nothing of it.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* `packed`, reading (FORMAT section "packed"). The bytes are anybody's: every read is bounded, every defect has a code.
+/* `packed`, reading (FORMAT section "packed"). The bytes are not trusted: every read is bounded, every defect has a code.
  *
  * A tile is read in these steps: count its classes, which gives the parameters; all numbers in unary; gaps to ranks;
  * ranks to places; widths of all values from the old elements; values. Checks come in FORMAT's order. */
@@ -20,7 +20,7 @@ typedef struct {
     int64_t tiles;     /* rows of the tables: */
     const int64_t *numbers, *counts, *lengths; /* which tile; NULL: all. (tiles, lists). Bytes of each. */
     const uint8_t *checksums; /* as they lie in the table: at any byte */
-    uint8_t *positions, *old, *new; /* of all changes, by tile, class and rank; any may be NULL */
+    uint8_t *positions, *new;       /* of all changes, by tile, class and rank; either may be NULL */
     int32_t wide;                   /* bytes of a position: 4 or 8 */
     int32_t in_place;               /* new elements go to where the old ones are */
 } read_job_t;
@@ -227,7 +227,6 @@ INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int wor
         const int64_t at = flat(&t->at, t->ranks[i]);
         if (job->in_place) store(job->elements, at, new, word);
         if (job->new) store(job->new, to + i, new, word);
-        if (job->old) store(job->old, to + i, t->old[i], word);
         if (job->positions) store(job->positions, to + i, (uint64_t)at, job->wide);
     }
 }

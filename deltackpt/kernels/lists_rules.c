@@ -3,6 +3,7 @@
 
 #define CHANGES_PER_TILE 2048
 #define MAX_GRID 16
+#define CHANGES_PER_SHARE 128
 #define FEW 10
 
 static int64_t power(int64_t dim) {
@@ -15,7 +16,7 @@ static uint64_t tile_elements(const form_t *f, int64_t rows, int64_t columns) {
     return (uint64_t)parts(f->height, rows) * (uint64_t)parts(f->width, columns);
 }
 
-void choose_grid(form_t *f, int64_t slices, int64_t changes) {
+void choose_grid(form_t *f, int64_t slices, int64_t changes, int64_t shares) {
     if (slices < 1 || changes / CHANGES_PER_TILE < slices) slices = 1;
     int64_t rows = power(f->height / slices), columns = power(f->width);
     while (rows * columns > 1 && slices * rows * columns > changes / CHANGES_PER_TILE) {
@@ -24,6 +25,16 @@ void choose_grid(form_t *f, int64_t slices, int64_t changes) {
             rows /= 2;
         else
             columns /= 2;
+    }
+    while (slices * rows * columns * 2 <= changes / CHANGES_PER_SHARE) {
+        const int higher = rows < shares && 2 * rows <= f->height / slices;
+        const int wider = columns < shares && 2 * columns <= f->width;
+        if (higher && (rows <= columns || !wider))
+            rows *= 2;
+        else if (wider)
+            columns *= 2;
+        else
+            break;
     }
     rows *= slices;
     while (tile_elements(f, rows, columns) > (uint64_t)MAX_ELEMENTS)

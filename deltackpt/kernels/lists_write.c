@@ -81,7 +81,7 @@ static state_t *new_state(int64_t changes, int64_t tiles) {
 static void begin_job(void *shared, int64_t unit, scratch_t *scratch) {
     writing_t *all = shared;
     write_job_t *job = all->jobs + unit;
-    choose_grid(&job->form, job->slices, job->changes);
+    choose_grid(&job->form, job->slices, job->changes, job->shares);
     job->tiles = job->form.rows * job->form.columns;
     job->state = new_state(job->changes, job->tiles);
     if (!job->state || !choose(job, job->base ? MAX_CLASSES : 1, scratch)) __atomic_store_n(&all->failed, 1, __ATOMIC_RELAXED);

@@ -16,7 +16,7 @@ typedef struct state state_t; /* what is known of a tensor between the calls */
 
 typedef struct {
     form_t form; /* height, width and the element are given, all else is found */
-    int64_t slices, changes;
+    int64_t slices, changes, shares;
     const int64_t *positions; /* rising */
     const uint8_t *old, *new, *base;
     int64_t tiles, bytes; /* found; the rest is for the second call */
@@ -26,7 +26,7 @@ typedef struct {
     state_t *state;
 } write_job_t;
 
-void choose_grid(form_t *f, int64_t slices, int64_t changes);
+void choose_grid(form_t *f, int64_t slices, int64_t changes, int64_t shares);
 void choose_scale(form_t *f, const cells_t *cells, int64_t changes, int limit);
 int64_t list_cost(int64_t chosen, int64_t candidates);
 /* Are lists by class no shorter than one list, their counts included? Changes and elements by class. */

@@ -1,4 +1,4 @@
-/* `packed`, reading (FORMAT section "packed"). The bytes are anybody's: every read is bounded, every defect has a code. */
+/* `packed`, reading (FORMAT section "packed"). The bytes are not trusted: every read is bounded, every defect has a code. */
 #include "sections.h"
 
 enum { OK, TILE_SHORT, TILE_LENGTH, UNARY_COUNT, GAP_OUTSIDE, POSITION_OUTSIDE, LIST_WRONG, STEP_OUTSIDE, PADDING };

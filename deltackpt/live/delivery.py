@@ -19,10 +19,12 @@ from deltackpt.hooks.process_group import collect, share
 from deltackpt.live.encode import MemorySink, encode_all, encode_changes
 from deltackpt.live.events import LiveEvent, Report
 from deltackpt.live.gate import PublishGate
+from deltackpt.live.link_rate import LinkRate
 from deltackpt.live.members import Member, Members
 from deltackpt.live.messages import NOTHING, Announcement, PartOffer
 from deltackpt.live.options import LiveOptions
 from deltackpt.live.round import Round, run
+from deltackpt.live.signed import signed
 from deltackpt.live.state import LiveState
 from deltackpt.patch.part import Origin
 
@@ -33,7 +35,7 @@ class _Plan:
 
     origin: Origin
     full: bool  # of all weights
-    wanted: bool  # is there anybody to take parts?
+    wanted: bool  # is there an engine rank to take parts?
 
 
 @dataclass
@@ -56,7 +58,9 @@ class Delivery:
         self.addresses: list[tuple[str, int]] = []
         self._trainer, self._options, self._members = trainer, options, members
         self._gate, self._parts, self._tell = gate, parts, tell
+        self._link = LinkRate(options.rate)
         self._round = 0
+        self._signed = 0  # when the last announcement was
         self._asked: list[Member] = []  # who was in when the step was planned
         self._parent = trainer.base.link.id if trainer.base else NOTHING
 
@@ -84,7 +88,7 @@ class Delivery:
         if plan.full:
             return _Offer(encode_all(sink, self._trainer, plan.origin), sink.files)
         if plan.wanted:
-            return _Offer(encode_changes(sink, self._trainer, captured, plan.origin), sink.files)
+            return _Offer(encode_changes(sink, self._trainer, captured, plan.origin, self._link), sink.files)
         return _Offer(Share(sums={name: sums_of(delta) for name, delta in captured.deltas.items()}), [])
 
     # The first rank
@@ -114,6 +118,8 @@ class Delivery:
             self._round, captured.step, plan.origin.repository, plan.origin.parent, plan.origin.base, state,
             self._offered(offers), changed,
         )  # fmt: skip
+        step = signed(step, self._trainer.ref, self._trainer.repository.signer, self._signed)
+        self._signed = step.time
         limit = self._options.load_timeout if plan.full else self._options.timeout
         made = Round(self._members, self._asked, step, self._tell, limit=limit, timeout=self._options.timeout)
         first = self._options.durable == "first"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from deltackpt.hooks.live import LiveTrainer
 from deltackpt.hooks.parts import BYTES, Share, encode_deltas
 from deltackpt.hooks.pending import CapturedStep
 from deltackpt.hooks.publish import TrainerState
+from deltackpt.live.link_rate import LinkRate
 from deltackpt.patch.encode import fitting_entry
 from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.sink import EncodedPart
@@ -44,10 +46,18 @@ class MemorySink:
         self._parts.drop(file.name for file in self.files)
 
 
-def encode_changes(sink: MemorySink, trainer: LiveTrainer, captured: CapturedStep, origin: Origin) -> Share:
-    """The changes of a step: entries encoded as those of the repository's parts are."""
-    names = set(trainer.state.tensors)
-    return encode_deltas(sink, origin, captured.deltas, names, trainer.encode, number=_numbers(trainer))
+def encode_changes(
+    sink: MemorySink, trainer: LiveTrainer, captured: CapturedStep, origin: Origin, link: LinkRate
+) -> Share:
+    """The changes of a step: entries encoded as those of the repository's parts are, or plainly for a fast ``link``."""
+    names, options = set(trainer.state.tensors), link.choose(trainer.encode)
+    deltas = captured.deltas
+    if options is not trainer.encode:  # what was encoded as it was captured is not what is wanted
+        deltas = {name: replace(d, encoded=None) if d.base is not None else d for name, d in deltas.items()}
+    share = encode_deltas(sink, origin, deltas, names, options, number=_numbers(trainer))
+    size = sum(file.size for file in sink.files)
+    link.saw(options, sum(share.changed.values()), share.seconds["encode"], size)
+    return share
 
 
 def encode_all(sink: MemorySink, trainer: LiveTrainer, origin: Origin) -> Share:

@@ -10,7 +10,7 @@ from typing import Any
 
 log = logging.getLogger("deltackpt.live")
 
-LOUD = ("left", "not-live", "behind", "by-store", "refused")  # kinds that are warnings where nobody listens
+LOUD = ("left", "not-live", "behind", "by-store", "refused")  # kinds that are warnings in the log
 PHASES = ("announce", "move", "prove", "agree", "write")
 
 

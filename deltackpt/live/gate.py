@@ -77,9 +77,13 @@ class PublishGate:
 
         Raises StoreError ``live-not-durable`` where it will not have it: the publish failed, or steps were merged.
         """
-        while (why := self.verdict(step, state)) is None:
-            with self._changed:
-                self._changed.wait(TICK)
+        while True:
+            with self._changed:  # so that what is told between the look and the wait is not missed
+                if (why := self.verdict(step, state)) is None:
+                    self._changed.wait(TICK)
+                    why = self.verdict(step, state)
+            if why is not None:
+                break
             tick()
         if why:
             need = "the step in the repository before it goes live"

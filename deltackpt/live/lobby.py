@@ -30,25 +30,28 @@ class Lobby:
     def admit(self, wire: Wire, hello: Mapping[str, Any]) -> bool:
         """Talk to a rank that wants to join; -> is it in? It may take ``load_timeout`` to catch up before it is."""
         options = self._options
-        deadline = Deadline(options.timeout)
+
+        def send(message: Mapping[str, Any]) -> None:
+            wire.send(message, Deadline(options.timeout))
+
         try:
             engine, rank, ranks = _who(hello, wire.where)
             self._members.check(engine, rank, ranks)
             welcome = self._welcome()
-            wire.send({"welcome": welcome.to_dict()}, deadline)
+            send({"welcome": welcome.to_dict()})
             answer = wire.receive(Deadline(options.load_timeout))
             if answer.get("in") is not True:
                 return False
             member = Member(wire, engine, rank, ranks)
             self._members.check(engine, rank, ranks)
-            wire.send({"in": True}, deadline)
+            send({"in": True})
             self._members.add(member)
             step, state, _ = self._live.now
             if state != welcome.state:  # a step went live meanwhile
-                wire.send({"live": step, "state": state}, Deadline(options.timeout))
+                send({"live": step, "state": state})
         except DeltackptError as error:
-            wire.send({"error": error.to_dict()}, deadline)
             self._tell(LiveEvent("refused", None, wire.where, error.sentence()))
+            send({"error": error.to_dict()})
             return False
         self._tell(LiveEvent("joined", self._live.step, member.name))
         return True

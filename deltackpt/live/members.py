@@ -81,7 +81,7 @@ class Members:
             return len(self._held) >= count
 
     def close(self) -> None:
-        """Let all go, and wait for nobody any more."""
+        """Let all go, and end every `wait`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -12,12 +12,14 @@ from deltackpt.carriers.wire import foreign
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import File, Link
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.signature import Signature
 from deltackpt.format.state_digest import Sums
 from deltackpt.repository.chain import Hop
 
 NOTHING = "0" * 64  # in the place of a parent's id and of a base: the parts hold all of the weights
 MAX_PARTS = 1 << 16
 _HEX64 = re.compile("[0-9a-f]{64}")
+_HEX128 = re.compile("[0-9a-f]{128}")
 _HEX32 = re.compile("[0-9a-f]{32}")
 
 
@@ -33,7 +35,8 @@ class PartOffer:
 @dataclass(frozen=True)
 class Announcement:
     """A step that is offered. ``parts`` take the state ``base`` to ``state``; ``sums`` are those of the tensors that
-    change, after it. With a base of NOTHING the parts are all of the weights, and ``sums`` of every tensor.
+    change, after it. With a base of NOTHING the parts are all of the weights, and ``sums`` of every tensor. ``time``
+    (microseconds since 1970) and ``signature``: see `signed.message_of`.
     """
 
     round: int
@@ -44,6 +47,8 @@ class Announcement:
     state: str
     parts: tuple[PartOffer, ...]
     sums: Mapping[str, Sums]
+    time: int = 0
+    signature: Signature | None = None
 
     @property
     def full(self) -> bool:
@@ -67,13 +72,15 @@ class Announcement:
             "state": self.state,
             "parts": [[p.file.name, p.file.size, p.file.sha256, p.rank, *p.address] for p in self.parts],
             "sums": sums_to(self.sums),
+            "time": self.time,
+            "signature": [self.signature.key, self.signature.signature] if self.signature else None,
         }
 
     @classmethod
     def of(cls, found: object, where: str) -> Announcement:
         """Raises FormatError ``live-message``."""
         fields = fields_of(
-            found, where, round=int, step=int, repository=str, parent=str, base=str, state=str, parts=list
+            found, where, round=int, step=int, repository=str, parent=str, base=str, state=str, parts=list, time=int
         )
         hexes = [fields[key] for key in ("parent", "base", "state")]
         if not all(map(_HEX64.fullmatch, hexes)) or not _HEX32.fullmatch(fields["repository"]):
@@ -84,7 +91,8 @@ class Announcement:
         assert isinstance(found, dict)
         sums = sums_of(found.get("sums"), where)
         ids = (fields["repository"], fields["parent"], fields["base"], fields["state"])
-        return cls(fields["round"], fields["step"], *ids, parts, sums)
+        signature = _signature(found.get("signature"), where)
+        return cls(fields["round"], fields["step"], *ids, parts, sums, fields["time"], signature)
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,15 @@ def _offer(found: object, where: str) -> PartOffer:
     if size < 0 or not _HEX64.fullmatch(sha256) or not 0 < port < 1 << 16:
         raise foreign(where, f"a part {str(found)[:80]}", "a size, a sha256 and a port")
     return PartOffer(File(name, size, sha256), rank, (host, port))
+
+
+def _signature(found: object, where: str) -> Signature | None:
+    if found is None:
+        return None
+    known = isinstance(found, list) and [type(x) for x in found] == [str, str]
+    if not known or not _HEX64.fullmatch(found[0]) or not _HEX128.fullmatch(found[1]):  # type: ignore[index]
+        raise foreign(where, f"a signature {str(found)[:80]}", "a key and a signature, in hex")
+    return Signature(*found)  # type: ignore[misc]
 
 
 def _tensor(found: object, where: str) -> Tensor:

@@ -26,6 +26,7 @@ class LiveOptions:
     engines: int = 0
     timeout: float = 60.0
     load_timeout: float = 1800.0
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         host_and_port(self.address)
@@ -37,6 +38,9 @@ class LiveOptions:
         require("engines", self.engines, whole, "how many engine ranks the first step waits for, 0 for none")
         check_seconds("timeout", self.timeout)
         check_seconds("load_timeout", self.load_timeout)
+        number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
+        known = self.rate is None or (number and 0 < self.rate < math.inf)
+        require("rate", self.rate, known, "bytes a second, more than 0, or None")
 
 
 def host_and_port(address: object) -> tuple[str, int]:

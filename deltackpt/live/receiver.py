@@ -13,7 +13,15 @@ import torch
 from deltackpt.carriers.handshake import introduce
 from deltackpt.carriers.wire import Deadline, Wire, error_of, foreign
 from deltackpt.engines.tracing import Load
-from deltackpt.errors import ChainError, DeltackptError, FormatError, NotFoundError, StoreError, UsageError
+from deltackpt.errors import (
+    ChainError,
+    ConflictError,
+    DeltackptError,
+    FormatError,
+    NotFoundError,
+    StoreError,
+    UsageError,
+)
 from deltackpt.live.events import LiveEvent, Report, teller
 from deltackpt.live.messages import Announcement, Welcome
 from deltackpt.live.options import check_seconds, check_token, host_and_port, require
@@ -26,6 +34,7 @@ from deltackpt.torch_views.names import Rename
 
 CONNECT = 5.0  # seconds that a trainer that was lost may take to answer again, or less
 RETRY = 1.0  # seconds between two attempts to reach it
+OF_TRUST = ("signature-", "keys-", "first-use-", "rewind-", "repository-replaced")  # nothing is wrong with the weights
 DOUBT = 3.0  # times the session's timeout that a rank that is ready waits for the next word
 
 
@@ -69,8 +78,9 @@ def join(
     ``load``        the engine's own loader of (name, tensor): it is traced once; this rank then holds what it copies
                     into the parameters of ``model``, in host memory, and pulls the tiles of that alone
     ``rename``      gives the checkpoint's name for a module's, None to leave one out
-    ``repository``  where this rank reads what it missed, a URL or open, as with a `TrustPolicy`; None: the
-                    URL that the trainer uses
+    ``repository``  where this rank reads what it missed, a URL or open; None: the URL that the trainer uses. Where it
+                    asks for signatures (`Repository.secure`, DELTACKPT_TRUST), so does this rank of the session: a step
+                    that the trainer's key did not sign is not taken from it
     ``timeout``     seconds in which the trainer has to answer
     ``report``      is called with every `LiveEvent` of this rank; None: to the log "deltackpt.live"
 
@@ -147,7 +157,7 @@ class LiveReceiver:
         self._wire, self.why = wire, ""
 
     def receive(self, timeout: float = 0.0, *, pause: Pause = nullcontext) -> LiveStep | None:
-        """Take in the next step, if one is offered within ``timeout`` seconds; None if none is.
+        """Receive the next step, if one is offered within ``timeout`` seconds; None if none is.
 
         Once a step is offered this returns when it is in the weights or will not be, which takes no longer than the
         session's timeouts. ``pause`` gives a context in which the engine uses no weights: it is held while they are
@@ -179,7 +189,7 @@ class LiveReceiver:
             self._fall_out(error)
             if isinstance(error, ChainError) and error.code == "base-shape":
                 return None  # slices that tiles do not fit
-            if isinstance(error, ChainError):
+            if isinstance(error, ChainError) and not error.code.startswith(OF_TRUST):
                 self._seat.distrust()
             raise
 
@@ -205,11 +215,12 @@ class LiveReceiver:
                 wire.send({**answer, "vote": "refused", "error": error.to_dict()}, Deadline(self._timeout))
             raise
         if not ready:
-            wire.send({**answer, "vote": "behind", "why": f"at step {seat.step}"}, Deadline(self._timeout))
+            wire.send({**answer, "vote": "behind", "why": seat.why or f"at step {seat.step}"}, Deadline(self._timeout))
             return None
         self._tell(LiveEvent("agree", step.step))
         try:
-            wire.send({**answer, "vote": "ready", "proof": seat.proof}, Deadline(self._timeout))
+            vote = {**answer, "vote": "ready", "proof": seat.proof, "unchecked": seat.unchecked}
+            wire.send(vote, Deadline(self._timeout))
             decided = self._decision(wire, step)
         except DeltackptError as error:
             if not self._resolve(step, error):
@@ -287,7 +298,7 @@ class LiveReceiver:
             return False
         try:
             self.connect(min(CONNECT, self._timeout), pause)
-        except StoreError as error:
+        except (StoreError, ConflictError) as error:  # in conflict with the connection that was lost, for a while
             self.why = error.sentence()
             self._retry = time.monotonic() + RETRY
             return False

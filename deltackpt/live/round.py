@@ -1,7 +1,7 @@
 """One step, seen from the trainer's first rank: announce, wait for votes, agree, write, wait for the word that it is.
 
 The step is decided at one instant: when all votes that came in time are in and, unless the session is ahead of the
-repository, the step is durable. Before it nobody writes; after it everybody who voted for it does.
+repository, the step is durable. Before it no rank writes; after it every rank that voted for it does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from deltackpt.carriers.wire import Deadline, error_of
-from deltackpt.errors import DeltackptError
+from deltackpt.errors import ChainError, DeltackptError
 from deltackpt.format.digests import UNSTATED
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import TensorDigest
@@ -41,6 +41,7 @@ class Round:
         self._limit, self._timeout = limit, timeout
         self.ready: list[Member] = []
         self._proofs: dict[Member, Any] = {}
+        self._unchecked: dict[Member, Any] = {}
         self.seconds: dict[str, float] = {}
 
     def vote(self) -> None:
@@ -58,6 +59,7 @@ class Round:
                 error = error_of(answer.get("error"), member.name)
                 self._let_go(member, "refused", f"{error.code}: {error.sentence()}")
         self._proofs = {m: answer.get("proof") or {} for m, answer in answers.items()}
+        self._unchecked = {m: answer.get("unchecked") for m, answer in answers.items()}
         self.ready = self._whole_engines(ready)
         self.seconds["move"] = time.monotonic() - began
 
@@ -73,13 +75,20 @@ class Round:
                     self._let_go(member, "refused", f"{error.code}: {error.sentence()}")
                 self.ready = [m for m in self.ready if m not in ranks]
 
-    def _add_up(self, ranks: Iterable[Member], tensors: Mapping[str, Tensor]) -> None:
+    def _add_up(self, ranks: list[Member], tensors: Mapping[str, Tensor]) -> None:
         total = ShareProof()
         for member in ranks:
             total = total + ShareProof.from_dict(self._proofs[member], member.name)
-        need = {name: TensorDigest(sums, UNSTATED) for name, sums in self._step.sums.items()}
-        known = {name: tensors[name] for name in need if name in tensors}
-        total.check(known, need, f"step {self._step.step}")
+        wanted = {name: TensorDigest(sums, UNSTATED) for name, sums in self._step.sums.items()}
+        known = {name: tensors[name] for name in wanted if name in tensors}
+        where = f"step {self._step.step}"
+        report = total.check(known, wanted, where)
+        for member in ranks:
+            names = self._unchecked[member]
+            loose = {*report.open} & {str(name) for name in names} if isinstance(names, list) else {*report.open}
+            if loose:
+                have, need = "bytes that no checksum and no sum proves", "a rank for every element of it"
+                raise ChainError("tensor-differs", where=f"{where}, {min(loose)[:80]!r}", have=have, need=need)
 
     def hold(self) -> None:
         """Tell those who are ready that it takes longer. Who is gone meanwhile is let go, and its engine with it."""

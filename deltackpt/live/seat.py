@@ -12,9 +12,11 @@ from deltackpt.format.state_digest import Sums
 from deltackpt.live.events import LiveEvent, Report
 from deltackpt.live.messages import Announcement, Welcome
 from deltackpt.live.parts import StepParts
+from deltackpt.live.signed import AnnouncementCheck
 from deltackpt.live.store_way import HeldState, Pause, StoredStep, StoreWay
 from deltackpt.live.weights import HeldWeights, Prepared
 from deltackpt.repository import Repository
+from deltackpt.signing.policy import trust_policy
 
 
 class Seat:
@@ -27,6 +29,8 @@ class Seat:
         self.state: str | None = None
         self.moved = 0  # bytes of parts, for the last step
         self.last: StoredStep | None = None  # what came from the repository last
+        self.why = ""
+        self._check: AnnouncementCheck | None = None  # where this rank asks for signatures
         self._weights, self._welcome, self._token, self._tell = weights, welcome, token, tell
         self._url = repository  # None: the trainer's
         self._way: StoreWay | None = None
@@ -57,6 +61,11 @@ class Seat:
         """What this rank adds to the proof of its engine's ranks, for the step that it is ready for."""
         return self._ready[1].proof if self._ready is not None and self._ready[1] is not None else {}
 
+    @property
+    def unchecked(self) -> list[str]:
+        """Of the same step, the tensors that nothing but that proof proves."""
+        return self._ready[1].unchecked if self._ready is not None and self._ready[1] is not None else []
+
     def meet(self, welcome: Welcome, pause: Pause) -> None:
         """Come to the step that is live, or to the repository's newest. Raises ChainError ``tensor-shape`` for a
         session of other tensors, and what reading the repository raises."""
@@ -68,10 +77,17 @@ class Seat:
         if welcome.repository != self._welcome.repository:
             self._way = None
         self._welcome = welcome
+        self._ask_for_signatures()
         if self.state is None and welcome.state is not None and self._is(welcome):
             self.step, self.state, self._known = welcome.step, welcome.state, dict(welcome.sums)
         if welcome.state is not None and self.state != welcome.state:
             self.catch_up(pause, welcome.step)  # before the first step there is nothing to catch up to: it brings all
+
+    def _ask_for_signatures(self) -> None:
+        """As the repository that this rank was given does, or as the environment says."""
+        asks = self._url.trust if isinstance(self._url, Repository) else trust_policy()
+        if asks is not None:
+            self._check = AnnouncementCheck(self._store_way().repo, self._welcome.ref)
 
     def _is(self, welcome: Welcome) -> bool:
         """Are the weights those of the step that is live?"""
@@ -89,17 +105,22 @@ class Seat:
 
     def prepare(self, step: Announcement, pause: Pause) -> bool:
         """Move and prove a step; nothing is written. -> is it ready? Not where this rank is at another step
-        than the one that it follows, and the repository does not lead there.
+        than the one that it follows, and the repository does not lead there, nor where signatures are asked for that
+        the step does not have; `why` then says so.
 
         Raises what `PulledParts.part`, `PatchReader` and `HeldWeights.prepare` raise, ChainError ``state-unexpected``
         for an announcement that does not agree with itself.
         """
-        self._ready, self.moved = None, 0
+        self._ready, self.moved, self.why = None, 0, ""
         if step.full and self._weights.whole and self._digest(self._sums) == step.state:
             self.state, self._known = step.state, dict(step.sums)  # the weights that training began with
         if self.state == step.state:
             self._ready = (step, None)
             return True
+        if self._check is not None and (why := self._check.why_not(step)):
+            self.why = f"at step {self.step}: step {step.step} is not taken from the session: {why}"
+            self._tell(LiveEvent("refused", step.step, text=self.why))
+            return False
         if not step.full and self.state != step.base:
             self.catch_up(pause, step.step - 1)
             if self.state == step.state:
@@ -181,12 +202,13 @@ class Seat:
 
     def _source(self, step: Announcement) -> ManySources:
         owners: dict[str, PulledParts] = {}
+        limit = self._welcome.load_timeout if step.full else self._welcome.timeout
         for part in step.parts:
             if part.address not in self._sources:
-                limit = self._welcome.load_timeout if step.full else self._welcome.timeout
                 made = PulledParts(part.address, part.rank, self._token, self._welcome.carrier, limit)
                 self._sources[part.address] = made
             owners[part.file.name] = self._sources[part.address]
+            owners[part.file.name].timeout = limit
         return ManySources(owners)
 
     def _close_sources(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from deltackpt.carriers.memory import PartsInMemory
 from deltackpt.carriers.pairs import check_carrier
@@ -37,7 +38,7 @@ class Session:
                      of steps that the repository does not get
     ``carrier``      what bytes go over: "tcp"; "gloo", that of torch.distributed; or "nixl", one-sided reads
     ``engines``      how many engine ranks the first step waits for, at most ``load_timeout`` seconds
-    ``timeout``      seconds that anybody waits for anybody else with a step
+    ``timeout``      seconds that one rank waits for another with a step
     ``load_timeout`` the same, where all of the weights go
     ``report``       is called with every `LiveEvent`; None: to the log "deltackpt.live"
 
@@ -70,6 +71,13 @@ class Session:
         self._state: LiveState | None = None
         self._closed = threading.Event()
         check_carrier(carrier)
+
+    def with_rate(self, rate: float) -> Session:
+        """Say, before the hook is made, how many bytes a second the link moves -> itself. Where plain changes take less
+        time than coded ones, as measured on the steps themselves, they are sent plainly. Raises UsageError
+        ``live-option``."""
+        self.options = replace(self.options, rate=rate)
+        return self
 
     # What a user asks
 
@@ -171,6 +179,6 @@ class Session:
         """End the session: engines go on by the repository. Can be called again."""
         self._closed.set()
         self._gate.close()
-        self._members.close()
         if self._server is not None:
             self._server.close()
+        self._members.close()  # after the server, which lets no rank in any more

@@ -17,7 +17,7 @@ from deltackpt.engines.proof import prove
 from deltackpt.engines.regions import Region
 from deltackpt.engines.tracing import Load, trace
 from deltackpt.engines.traits import EngineTraits
-from deltackpt.errors import CheckpointError
+from deltackpt.errors import ChainError, CheckpointError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor
@@ -26,7 +26,7 @@ from deltackpt.live.parts import StepParts
 from deltackpt.live.weights import check_sums
 from deltackpt.patch.base import Patch
 from deltackpt.restore.patch_reader import check_origin
-from deltackpt.shares import HeldTensors, ShareProof, ShareReader
+from deltackpt.shares import Cut, HeldTensors, ShareProof, ShareReader
 from deltackpt.shares.bounds import Bounds, disjoint, of_strided, shape_of, whole
 from deltackpt.shares.tensors import HeldTensor
 from deltackpt.torch_views.names import listed
@@ -43,6 +43,7 @@ class PreparedSlices:
     tensors: HeldTensors
     sums: Mapping[str, Sums]
     proof: dict[str, Any]
+    unchecked: list[str]
     changes: list[tuple[str, Words, Words, Words]]
     done: Callable[[], None]
     begun: int = field(default=0, init=False)
@@ -68,14 +69,19 @@ class PreparedSlices:
 class SlicedWeights:
     """Implements `HeldWeights` for the boxes of tensors in a rank's host memory.
 
-    Boxes of ranks that share an engine are the same or apart. What no rank of the engine holds is not proven by sums.
+    Boxes of ranks that share an engine are the same or apart. Where no rank of the engine holds some elements of a
+    tensor, sums do not prove it: then its bytes have to have checksums.
     """
 
     whole = False
 
     def __init__(self, tensors: HeldTensors) -> None:
         self.tensors = tensors
-        self._cells = {name: disjoint(boxes) for name, boxes in tensors.held.items()}
+        # Who has a copy of all of a tensor proves all of it, as do those of the other ranks that hold some of it.
+        self._cells = {
+            name: [all_of] if (all_of := whole(tensor.shape)) in tensor.boxes else disjoint(list(tensor.boxes))
+            for name, tensor in tensors.tensors.items()
+        }
         self._proof: ShareProof | None = None
 
     def digest(self) -> dict[str, Sums]:
@@ -86,18 +92,23 @@ class SlicedWeights:
     def take(self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> PreparedSlices:
         """See `HeldWeights.take`: only the ranges that the boxes touch are pulled. Its `proof` is to be added up.
 
-        Raises ChainError ``base-shape`` where a tile needs old elements that other ranks hold, and what `ShareReader`
-        raises.
+        Raises ChainError ``base-shape`` where a tile needs old elements that other ranks hold, ``base-differs`` for a
+        tensor of which the step has no sums, and what `ShareReader` raises.
         """
         empty = {name: dict.fromkeys(cells, state_digest.ZERO) for name, cells in self._cells.items()}
         proof = ShareProof(empty) if parts.full else self._known_proof()
         changes: list[tuple[str, Words, Words, Words]] = []
+        unchecked: set[str] = set()
         for file in parts.files:
             reader = ShareReader(parts.source, file, self.tensors.held)
             check_origin(reader.index, parts.hop)
+            unchecked |= {one.entry.name for one in reader.share.entries if one.cut is Cut.ELEMENTS}
             for name, found in reader.changes(self.tensors):
                 assert found.positions is not None
-                old = self.tensors.old(name, found.positions)
+                if name not in want:  # [F-APPLY-5]: no sum would prove it
+                    have, need = "changes of it", "changes of tensors that the step has sums of"
+                    raise ChainError("base-differs", where=name[:80], have=have, need=need)
+                old = self.tensors.old(name, found.positions, alike=not parts.full)
                 changes.append((name, found.positions, old, found.values))
                 before = np.zeros_like(old) if parts.full else old
                 proof = proof.after(name, self.tensors.tensors[name].shape, (found.positions, before, found.values))
@@ -106,7 +117,7 @@ class SlicedWeights:
         def done() -> None:
             self._proof = proof
 
-        return PreparedSlices(self.tensors, {}, told.to_dict(), changes, done)
+        return PreparedSlices(self.tensors, {}, told.to_dict(), sorted(unchecked), changes, done)
 
     def prepare(self, patch: Patch, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> PreparedSlices:
         """Never: a repository's step is loaded, since a patch needs whole tensors."""
@@ -120,7 +131,7 @@ class SlicedWeights:
         self._proof, count = None, 0
         for name, tensor in self.tensors.tensors.items():
             words = self._read(name, read, want)
-            for box, array in tensor.boxes.items():
+            for box, array in tensor.places:
                 array[...] = words[tuple(slice(*axis) for axis in box)]
                 count += array.size
         return count
@@ -173,10 +184,15 @@ def _elements(tensor: Tensor) -> int:
 def _held(tensor: Tensor, regions: Sequence[Region], memory: Mapping[int, Memory]) -> HeldTensor:
     dtype = DTYPES[tensor.dtype]
     shape = storage_shape(dtype, tensor.shape)
-    boxes = {box: array for region in regions for box, array in _views(region, shape, memory[region.memory].words())}
+    boxes: dict[Bounds, Words] = {}
+    copies: list[tuple[Bounds, Words]] = []
+    for region in regions:
+        for box, array in _views(region, shape, memory[region.memory].words()):
+            if boxes.setdefault(box, array) is not array:
+                copies.append((box, array))
     if _elements(tensor) <= SMALL:  # it has few tiles, or one, so that no slice has all the old words of one
         boxes.setdefault(whole(shape), np.zeros(shape, uint(dtype.width)))
-    return HeldTensor(dtype, shape, boxes)
+    return HeldTensor(dtype, shape, boxes, copies)
 
 
 def _views(region: Region, shape: tuple[int, ...], words: Words) -> Iterator[tuple[Bounds, Words]]:

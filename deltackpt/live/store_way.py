@@ -44,7 +44,8 @@ class StoreWay:
     """A repository, for the weights of one rank."""
 
     def __init__(self, repo: Repository, ref: str, table: Mapping[str, Tensor]) -> None:
-        self._repo, self._ref, self._table = repo, ref, table
+        self.repo = self._repo = repo
+        self._ref, self._table = ref, table
 
     def has(self, state: str) -> Link | None:
         """The newest step with a state digest on the branch. Raises what reading the repository raises."""

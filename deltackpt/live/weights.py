@@ -24,10 +24,11 @@ from deltackpt.torch_views.names import Rename
 
 
 class Prepared(Protocol):
-    """A step that is proven, and can be written without asking anybody. `sums` are those of what it leads to."""
+    """A step that is proven, and can be written without another message. `sums` are those of what it leads to."""
 
     sums: Mapping[str, Sums]
     proof: dict[str, Any]  # to be added to those of the engine's other ranks: `ShareProof.to_dict`; {} for none
+    unchecked: list[str]  # tensors of which bytes were read that have no checksum: sums of every element prove them
 
     @property
     def elements(self) -> int:
@@ -74,6 +75,7 @@ class PreparedChanges:
     sums: Mapping[str, Sums]
     scatter: Scatter
     proof: dict[str, Any] = field(default_factory=dict)
+    unchecked: list[str] = field(default_factory=list)
 
     @property
     def elements(self) -> int:
@@ -96,6 +98,7 @@ class PreparedAll:
     sums: Mapping[str, Sums]
     words: list[tuple[WeightPlace, Bytes]]
     proof: dict[str, Any] = field(default_factory=dict)
+    unchecked: list[str] = field(default_factory=list)
 
     @property
     def elements(self) -> int:

@@ -12,9 +12,7 @@ import numpy as np
 
 from deltackpt.codecs import Decoded, Entry, decode, subset
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.boxes import inside
 from deltackpt.codecs.types import DecodeBuffer, Elements
-from deltackpt.errors import UsageError
 from deltackpt.format.safetensors_header import Header, head_size, parse_header
 from deltackpt.patch.index import Span, table_of
 from deltackpt.patch.tensor import Part
@@ -62,39 +60,6 @@ class RemotePart(Part):
     def decode_into(self, entry: Entry, elements: Elements) -> None:
         """The same, written to ``elements``, words [n] that hold the old ones."""
         self.decode(entry, elements).write_to(elements)
-
-    def decode_tiles(self, entry: Entry, tiles: Sequence[int], base: Elements) -> Decoded:
-        """New elements of some pieces of an entry that `has_pieces`, its tiles or chunks, by number.
-
-        ``base``: flat old elements of the entry's whole tensor or box; those of other tiles may be anything. Positions
-        are flat in the entry, int64. Raises UsageError ``usage`` for a tile that does not exist.
-        """
-        wanted = np.unique(np.array(tiles, np.int64))
-        count = len(subset.lengths(entry)) if entry.has_pieces else 0
-        if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < count:
-            raise UsageError("usage", where=self._at(entry), have=f"tiles {tiles}"[:80], need=f"tiles below {count:,}")
-        return self._decode(entry, wanted, base)
-
-    def decode_box(self, entry: Entry, offset: Sequence[int], shape: Sequence[int], base: Elements | None) -> Decoded:
-        """New elements of an entry that lie in a box of it; the rest as `decode_tiles`, of the tiles that it touches.
-
-        ``offset`` and ``shape`` count storage elements of the entry's own tensor or box. An encoding without tiles is
-        read whole. Raises UsageError ``usage`` for a box that lies elsewhere.
-        """
-        at, size, stored = tuple(offset), tuple(shape), entry.storage
-        if not len(at) == len(size) == len(stored) or any(
-            o < 0 or n < 0 or o + n > d for o, n, d in zip(at, size, stored, strict=True)
-        ):
-            have = f"box {list(size)} at {list(at)}"
-            raise UsageError("usage", where=self._at(entry), have=have, need=f"a box of {list(stored)}")
-        if entry.has_pieces:
-            assert base is not None
-            found = self._decode(entry, subset.touched(entry, at, size), base)
-        else:
-            found = self.decode(entry, base)
-        positions = np.arange(len(found.values)) if found.positions is None else found.positions
-        within = inside(positions, stored, at, size)
-        return Decoded(positions[within], found.values[within])
 
     def _decode(self, entry: Entry, pieces: Ints, base: Elements) -> Decoded:
         sizes = subset.lengths(entry)

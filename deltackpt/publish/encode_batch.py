@@ -18,7 +18,7 @@ from deltackpt.codecs import CODECS, Encoded, Entry
 from deltackpt.codecs.base import Auto
 from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.entry_block import EntryBlock
-from deltackpt.codecs.select import AUTO
+from deltackpt.codecs.select import AUTO, parse_choice
 from deltackpt.format import state_digest
 from deltackpt.format.digests import UNSTATED, Hashes, TensorDigests, Words, hashes, proves
 from deltackpt.format.dtypes import DTYPES, nbytes
@@ -167,7 +167,7 @@ class BatchEncoder:
         if found.empty:
             sums = before.sums if before is not None else ZERO  # else it is wrong
             return TensorOfStep(name, None, None, None, TensorDigest(sums, found.new_xxh3))
-        if change.withheld is not None and self._encoding not in _DENSE:
+        if change.withheld is not None and parse_choice(self._encoding).name not in _DENSE:
             change = gathered(change)
         if change.base is None or before is None or change.withheld is not None:
             sums = state_digest.of_run(change.target)

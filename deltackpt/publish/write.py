@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 class WriteOptions(TypedDict, total=False):
     """How `write` works: options that change no step's state.
 
-    ``encoding``    of the changes, "auto" (the default) for the smallest of each tensor; `deltackpt.codecs` has them
+    ``encoding``    of the changes, "auto" (the default) for the smallest of each tensor; `deltackpt.codecs` has them;
+                    "auto@8" cuts finer tiles, so that each of 8 ranks of an engine reads its share and little else
     ``threads``     None (the default): one for every processor that this process may use
     ``progress``    counts the bytes that are done
     ``sign``        the key that signs the step: a path, or ``command:…``; None: what DELTACKPT_SIGN_KEY says

@@ -39,7 +39,7 @@ def read_arrivals(paths: Sequence[str | os.PathLike[str]]) -> tuple[Arrival, ...
     for path in map(Path, paths):
         try:
             with path.open("rb") as file:
-                for number, line in enumerate(file, 1):
+                for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
                     if line.strip() and (one := _arrival(line, path, number)) is not None:
                         found.append(one)
         except OSError as error:

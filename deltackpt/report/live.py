@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from http.client import HTTPException
 from typing import Any
 
 from deltackpt.errors import DeltackptError, NotFoundError, StoreError, UsageError
@@ -76,10 +77,11 @@ class LiveView:
         """
         errors: list[str] = []
         readers: list[LiveReader] = []
-        head = rate = None
+        head = rate = published = None
         try:
             if (ref := self._repo.ref(self._ref)) is None:
                 raise self._repo.absent(self._ref)
+            published = self._repo.load(ref.link).time
             self._follow(head := ref.link)
             rate = self._rate()
             readers += self._leases()
@@ -91,10 +93,9 @@ class LiveView:
         for url in self._urls:
             try:
                 readers += self._scraped(url, head)
-            except (OSError, ValueError) as failure:
+            except (OSError, ValueError, OverflowError, HTTPException) as failure:
                 errors.append(f"{url}: {getattr(failure, 'reason', None) or failure}")
         now = time.time()
-        published = self._repo.load(head).time if head is not None else None
         return LiveStatus(
             now=now,
             step=head.step if head else None,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 from deltackpt.report.figures import printable, require_matplotlib, short_bytes
 from deltackpt.report.plots import Cell, Section, sections
+from deltackpt.util.moments import utc
 
 if TYPE_CHECKING:
     from deltackpt.report.history import History
 
+MINUTE = "%Y-%m-%d %H:%M UTC"
 BEGIN = "<!DOCTYPE html><!-- deltackpt report -->"
 
 _STYLE = """
@@ -72,7 +73,7 @@ def _page(history: History, shown: Sequence[Section]) -> Iterator[str]:
         f"<title>{_text(name)}, {_text(history.ref)}: deltackpt report</title>\n"
         f"<style>{_STYLE}</style></head>\n<body>\n"
         f"<header><h1>{_text(name)}, branch {_text(history.ref)}</h1>\n"
-        f"<p>{_text(history.repository)}, repository {history.id}, at {_moment(history.now)}</p></header>\n"
+        f"<p>{_text(history.repository)}, repository {history.id}, at {utc(history.now, MINUTE)}</p></header>\n"
     )
     yield '<dl class="facts">'
     for label, value, more in facts(history):
@@ -142,13 +143,6 @@ def _cell(value: Cell) -> str:
 def _text(value: str) -> str:
     """As the text of the page: a name is never markup, and what cannot be shown is an escape."""
     return escape(printable(value))
-
-
-def _moment(seconds: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-    except (ValueError, OverflowError, OSError):
-        return str(seconds)
 
 
 def _ago(seconds: float) -> str:

@@ -20,7 +20,7 @@ AHEAD = 64  # edges on either side of one that is asked for, which are read with
 class StoredEdges(Mapping[Link, tuple[Edge, ...]]):
     """By the step that they lead to. An edge that cannot be read is left out, since it is never the only truth: what it
     leads to can be reached otherwise, or `resolve` says that it cannot; `verify` names the damage. So is one that
-    ``vouches`` says nobody signed: no manifest names it, so that no signature of a step covers it.
+    is not signed, as ``vouches`` says: no manifest names it, so that no signature of a step covers it.
 
     With ``packs``, many are read from those; without, each under its own name.
     """

@@ -17,7 +17,7 @@ class StepFinder:
 
     def __init__(self, objects: Objects, refs: Refs, manifests: Manifests, identity: str) -> None:
         self._objects, self._refs, self._manifests, self._identity = objects, refs, manifests, identity
-        # Raises where nobody vouches for a step that was asked for by its number or id.
+        # Raises where no trusted key vouches for a step that was asked for by its number or id.
         self.check: Callable[[Link], None] = lambda link: None
 
     def confirm_place(self) -> None:

@@ -38,7 +38,7 @@ class Packs:
 
     def names(self) -> list[PackName]:
         """The packs that there are now, none where they cannot be listed: one request."""
-        with suppress(DeltackptError):  # [S-PACK-3]: whoever needs the store next gets its error
+        with suppress(DeltackptError):  # [S-PACK-3]: the next one who needs the store gets its error
             return packs_of(info.name for info in self._objects.store.list(FOLDER))
         return []
 

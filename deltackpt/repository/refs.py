@@ -42,7 +42,7 @@ class Refs:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        # Raises where a branch or tag, ``refs/NAME`` or ``tags/NAME``, is at a step that nobody vouches for.
+        # Raises where a branch or tag, ``refs/NAME`` or ``tags/NAME``, is at a step that no trusted key vouches for.
         self.check: Callable[[str, Link], None] = lambda name, link: None
 
     def branch(self, name: str) -> Ref | None:

@@ -171,7 +171,8 @@ class Repository:
         return self._refs.tag(name)
 
     def unproven(self, name: str) -> Ref | None:
-        """The branch ``refs/NAME`` or tag ``tags/NAME``, whoever signed it, for one who will; None if it is not there.
+        """The branch ``refs/NAME`` or tag ``tags/NAME``, with any signature or none, for the caller to judge;
+        None if it is not there.
 
         Raises FormatError, UsageError ``ref-name``.
         """
@@ -261,7 +262,7 @@ class Repository:
         return self._finder.find(spec, ref)
 
     def find_unproven(self, spec: str | int, ref: str = "main") -> Link:
-        """`find`, whoever signed the step and the branch, for one who will."""
+        """`find`, with any signatures or none of step and branch, for the caller to judge."""
         plain = StepFinder(self._objects, Refs(self._objects), self.manifests, self.id)
         return plain.find(spec, ref)
 

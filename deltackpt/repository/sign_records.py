@@ -42,7 +42,7 @@ def sign_records(
 
 
 def _named(repo: Repository, step: str, ref: str) -> tuple[str | None, Link]:
-    """What is signed under which name. Whoever signs a step vouches for it: it need not be signed yet."""
+    """What is signed under which name. A signature vouches for its step, which need not be signed yet."""
     if step == "latest":
         head = repo.unproven(f"refs/{ref}")
         if head is None:

@@ -32,7 +32,7 @@ def signed_id(name: str) -> str | None:
 def read_signatures(store: Store, link: Link, keys: Collection[str] | None = None) -> Iterator[SignedStatement]:
     """The signatures of a record that can be read, newest first; of ``keys`` alone, if given. Not proven.
 
-    One that is damaged, or of another record, is passed over: whoever can put it can remove it as well.
+    One that is damaged, or of another record, is passed over: a writer that can put it can remove it as well.
     """
     wanted = None if keys is None else {key[:16] for key in keys}
     found = [

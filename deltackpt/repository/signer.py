@@ -8,7 +8,7 @@ from functools import cached_property
 
 from deltackpt.errors import ConflictError
 from deltackpt.format.manifest import Link
-from deltackpt.format.signature import MAX_TIME, SignedStatement, Statement
+from deltackpt.format.signature import MAX_TIME, Signature, SignedStatement, Statement
 from deltackpt.repository.objects import Objects
 from deltackpt.repository.signatures import put_signature, read_signatures
 from deltackpt.signing import ed25519
@@ -51,6 +51,11 @@ class RecordSigner:
         if old is None and last is not None:
             raise self._behind(name, None, last.link)
         return self._put(Statement(self._identity, name, new, old, _after(least)))
+
+    def sign_message(self, message: bytes) -> Signature:
+        """Sign words that are about no record, and begin so that they can be taken for none. Raises UsageError
+        ``sign-key``."""
+        return self._sign(message)
 
     def again(self, name: str | None, link: Link, previous: Link | None) -> SignedStatement:
         """Sign a record that is there, as what the branch or tag ``name`` is at, or under no name.
@@ -101,7 +106,7 @@ class RecordSigner:
             where=f"{self._objects.store.url}, {name}",
             have=f"step {old.step}, {old.id[:12]}" if old else "no such branch",
             need=f"step {last.step}, {last.id[:12]}, which was signed here last, or a later one of this key",
-            hint="Somebody took the branch back, or another key moved it on. If that is meant, "
+            hint="The branch was taken back, or another key moved it on. If that is meant, "
             "`deltackpt sign REPO --ref NAME --forget` signs where it is now, and forgets where it was.",
         )
 

@@ -13,13 +13,14 @@ from threading import Lock
 
 from deltackpt.errors import ChainError, NotFoundError
 from deltackpt.format.manifest import Link, Manifest
-from deltackpt.format.signature import MAX_KEY_SET, KeySet, SignedStatement, decode_keys, fingerprint
+from deltackpt.format.signature import MAX_KEY_SET, KeySet, Signature, SignedStatement, decode_keys, fingerprint
 from deltackpt.repository.objects import Objects
 from deltackpt.repository.signatures import read_signatures
 from deltackpt.signing import ed25519
 from deltackpt.signing.memory import Seen, TrustMemory, check_place
 from deltackpt.signing.policy import TrustPolicy
 from deltackpt.store import Store
+from deltackpt.util.moments import utc
 
 KEYS_FOR = 5.0  # seconds for which a key set is not asked for anew
 logger = logging.getLogger("deltackpt")
@@ -72,7 +73,7 @@ class Trust:
             self._proven[name] = found
 
     def check_again(self, name: str) -> None:
-        """A name that has not moved: raise ChainError ``signature-stale`` where nobody has said so lately."""
+        """A name that has not moved: raise ChainError ``signature-stale`` where no statement says so lately."""
         known = self._proven.get(name)
         if known is not None and not self._fresh(name, known.time):
             self.check_name(name, known.link)
@@ -87,6 +88,21 @@ class Trust:
                 keys = self.keys(link)
                 self._enough(self._by_key(link, keys, None), keys, link, f"step {link.step}")
                 self._steps.add(link)
+
+    def check_message(self, message: bytes, by: Collection[Signature], what: str) -> None:
+        """Raise ChainError ``signature-missing`` unless enough keys signed words that are about no record; also what
+        `keys` raises."""
+        with self._lock:
+            keys = self.keys()
+            found = {one.key for one in by if one.key in keys.keys and ed25519.verify(one, message)}
+            if len(found) < keys.threshold:
+                have, need = f"{len(found)} signatures of keys that are trusted", f"{keys.threshold}"
+                raise ChainError("signature-missing", where=f"{self.store.url}, {what}", have=have, need=need)
+
+    def time_of(self, name: str) -> int:
+        """When what is believed of a branch or tag was signed, microseconds since 1970; 0 where nothing is."""
+        known = self._proven.get(name)
+        return known.time if known is not None else 0
 
     def vouches(self, link: Link) -> bool:
         """Is the record signed? Of an edge, which is passed over where it is not."""
@@ -116,7 +132,7 @@ class Trust:
             raise ChainError(
                 "keys-expired",
                 where=f"{self.store.url}, key set {current.number}",
-                have=f"keys that expired at {_utc(current.expires)}",
+                have=f"keys that expired at {utc(current.expires)}",
                 need="a later set, or other keys to trust",
                 hint="`deltackpt keys REPO --set KEYS --sign KEY` publishes one.",
             )
@@ -150,7 +166,7 @@ class Trust:
             current = new
 
     def _first_use(self, link: Link | None) -> KeySet:
-        """Whoever signed, where nobody was trusted so far."""
+        """The key that signed, where none was trusted so far."""
         for keys in self._later(None):
             self._say_first(keys)
             return keys
@@ -215,8 +231,8 @@ class Trust:
             raise ChainError(
                 "signature-replayed",
                 where=f"{self.store.url}, {name}",
-                have=f"step {link.step}, signed at {_utc(found.time / 1e6)}",
-                need=f"a statement after {_utc(seen.time / 1e6)}, when step {seen.link.step} was",
+                have=f"step {link.step}, signed at {utc(found.time / 1e6)}",
+                need=f"a statement after {utc(seen.time / 1e6)}, when step {seen.link.step} was",
                 hint="An older state of the branch was put back, or this copy is behind another that was read before. "
                 "`--step NUMBER-ID` reads one of its steps all the same.",
             )
@@ -266,12 +282,8 @@ class Trust:
         return ChainError(
             "signature-stale",
             where=f"{self.store.url}, {name}",
-            have=f"step {link.step}, last signed at {_utc(moment / 1e6)}",
+            have=f"step {link.step}, last signed at {utc(moment / 1e6)}",
             need=f"a signature at most {self._policy.max_age:,.0f} s from now",
             hint="The store is behind, or holds newer steps back, or nothing was published: "
             "`deltackpt sign REPO` says anew where the branch is.",
         )
-
-
-def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -20,7 +20,7 @@ from deltackpt.codecs.boxes import inside, runs, to_whole
 from deltackpt.codecs.types import Elements, words
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.patch.index import PartIndex, Span
-from deltackpt.shares.bounds import Bounds, Held, disjoint, meet, of_run, offset_of, shape_of, size, whole
+from deltackpt.shares.bounds import Bounds, Held, disjoint, meet, of_run, offset_of, shape_of, size
 
 
 class Cut(Enum):
@@ -275,12 +275,3 @@ def _positions(boxes: Sequence[Bounds], stored: tuple[int, ...]) -> Ints:
     lengths = spans[:, 1] - spans[:, 0]
     at = starts(lengths)
     return np.repeat(spans[:, 0] - at[:-1], lengths) + np.arange(at[-1])
-
-
-def whole_of(index: PartIndex) -> dict[str, list[Bounds]]:
-    """All of every tensor that a part has, as a rank that holds everything has it."""
-    found: dict[str, list[Bounds]] = {}
-    for entry in index.entries:
-        if not entry.removes:
-            found[entry.name] = [whole(entry.whole if entry.boxed else entry.storage)]
-    return found

@@ -6,11 +6,11 @@ needs comes from one source, whichever layouts and parallelisms the two sides ha
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from deltackpt.shares.bounds import Bounds, Held, disjoint, meet, without
+from deltackpt.shares.bounds import Bounds, Held, disjoint, meet, size, without
 
 Rank: TypeAlias = Hashable
 Layouts: TypeAlias = Mapping[Rank, Held]  # by rank
@@ -81,7 +81,7 @@ def _cut(groups: Sequence[Sequence[Bounds]]) -> Pieces:
 
 
 def cells(layouts: Layouts) -> dict[str, list[Cell]]:
-    """By tensor, what is held cut so that each cell has its own set of ranks: every element that anybody holds is in
+    """By tensor, what is held cut so that each cell has its own set of ranks: every element that any rank holds is in
     one of them, once."""
     cutter = _Cutter()
     return {name: cutter.cells(held) for name, held in _by_tensor(layouts).items()}
@@ -102,9 +102,9 @@ def overlaps(sources: Layouts, targets: Layouts) -> Overlap:
             found = pairs[key] = _pairs(*key)
         for i, j, box in found:
             source = min(there[i].ranks, key=sent.__getitem__)
-            sent[source] += _elements(box)
+            sent[source] += size(box)
             moves.append(Move(name, source, here[j].ranks, box))
-        if sum(_elements(box) for *_, box in found) < sum(_elements(cell.bounds) for cell in here):
+        if sum(size(box) for *_, box in found) < sum(size(cell.bounds) for cell in here):
             missing[name] = without(key[1], key[0])
     return Overlap(tuple(moves), missing)
 
@@ -118,13 +118,6 @@ def _pairs(there: Sequence[Bounds], here: Sequence[Bounds]) -> list[tuple[int, i
     ]
 
 
-def _elements(box: Bounds) -> int:
-    count = 1
-    for start, stop in box:
-        count *= stop - start
-    return count
-
-
 def _by_tensor(layouts: Layouts) -> dict[str, dict[Rank, Sequence[Bounds]]]:
     found: dict[str, dict[Rank, Sequence[Bounds]]] = {}
     for rank, held in layouts.items():
@@ -132,8 +125,3 @@ def _by_tensor(layouts: Layouts) -> dict[str, dict[Rank, Sequence[Bounds]]]:
             if boxes:
                 found.setdefault(name, {})[rank] = boxes
     return found
-
-
-def elements(boxes: Iterable[Bounds]) -> int:
-    """Of boxes that do not overlap."""
-    return sum(map(_elements, boxes))

@@ -1,8 +1,8 @@
 """The proof of a step that many ranks hold together: each adds up what it holds, and the sums of all are the tensor's.
 
-Ranks that hold the same elements hold the same cells (`deltackpt.shares.overlap.cells`): a cell counts once, whoever
-holds copies, and every copy is compared with the others. The sums are those of the state digest (FORMAT section "State
-digest"): a step's changes advance them, so a rank looks at all that it holds once, when it joins.
+Ranks that hold the same elements hold the same cells (`deltackpt.shares.overlap.cells`): a cell counts once, however
+many hold copies, and every copy is compared with the others. The sums are those of the state digest (FORMAT section
+"State digest"): a step's changes advance them, so a rank looks at all that it holds once, when it joins.
 
 What advances proves what was read and decoded, and not that the rank's memory is what it was: `packed` and `planes` are
 steps from the old bits, so a word that something else wrote to may go on by the right difference from the wrong bits.
@@ -35,7 +35,7 @@ _HINT = "One of the ranks has other bits than the step. Load its weights again."
 @dataclass(frozen=True)
 class ProofReport:
     """``proven``: tensors whose every element was counted, and whose sums are the step's. ``open``: those of which
-    nobody holds some elements, which sums cannot prove."""
+    no rank holds some elements, which sums cannot prove."""
 
     proven: tuple[str, ...]
     open: tuple[str, ...]

@@ -1,7 +1,7 @@
 """A step at one rank: its share is read and decoded, proven with those of all ranks, and only then written.
 
-`stage` reads and decodes, and writes nothing. The ranks add up `StagedShare.proof`, somebody compares the sum with the
-step's digests, and when all agree each calls `StagedShare.write` with the report.
+`stage` reads and decodes, and writes nothing. The ranks add up `StagedShare.proof`, one process compares the sum
+with the step's digests, and when all agree each calls `StagedShare.write` with the report.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StagedShare:
         """Put the new elements where the rank holds them; ``report`` is of the proofs of all ranks together.
 
         Raises ChainError ``tensor-differs``, and writes nothing, where a tensor is in no proof, or where nothing proves
-        what was read of it: nobody holds some elements of it, and its bytes have no checksum.
+        what was read of it: no rank holds some elements of it, and its bytes have no checksum.
         """
         proven, known = {*report.proven}, {*report.proven, *report.open}
         for name, _ in self.changes:

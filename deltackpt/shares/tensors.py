@@ -11,7 +11,7 @@ import numpy.typing as npt
 from deltackpt.codecs import Decoded
 from deltackpt.codecs.boxes import inside, runs
 from deltackpt.codecs.types import Elements
-from deltackpt.errors import UsageError
+from deltackpt.errors import ChainError, UsageError
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.shares.bounds import Bounds, Held, Shape, check, meet, of_run, offset_of, shape_of, size
 from deltackpt.shares.needs import EntryShare
@@ -19,11 +19,20 @@ from deltackpt.shares.needs import EntryShare
 
 @dataclass(frozen=True)
 class HeldTensor:
-    """The words of boxes of one tensor, each an array of its box's shape. ``shape`` is the tensor's storage shape."""
+    """The words of boxes of one tensor, each an array of its box's shape. ``shape`` is the tensor's storage shape.
+
+    ``copies``: boxes whose words lie in other memory too, as those of tied weights; they are written, and not read.
+    """
 
     dtype: DType
     shape: Shape
     boxes: Mapping[Bounds, npt.NDArray[np.unsignedinteger]]
+    copies: Sequence[tuple[Bounds, npt.NDArray[np.unsignedinteger]]] = ()
+
+    @property
+    def places(self) -> list[tuple[Bounds, npt.NDArray[np.unsignedinteger]]]:
+        """All memory that holds words of the tensor, and which."""
+        return [*self.boxes.items(), *self.copies]
 
 
 class HeldTensors:
@@ -33,7 +42,7 @@ class HeldTensors:
         """Raises UsageError ``usage`` for a box that does not lie in its tensor, or an array of another shape or
         dtype."""
         for name, tensor in tensors.items():
-            for box, array in tensor.boxes.items():
+            for box, array in tensor.places:
                 check(box, tensor.shape, name[:80])
                 if array.shape != shape_of(box) or array.dtype != uint(tensor.dtype.width):
                     have = f"{array.dtype} {list(array.shape)}"
@@ -57,24 +66,33 @@ class HeldTensors:
         box = tuple((o, o + n) for o, n in zip(offset, shape, strict=True))
         for mine, array in self._boxes(entry.name, shape if not entry.boxed else entry.whole):
             if (common := meet(mine, box)) is not None:
-                there = tuple(slice(a - o, b - o) for (a, b), o in zip(common, offset, strict=True))
-                flat.reshape(shape)[there] = array[_within(common, mine)]
+                flat.reshape(shape)[_within(common, box)] = array[_within(common, mine)]
         return flat
 
-    def old(self, name: str, positions: npt.NDArray[np.int64]) -> Elements:
-        """The words at flat ``positions`` of a tensor, int64 [n], all of which are held: words [n]."""
+    def old(self, name: str, positions: npt.NDArray[np.int64], *, alike: bool = False) -> Elements:
+        """The words at flat ``positions`` of a tensor, int64 [n], all of which are held: words [n].
+
+        ``alike``: raise ChainError ``base-differs`` where two places hold other words of one element.
+        """
         tensor = self.tensors[name]
         found = np.zeros(len(positions), uint(tensor.dtype.width))
-        for box, array in tensor.boxes.items():
+        known = np.zeros(len(positions), np.bool_)
+        for box, array in tensor.places if alike else tensor.boxes.items():
             mine, index = _locate(positions, tensor.shape, box)
-            found[mine] = np.atleast_1d(array)[index]
+            words = np.atleast_1d(array)[index]
+            if alike and (found[mine] != words)[known[mine]].any():
+                have, need = f"other words in two places, in {list(box)}"[:120], "the same in all places"
+                hint = "Other code wrote to the weights."
+                raise ChainError("base-differs", where=name[:80], have=have, need=need, hint=hint)
+            found[mine] = words
+            known |= mine
         return found
 
     def write(self, name: str, new: Decoded) -> None:
         """Put new words where they are held: flat positions in the whole tensor, int64 [n], and words [n]."""
         tensor = self.tensors[name]
         assert new.positions is not None
-        for box, array in tensor.boxes.items():
+        for box, array in tensor.places:
             mine, index = _locate(new.positions, tensor.shape, box)
             np.atleast_1d(array)[index] = new.values[mine]
 

@@ -14,6 +14,7 @@ from typing import Any
 from deltackpt.errors import UsageError
 from deltackpt.format.signature import Signature, to_sign
 from deltackpt.signing import ed25519, openssh
+from deltackpt.util.places import expanded
 
 SIGN_KEY = "DELTACKPT_SIGN_KEY"
 COMMAND = "command:"
@@ -68,7 +69,7 @@ class PrivateKey:
         return cls(key)
 
     def private_text(self) -> bytes:
-        """OpenSSH's private form, for a file that nobody else reads."""
+        """OpenSSH's private form, for a file that its owner alone reads."""
         ed25519.library()
         from cryptography.hazmat.primitives import serialization as form
 
@@ -127,7 +128,7 @@ def signer(key: str | os.PathLike[str] | Signer | None) -> Signer | None:
         raise _unusable("the key to sign with", have, need, hint)
     if given.startswith(COMMAND):
         return SigningCommand(given[len(COMMAND) :])
-    return _from_file(Path(given).expanduser())
+    return _from_file(expanded(given))
 
 
 def _from_file(path: Path) -> PrivateKey:

@@ -57,16 +57,6 @@ def parse_signature(text: bytes) -> Signature:
     return Signature(key.hex(), signature.hex())
 
 
-def armored(by: Signature) -> bytes:
-    """The form that `ssh-keygen -Y verify` reads, and `parse_signature`."""
-    blob = _string(TYPE) + _string(bytes.fromhex(by.key))
-    signed = _string(TYPE) + _string(bytes.fromhex(by.signature))
-    parts = (blob, NAMESPACE, b"", b"sha512", signed)
-    text = base64.b64encode(b"SSHSIG\0\0\0\x01" + b"".join(map(_string, parts)))
-    lines = [text[at : at + 70] for at in range(0, len(text), 70)]
-    return b"\n".join([_BEGIN, *lines, _END, b""])
-
-
 def _string(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + data
 

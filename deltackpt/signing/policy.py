@@ -1,4 +1,4 @@
-"""Whom a reader trusts: a file of public keys, one key, or whoever signed at first use."""
+"""Whom a reader trusts: a file of public keys, one key, or the key that signed at first use."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 import os
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from pathlib import Path
 
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import MAX_STEP, REPOSITORY_ID
 from deltackpt.format.signature import MAX_KEYS, KeySet
 from deltackpt.signing import openssh
+from deltackpt.util.places import expanded
 
 TRUST, MAX_AGE = "DELTACKPT_TRUST", "DELTACKPT_MAX_AGE"
 FIRST_USE = "first-use"
@@ -20,7 +20,7 @@ _MOST = 64 << 10  # bytes of a file of keys
 
 @dataclass(frozen=True)
 class TrustPolicy:
-    """``root``: the key set that a reader was given; None to trust, on first use, whoever signed.
+    """``root``: the key set that a reader was given; None to trust, on first use, the key that signed.
 
     ``max_age``: seconds that the newest statement about a branch may be old, None for any age. Raises UsageError
     ``usage`` for one that is no number above 0.
@@ -40,7 +40,7 @@ def trust_policy(
     """The policy that is meant by the path of a file of keys, a public key's line, or ``first-use``; None: by the
     environment, ``DELTACKPT_TRUST`` and ``DELTACKPT_MAX_AGE`` (seconds). None where that says nothing.
 
-    Raises UsageError ``trust-file``, and ``usage`` for a ``max_age`` with nobody to trust.
+    Raises UsageError ``trust-file``, and ``usage`` for a ``max_age`` without a key to trust.
     """
     if isinstance(trust, TrustPolicy):
         return trust if max_age is None else replace(trust, max_age=max_age)
@@ -61,7 +61,7 @@ def trust_policy(
         return TrustPolicy(None, max_age)
     if given.startswith("ssh-"):
         return TrustPolicy(parse_keys(given, "the key to trust"), max_age)
-    path = Path(given).expanduser()
+    path = expanded(given)
     try:
         with path.open("rb") as file:
             raw = file.read(_MOST + 1)

@@ -243,7 +243,7 @@ def _place(store: Store) -> Iterator[tuple[Store, str]]:
         yield inner, "checks"
     finally:
         shutil.rmtree(inner.root, ignore_errors=True)
-        with suppress(OSError):  # somebody uses it by now
+        with suppress(OSError):  # it is in use by now
             for path in made:
                 path.rmdir()
 

@@ -160,11 +160,6 @@ class ReadThrough:
                 self._known[found["name"]] = (found["sha256"], found["size"])
 
 
-def through(store: Store, objects: ObjectCache | None) -> Store:
-    """The store, read through a cache of this host if there is one and the store is not local."""
-    return store if objects is None or store.capabilities.local else ReadThrough(store, objects)
-
-
 def _files(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for field in ("anchor", "patch", "files", "side", "layout", "digests"):
         found = value.get(field)

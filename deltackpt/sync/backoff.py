@@ -31,7 +31,7 @@ GONE = frozenset({"repository-missing", "bucket-missing", "ref-missing", "watch-
 GONE |= {"signature-missing", "signature-stale"}
 EMPTY = "branch-empty"  # a trainer that has yet to publish: no reason to end
 
-# Seconds for which what is not there is waited for. A remount or a restore of a folder takes less; whoever supervises
+# Seconds for which what is not there is waited for. A remount or a restore of a folder takes less; what supervises
 # the process learns of a wrong name, or of a loss, within this time, by an exit code that no log has to be read for.
 GRACE = 60.0
 _LOOK = 5.0  # seconds between two looks for what is not there, at most

@@ -52,7 +52,7 @@ def mirror(
 ) -> MirrorResult:
     """Copy what the store at ``target`` lacks of the repository at ``source``; both are paths or URLs.
 
-    ``trust`` is that of `Repository.secure`: no branch or tag of the source is copied that nobody vouches for.
+    ``trust`` is that of `Repository.secure`: no branch or tag of the source is copied that no trusted key vouches for.
     ``start``, ``force`` and ``check`` are those of `Mirror`; ``limit`` is in bytes a second, ``jobs`` objects are in
     transit at a time, and ``spool`` is the folder of large ones that were fetched in part. Raises what `Mirror.plan`
     and `Mirror.execute` raise.

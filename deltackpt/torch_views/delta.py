@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deltackpt.codecs import Change, ChangedElements, Encoded, alone, wants_base
+from deltackpt.codecs import Change, ChangedElements, Encoded, alone, parse_choice, wants_base
 from deltackpt.format.dtypes import DType, storage_shape
 from deltackpt.format.state_digest import Sums
 from deltackpt.torch_views.boxes import Box
@@ -64,7 +64,8 @@ class Delta:
         assert codec is not None
         assert codec.takes_dtype(self.dtype)
         changes = ChangedElements(self.positions.astype(np.int64), self.old, self.new)
-        encoded = codec.encode_changes(changes, base, self.dtype, storage_shape(self.dtype, self.box.shape))
+        shares = parse_choice(encoding).shares
+        encoded = codec.encode_changes(changes, base, self.dtype, storage_shape(self.dtype, self.box.shape), shares)
         assert encoded is not None
         return encoded
 

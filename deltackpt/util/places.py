@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Final
 
 from deltackpt.errors import UsageError
@@ -56,3 +57,11 @@ def check_local(path: str | os.PathLike[str], what: str) -> None:
     if url is not None:
         hint = "A folder whose name is like that is written as ./NAME."
         raise UsageError("usage", where=what, have=f"a URL, {shown(url)}", need="a local folder", hint=hint)
+
+
+def expanded(given: str) -> Path:
+    """A path whose ``~`` is the home of a user; as it is where there is no such user, so that it is not found."""
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:
+        return Path(given)

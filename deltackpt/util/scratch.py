@@ -75,7 +75,7 @@ def _make(parent: Path, prefix: str, mode: int) -> tuple[Path, int]:
         except BlockingIOError:
             os.close(fd)
             continue
-        except OSError:  # no locks here: then nobody takes it for a dead one either
+        except OSError:  # no locks here: then no other process takes it for a dead one either
             return folder, fd
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), folder.stat()):

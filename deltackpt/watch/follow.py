@@ -40,8 +40,8 @@ from deltackpt.watch.prune import (
     remove,
     remove_held,
 )
-from deltackpt.watch.sight import listed, unmatched
 from deltackpt.watch.snapshot import DirectorySnapshot, compile_pattern, scan
+from deltackpt.watch.unmatched import listed, unmatched
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from deltackpt.codecs import CHOICES
+from deltackpt.codecs import parse_choice
 from deltackpt.errors import UsageError
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.signing.keys import Signer
@@ -61,6 +61,5 @@ class WatchOptions:
         for name, seconds in (("--settle", self.settle), ("--abandon", self.abandon)):
             if seconds is not None and not seconds >= 0:
                 raise UsageError("usage", where=name, have=seconds, need="seconds, 0 or more")
-        if self.encoding not in CHOICES:
-            raise UsageError("usage", where="--encoding", have=repr(self.encoding), need=", ".join(CHOICES))
+        parse_choice(self.encoding)
         compile_pattern(self.pattern)

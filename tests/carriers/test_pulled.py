@@ -2,20 +2,23 @@
 
 import os
 import threading
+from itertools import pairwise
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 from support.live import TOKEN  # noqa: E402
 from support.states import ORIGIN, part_of, random_bytes  # noqa: E402
 
-from deltackpt.carriers.memory import PartsInMemory  # noqa: E402
+from deltackpt.carriers.memory import PartsInMemory, spans_of  # noqa: E402
 from deltackpt.carriers.pulled import ManySources, PulledParts  # noqa: E402
 from deltackpt.carriers.server import PartServer  # noqa: E402
-from deltackpt.carriers.wire import Deadline, Wire  # noqa: E402
-from deltackpt.errors import FormatError, NotFoundError, StoreError  # noqa: E402
+from deltackpt.carriers.wire import Deadline, Wire, error_of  # noqa: E402
+from deltackpt.errors import BY_EXIT_CODE, FormatError, NotFoundError, StoreError  # noqa: E402
 from deltackpt.format.manifest import File  # noqa: E402
 from deltackpt.publish.sink import EncodedPart  # noqa: E402
 
@@ -59,6 +62,40 @@ def test_whole_parts_and_ranges(served, carrier):
         total += sum(b - a for a, b in spans)
     assert source.received == total
     source.close()
+
+
+class Counted(tuple):
+    """Pieces of which every pass over them is counted."""
+
+    passes = 0
+
+    def __iter__(self):
+        Counted.passes += 1
+        return super().__iter__()
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted), max_size=8), st.integers(0, 2**20))
+def test_any_spans(spans, seed):
+    rng = np.random.default_rng(seed)
+    data = rng.bytes(60)
+    cuts = [0, *sorted(rng.integers(0, 61, 6).tolist()), 60]
+    made = EncodedPart(1, ORIGIN, (), Counted(memoryview(data)[a:b] for a, b in pairwise(cuts)), 60)
+    assert b"".join(spans_of(made, spans)) == b"".join(data[a:b] for a, b in spans)
+    Counted.passes = 0
+    rising = sorted(spans)
+    assert b"".join(spans_of(made, rising)) == b"".join(data[a:b] for a, b in rising)
+    apart = all(a[1] <= b[0] for a, b in pairwise(rising))
+    assert Counted.passes <= 1 or not apart
+
+
+@pytest.mark.parametrize("kind", BY_EXIT_CODE.values())
+def test_an_error_that_a_peer_told_is_of_its_kind(kind):
+    error = kind("a-code", where="here", have="this", need="that", hint="do so")
+    found = error_of(error.to_dict(), "peer")
+    assert type(found) is kind
+    assert found.to_dict() == error.to_dict()
+    assert type(error_of({**error.to_dict(), "exit_code": 77}, "peer")) is StoreError
+    assert type(error_of({**error.to_dict(), "exit_code": [7]}, "peer")) is StoreError
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -289,6 +290,27 @@ def test_a_key_is_for_no_other_place():
         engine.close()
         other.close()
     assert (engine.keys, other.keys) == ([f"Bearer {SECRET}"], [])
+
+
+def test_an_error_that_stands_still_within_its_words():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        ended = threading.Event()
+
+        def serve():
+            peer, _ = server.accept()
+            with peer:
+                peer.settimeout(60)
+                peer.recv(65536)
+                peer.sendall(b"HTTP/1.1 500 Oh\r\nContent-Length: 100\r\n\r\nnot all")
+                ended.wait(60)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(ChainError, match="status 500"):
+            Http(f"http://127.0.0.1:{server.getsockname()[1]}", 2.0).get("/version")
+        ended.set()
+        thread.join()
 
 
 def test_hosts_on_loopback():

@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.device_changes import WHERE, case, check_encoded, piece_of  # noqa: E402
+from support.device_changes import WHERE, case, check_deltas, check_encoded, piece_of  # noqa: E402
 from support.device_changes import check as capture_and_check  # noqa: E402
 from support.lists import of_classes, pair  # noqa: E402
 
@@ -189,3 +189,13 @@ def test_tensors_beyond_int32_are_left_to_the_host():
     assert device_encode._fits(grid.TileGrid(16, 1 << 20, 16, 1))
     assert not device_encode._fits(grid.TileGrid(17, 1 << 26, 16, 1))
     assert not device_encode._fits(grid.TileGrid(1 << 16, 1 << 15, 16, 16))
+
+
+def test_tiles_for_ranks_that_read_shares(host):
+    """Finer ones than a reader of all needs: the same bytes as the host's."""
+    specs = [("BF16", (64, 128), 0.3), ("F32", (3, 40, 64), 0.3), ("BF16", (4096,), 0.2)]
+    pieces, olds, news, snapshot = case(specs, host=host)
+    found = []
+    pipeline.capture(pieces, snapshot, found, "packed@4")
+    assert check_deltas(pieces, olds, news, snapshot, found, "packed@4") >= 1
+    assert max(delta.encoded.detail.grid.columns for delta in found if delta.encoded is not None) > 1

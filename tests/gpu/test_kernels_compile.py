@@ -17,6 +17,7 @@ from deltackpt.codecs.packed import codec  # noqa: E402
 from deltackpt.format.dtypes import DTYPES  # noqa: E402
 from deltackpt.gpu import digest, pipeline  # noqa: E402
 from deltackpt.gpu.decode import DecodeTask, decode  # noqa: E402
+from deltackpt.gpu.places import Place, by_width  # noqa: E402
 from deltackpt.torch_views.words import INTS, from_host  # noqa: E402
 
 pytest.importorskip("triton")
@@ -37,6 +38,18 @@ def decode_a_tensor(name):
     assert np.array_equal(words.numpy().view(new.dtype), new)
 
 
+def write_in_places(name):
+    flat = torch.arange(9, dtype=INTS[DTYPES[name].width])
+    where, new = torch.tensor([0, 3]), torch.tensor([7, 8], dtype=flat.dtype)
+    (made,) = by_width([Place(flat, 2, where, new, flat[[2, 5]])])
+    assert made.other() is None
+    made.apply()
+    assert flat.tolist() == [0, 1, 7, 3, 4, 8, 6, 7, 8]
+    assert made.other() == 0
+    made.revert()
+    assert flat.tolist() == [*range(9)]
+
+
 @pytest.mark.heavy
 @pytest.mark.skipif(torch.cuda.is_available(), reason="they are compiled there by all other tests")
 def test_all_kernels_that_the_interpreter_runs(tmp_path, monkeypatch):
@@ -47,6 +60,7 @@ def test_all_kernels_that_the_interpreter_runs(tmp_path, monkeypatch):
         for name in NAMES:
             decode_a_tensor(name)
             check(*case([(name, (40, 30), 0.1)]))
+            write_in_places(name)
             digest.of_run(torch.zeros(99, dtype=INTS[DTYPES[name].width]))
     written = sorted(lines)
     modules = {path.stem for path in (TESTS.parent / "deltackpt/gpu/triton").glob("*.py")}

@@ -52,6 +52,11 @@ def test_fsdp_two_ranks(tmp_path, device):
     run(2, ranks.fsdp, tmp_path, device=device)
 
 
+@pytest.mark.parametrize("device", WHERE)
+def test_a_sharded_optimizer_is_kept_and_resumed(tmp_path, device):
+    run(2, ranks.optimizer_state, tmp_path, device=device)
+
+
 def test_fsdp_four_ranks(tmp_path):
     run(4, ranks.fsdp, tmp_path)
 

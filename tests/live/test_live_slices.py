@@ -144,6 +144,26 @@ def test_a_late_engine_of_slices(tmp_path):
             e.close()
 
 
+def test_what_no_sum_and_no_checksum_proves_comes_from_the_repository(tmp_path):
+    """Half a model by itself: all weights go without checksums of ranges; the tiles of a step have them."""
+    model, events = Whole(), []
+    live = Session("127.0.0.1:0", token=TOKEN, mode="sync", timeout=60.0, engines=1, report=events.append)
+    with TrainerHook(model, tmp_path / "repo", threads=1, live=live) as hook:
+        half = Slices(0)
+        engine = Engine(half, live.address, engine="half", load=half.load_weights)
+        hook.step(0)
+        engine.reach(0)
+        assert [e.text for e in events if e.kind == "refused" and "no checksum" in e.text]
+        assert same(half, expected(model, 0))
+        until(lambda: live.engines == 1)
+        nudge(model, 1, 0.02)
+        hook.step(1)
+        engine.reach(1)
+        assert engine.steps[-1].way == "live"
+        assert same(half, expected(model, 0))
+        engine.close()
+
+
 def test_a_loader_that_computes_is_refused(tmp_path):
     model, live = Whole(), Session("127.0.0.1:0", token=TOKEN, report=lambda e: None)
     with TrainerHook(model, tmp_path / "repo", threads=1, live=live) as hook:

@@ -1,17 +1,23 @@
 """Who may not come in, and bytes that are not the step's: refused in words, and nobody else is harmed."""
 
 import socket
+import threading
+import time
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.live import TOKEN, Engine, make_model, nudge, raw, until  # noqa: E402
+from support.live import DEADLINE, TOKEN, Engine, make_model, nudge, raw, until  # noqa: E402
 
 from deltackpt.carriers import server  # noqa: E402
+from deltackpt.carriers.handshake import introduce  # noqa: E402
+from deltackpt.carriers.wire import Deadline, Wire  # noqa: E402
 from deltackpt.errors import CheckpointError, ConflictError, DeltackptError, StoreError, UsageError  # noqa: E402
+from deltackpt.format.manifest import Link  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
-from deltackpt.live import Session, join  # noqa: E402
+from deltackpt.live import Session, gate, join  # noqa: E402
+from deltackpt.live.options import host_and_port  # noqa: E402
 
 
 def quiet(event):
@@ -101,6 +107,71 @@ def test_a_name_that_is_taken(running):
     again = Engine(make_model(), live.address, engine="one")
     again.reach(0)
     again.close()
+
+
+def test_a_rank_that_takes_long_to_come_to_the_step_is_in(tmp_path):
+    """Longer than one answer may take: all the weights may have to be read."""
+    live = made(timeout=3.0)
+    with TrainerHook(make_model(), tmp_path / "repo", threads=1, live=live) as hook:
+        hook.step(0)
+        deadline = Deadline(DEADLINE)
+        wire = Wire.connect(host_and_port(live.address), "the trainer", deadline)
+        introduce(wire, TOKEN, {"kind": "join", "engine": "slow", "rank": 0, "ranks": 1}, deadline)
+        assert "welcome" in wire.receive(deadline)
+        time.sleep(3.2)
+        wire.send({"in": True}, deadline)
+        assert wire.receive(deadline) == {"in": True}
+        until(lambda: live.engines == 1)
+        wire.close()
+
+
+def test_a_rank_whose_lost_connection_the_trainer_still_waits_for(running):
+    """It goes by the repository, and is in again when the trainer has let the old connection go."""
+    model, hook, live = running
+    receiver = join(make_model(), live.address, token=TOKEN, timeout=20, report=quiet)
+    lost, receiver._wire = receiver._wire, None
+    assert receiver.receive() is None
+    assert "in the session" in receiver.why
+    assert not receiver.connected
+    lost.close()
+
+    def back():
+        receiver._retry = 0.0
+        receiver.receive()
+        return receiver.connected
+
+    until(back)
+    receiver.close()
+
+
+def test_a_proof_that_is_no_ascii(running):
+    deadline = Deadline(DEADLINE)
+    wire = Wire.connect(host_and_port(running[2].address), "the trainer", deadline)
+    wire.receive(deadline)
+    wire.send({"kind": "join", "nonce": "n", "proof": "\u00e9"}, deadline)
+    assert wire.receive(deadline)["error"]["error"] == "live-token"
+    wire.close()
+
+
+def test_a_step_that_is_published_while_the_gate_looks(monkeypatch):
+    """It is not seen a second later."""
+    monkeypatch.setattr(gate, "TICK", DEADLINE)
+    made, link, threads = gate.PublishGate(), Link(1, "a" * 64), []
+    verdict = made.verdict
+
+    def slow(step, state):
+        found = verdict(step, state)
+        if not threads:
+            threads.append(threading.Thread(target=made.published, args=(link, "state")))
+            threads[0].start()
+            threads[0].join(0.5)
+        return found
+
+    monkeypatch.setattr(made, "verdict", slow)
+    began = time.monotonic()
+    assert made.wait(1, "state", lambda: None) == link
+    assert time.monotonic() - began < DEADLINE / 2
+    threads[0].join()
 
 
 def test_another_model(running):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ from support.faulty_store import FaultyStore
 from support.states import FORMS, Memory, State, changed, part_of, patched, random_bytes
 
 from deltackpt.checkpoint.diff import difference
-from deltackpt.codecs import Entry, encode, subset
+from deltackpt.codecs import Decoded, Entry, encode, subset
+from deltackpt.codecs.boxes import inside
 from deltackpt.codecs.packed.grid import TileGrid
-from deltackpt.errors import DeltackptError, FormatError, UsageError
+from deltackpt.errors import DeltackptError, FormatError
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.safetensors_header import Tensor, build_header
 from deltackpt.patch import remote_part
@@ -38,6 +40,23 @@ def stored(part: bytes) -> CountingStore:
 def words(state: State, name: str) -> np.ndarray:
     dtype, _, data = state[name]
     return np.frombuffer(data, uint(DTYPES[dtype].width))
+
+
+def tiles(opened: RemotePart, entry: Entry, which: Sequence[int], base: np.ndarray) -> Decoded:
+    """Some pieces of an entry, of which no other bytes are read."""
+    return opened._decode(entry, np.array(which, np.int64), base)
+
+
+def of_box(opened: RemotePart, entry: Entry, offset: Sequence[int], shape: Sequence[int], base: np.ndarray) -> Decoded:
+    """The new elements of an entry that lie in a box of it, from the pieces that it touches."""
+    at, size = tuple(offset), tuple(shape)
+    if entry.has_pieces:
+        found = opened._decode(entry, subset.touched(entry, at, size), base)
+    else:
+        found = opened.decode(entry, base)
+    positions = np.arange(len(found.values)) if found.positions is None else found.positions
+    within = inside(positions, entry.storage, at, size)
+    return Decoded(positions[within], found.values[within])
 
 
 @pytest.fixture(scope="module")
@@ -97,42 +116,19 @@ def test_one_tile_is_its_bytes_and_neighbors_are_one_request(states):
     store.taken()
     positions = []
     for t in range(len(lengths)):
-        positions.append(opened.decode_tiles(entry, [t], base).positions)
+        positions.append(tiles(opened, entry, [t], base).positions)
         assert store.taken() == (1, lengths[t])
     assert sorted(np.concatenate(positions)) == np.flatnonzero(base != words(new, "b")).tolist()
-    opened.decode_tiles(entry, [7, 5, 6, 6], base)
+    tiles(opened, entry, [5, 6, 7], base)
     assert store.taken() == (1, lengths[5:8].sum())
-    opened.decode_tiles(entry, [5, 7], base)
+    tiles(opened, entry, [5, 7], base)
     assert store.taken() == (2, lengths[5] + lengths[7])
     near = RemotePart.open(store, "part")  # what lies between is less than another request costs
     store.taken()
-    near.decode_tiles(entry, [5, 7], base)
+    tiles(near, entry, [5, 7], base)
     assert store.taken() == (1, lengths[5:8].sum())
-    assert len(near.decode_tiles(entry, [], base).values) == 0
+    assert len(tiles(near, entry, [], base).values) == 0
     assert store.taken() == (0, 0)
-
-
-def test_ranks_read_their_share_and_no_tile_twice(states):
-    """Four ranks that are split on the columns, and four on the rows."""
-    old, new, part = states
-    base, target = words(old, "b"), words(new, "b").reshape(SHAPE)
-    for axis in (0, 1):
-        total = 0
-        for rank in range(4):
-            store = stored(part)
-            opened = RemotePart.open(store, "part", gap=0)
-            entry = next(e for e in opened.entries if e.name == "b")
-            store.taken()
-            shape = list(SHAPE)
-            shape[axis] //= 4
-            offset = [rank * n if i == axis else 0 for i, n in enumerate(shape)]
-            box = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
-            mine = np.full(SHAPE, 0x7FC0, "<u2")  # what other ranks hold is not known here
-            mine[box] = base.reshape(SHAPE)[box]
-            opened.decode_box(entry, offset, shape, mine.reshape(-1)).write_to(mine.reshape(-1))
-            assert (mine[box] == target[box]).all()
-            total += store.taken()[1]
-        assert total == entry.payload
 
 
 def test_memory_is_a_window_of_tiles(states, monkeypatch):
@@ -158,11 +154,11 @@ def test_a_damaged_tile_is_refused_and_the_others_are_not(states):
     at = reader.payload(entry)[0] + int(subset.lengths(entry)[:9].sum())
     store = FaultyStore(stored(part).inner, flip={"part": at})
     opened = RemotePart.open(store, "part", gap=0)
-    assert len(opened.decode_tiles(entry, [8, 10], words(old, "b")).values)
+    assert len(tiles(opened, entry, [8, 10], words(old, "b")).values)
     for read in (
-        lambda: opened.decode_tiles(entry, [9], words(old, "b")),
+        lambda: tiles(opened, entry, [9], words(old, "b")),
         lambda: opened.decode(entry, words(old, "b")),
-        lambda: opened.decode_box(entry, (0, 0), SHAPE, words(old, "b")),
+        lambda: of_box(opened, entry, (0, 0), SHAPE, words(old, "b")),
     ):
         with pytest.raises(FormatError) as error:
             read()
@@ -179,21 +175,6 @@ def test_an_object_that_is_cut_short(states):
     with pytest.raises(FormatError) as error:
         opened.decode(opened.entries[-1], words(old, opened.entries[-1].name))
     assert error.value.code == "object-short"
-
-
-def test_what_is_not_there_cannot_be_asked_for(states):
-    old, new, part = states
-    opened = RemotePart.open(stored(part), "part")
-    entry, base = opened.entries[0], words(old, "a")
-    for call in (
-        lambda: opened.decode_tiles(entry, [-1], base),
-        lambda: opened.decode_tiles(entry, [len(subset.lengths(entry))], base),
-        lambda: opened.decode_box(entry, (0,), (1,), base),
-        lambda: opened.decode_box(entry, (0, 1), SHAPE, base),
-        lambda: opened.decode_box(entry, (-1, 0), (1, 1), base),
-    ):
-        with pytest.raises(UsageError):
-            call()
 
 
 def test_a_table_above_the_limit_is_not_asked_for():
@@ -252,7 +233,7 @@ def test_any_box(case, fine):
     for entry in opened.entries:
         base, kind = words(old, "x"), entry.storage
         offset, size = [a for a, _ in box], [b - a for a, b in box]
-        inside = tuple(slice(a, b) for a, b in box)
+        box_of = tuple(slice(a, b) for a, b in box)
         known = base.copy()
         if entry.encoding == "packed":  # old elements of tiles that are not read do not matter
             others = np.ones(kind, bool)
@@ -262,11 +243,11 @@ def test_any_box(case, fine):
                 for r in range(high):
                     flat[first + r * entry.detail.grid.width : first + r * entry.detail.grid.width + wide] = False
             known[others.reshape(-1)] ^= known.dtype.type(0x55)
-        found = opened.decode_box(entry, offset, size, known)
+        found = of_box(opened, entry, offset, size, known)
         result = base.copy()
         found.write_to(result)
         expected = base.copy().reshape(kind)
-        expected[inside] = words(new, "x").reshape(kind)[inside]
+        expected[box_of] = words(new, "x").reshape(kind)[box_of]
         assert result.tolist() == expected.reshape(-1).tolist()
 
 
@@ -283,7 +264,7 @@ def test_a_boxed_entry():
     opened = RemotePart.open(stored(b"".join(map(bytes, writer.chunks()))), "part")
     for entry in opened.entries:
         result = words(old, "x").copy()
-        opened.decode_box(entry, (10, 5), (20, 30), result.copy()).write_to(result)
+        of_box(opened, entry, (10, 5), (20, 30), result.copy()).write_to(result)
         expected = words(old, "x").reshape(40, 50).copy()
         expected[10:30, 5:35] = words(new, "x").reshape(40, 50)[10:30, 5:35]
         assert (result.reshape(40, 50) == expected).all()
@@ -299,7 +280,7 @@ def test_planes_are_read_by_the_chunk():
     opened = RemotePart.open(store, "part", gap=0)
     (entry,) = opened.entries
     store.taken()
-    found = opened.decode_box(entry, (2, 100), (2, 50), words(old, "x"))
+    found = of_box(opened, entry, (2, 100), (2, 50), words(old, "x"))
     assert store.taken() == (1, subset.lengths(entry)[2:4].sum())
     expected = words(new, "x").reshape(shape)[2:4, 100:150]
     assert found.values.tolist() == expected.reshape(-1).tolist()

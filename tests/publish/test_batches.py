@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.states import ORIGIN, Memory, mutate, random_state
+from support.states import ORIGIN, Memory, make_checkpoint, mutate, random_state
 
 from deltackpt import kernels
-from deltackpt.checkpoint.batch import BATCH, batches, compare_batch, digest_batch
+from deltackpt.checkpoint import Checkpoint
+from deltackpt.checkpoint.batch import BATCH, batches, compare_batch, digest_range
 from deltackpt.checkpoint.diff import difference
 from deltackpt.codecs import CHOICES
 from deltackpt.errors import ChainError, UsageError
@@ -64,14 +65,24 @@ def test_the_parts_are_those_of_each_tensor_alone(seed, encoding, tensors):
         old = new
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(1, 40))
-def test_the_digests_of_a_batch(seed, tensors):
-    state = random_state(np.random.default_rng(seed), tensors)
-    for names in batches(Memory(state), Memory({})):
-        made = digest_batch(names, Memory(state))
-        assert [(name, size) for name, _, size in made] == [(name, len(state[name][2])) for name in names]
-        assert {name: digest for name, digest, _ in made} == {name: digests(state)[name] for name in names}
-        assert in_numpy(lambda names=names: digest_batch(names, Memory(state))) == made
+@pytest.mark.parametrize("seed", range(8))
+def test_the_digests_of_a_range(tmp_path, seed):
+    state = random_state(np.random.default_rng(seed), 1 + 5 * seed)
+    with Checkpoint.open(make_checkpoint(tmp_path / "all", state, shards=2)) as checkpoint:
+        made = ranges_of(checkpoint)
+        assert made == digests(state)
+        assert in_numpy(lambda: ranges_of(checkpoint)) == made
+
+
+def ranges_of(checkpoint):
+    found = {}
+    for names in batches(checkpoint, checkpoint):
+        sums, xxh3 = digest_range(names, checkpoint)
+        found |= {
+            name: TensorDigest((int(a), int(b)), hashed.tobytes())
+            for name, (a, b), hashed in zip(names, sums, xxh3, strict=True)
+        }
+    return found
 
 
 def test_one_caller_is_told_what_was_found_of_every_tensor():
@@ -129,7 +140,7 @@ def test_an_unknown_encoding_is_refused():
         step(old, next(mutate(rng, old)), digests(old), "gzip")
 
 
-def test_batches_are_bounded_and_hold_every_name_once_in_order():
+def test_batches_are_bounded_and_hold_every_name_once_in_order(tmp_path):
     size = BATCH // 3
     state = {f"t{i}": ("U8", (size,), bytes(size)) for i in range(7)} | {"big": ("U8", (BATCH + 1,), bytes(BATCH + 1))}
     new = {name: value for name, value in state.items() if name != "t3"} | {"u": ("U8", (1,), b"a")}
@@ -138,7 +149,8 @@ def test_batches_are_bounded_and_hold_every_name_once_in_order():
     assert runs == [["big"], ["t0", "t1", "t2"], ["t3", "t4", "t5"], ["t6", "u"]]
     large = compare_batch(["big"], Memory(state), Memory(new))
     assert [found.name for found in large.others] == ["big"]
-    assert digest_batch(["big"], Memory(state)) == [("big", digests(state)["big"], BATCH + 1)]
+    with Checkpoint.open(make_checkpoint(tmp_path / "big", {"big": state["big"]})) as checkpoint:
+        assert ranges_of(checkpoint) == digests({"big": state["big"]})
     assert BatchEncoder(Comparing(Memory(state), Memory(new), {}, "x", compare=alone), "auto").batches().__next__() == [
         "big"
     ]

@@ -12,7 +12,7 @@ from support.counting_store import CountingStore
 from support.running import deltackpt
 
 from deltackpt.errors import FormatError, NotFoundError
-from deltackpt.report.arrivals import read_arrivals
+from deltackpt.report.arrivals import MAX_LINE, read_arrivals
 from deltackpt.report.history import read_history, spread
 from deltackpt.report.inspection import inspect_step
 from deltackpt.report.layers import model_order
@@ -129,6 +129,9 @@ def test_arrivals(tmp_path: Path) -> None:
         ("follow.jsonl", 3, 0.5, None), ("vllm=http://h:1", 3, 0.75, 0.1)
     ]  # fmt: skip
     events.write_text("step 3  /cache\n")
+    with pytest.raises(FormatError, match="json-syntax"):
+        read_arrivals([events])
+    events.write_bytes(b"{" + b" " * MAX_LINE + b"}")
     with pytest.raises(FormatError, match="json-syntax"):
         read_arrivals([events])
     with pytest.raises(NotFoundError, match="events-missing"):

@@ -6,14 +6,17 @@ import os
 import pty
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 from deltackpt_cli.live import screen, seconds
 from support.running import command, deltackpt, environment
 
-from deltackpt.errors import ChainError, UsageError
+from deltackpt.errors import ChainError, StoreError, UsageError
+from deltackpt.format.manifest import Manifest
 from deltackpt.report.live import LiveReader, LiveView
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import lease
@@ -44,6 +47,46 @@ def test_head_readers_and_engines(report_repo: Path) -> None:
         assert view.look().readers == found.readers or view.look().step == 6
         shown = "\n".join(screen(found))
         assert all(part in shown for part in ("step 6", "wedged", "error: http://127.0.0.1:1/metrics"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\ndeltackpt_step +Inf\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 19\r\n\r\ndeltackpt_step NaN\n",
+        b"no HTTP at all\r\n\r\n",
+    ],
+)
+def test_a_page_of_metrics_that_is_none(report_repo: Path, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.settimeout(60)
+                peer.recv(65536)
+                peer.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+        found = LiveView(Repository.open(report_repo), metrics=[url]).look()
+        thread.join()
+    assert (found.step, found.readers, len(found.errors)) == (6, (), 1)
+    assert found.errors[0].startswith(url)
+
+
+def test_a_head_whose_manifest_cannot_be_read_now_is_told(report_repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = Repository.open(report_repo)
+    view = LiveView(repo)
+
+    def load(link: object) -> Manifest:
+        raise StoreError("store-unavailable", where="the store", have="no answer", need="one")
+
+    monkeypatch.setattr(repo, "load", load)
+    found = view.look()
+    assert (found.step, found.age, len(found.errors)) == (None, None, 1)
 
 
 def test_a_repository_that_goes_and_one_that_takes_its_place(report_repo: Path, tmp_path: Path) -> None:

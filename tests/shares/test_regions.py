@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltackpt.engines.regions import Region, held_boxes
-from deltackpt.format.safetensors_header import Tensor
+from deltackpt.engines.regions import Region
 from deltackpt.shares.bounds import Bounds, size
 
 
@@ -55,14 +54,7 @@ def test_a_rank_of_a_fused_and_sliced_layer():
     assert columns
     assert expert
     assert scalar
-    table = {"q": Tensor("q", "BF16", (8, 6), 0, 96), "e": Tensor("e", "BF16", (4, 8, 6), 0, 384)}
-    table |= {"o": Tensor("o", "BF16", (8, 6), 0, 96), "s": Tensor("s", "BF16", (), 0, 2)}
-    assert held_boxes(
-        {"q": [rows], "o": [columns], "e": [expert], "s": [scalar], "q2": []}, table | {"q2": table["q"]}
-    ) == {
-        "q": [((2, 4), (0, 6))],
-        "o": [((0, 8), (3, 6))],
-        "e": [((2, 3), (0, 8), (0, 6))],
-        "s": [()],
-        "q2": [],
-    }
+    assert rows.bounds((8, 6)) == [((2, 4), (0, 6))]
+    assert columns.bounds((8, 6)) == [((0, 8), (3, 6))]
+    assert expert.bounds((4, 8, 6)) == [((2, 3), (0, 8), (0, 6))]
+    assert scalar.bounds(()) == [()]

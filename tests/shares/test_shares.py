@@ -30,7 +30,6 @@ from deltackpt.patch.part import PartReader, PartWriter
 from deltackpt.shares import Cut, HeldTensors, ShareProof, ShareReader, cells, coalesce, share_of
 from deltackpt.shares import reader as reader_module
 from deltackpt.shares.bounds import Held, whole
-from deltackpt.shares.needs import whole_of
 from deltackpt.shares.tensors import HeldTensor
 
 SHAPE = (512, 512)
@@ -115,7 +114,7 @@ def test_how_well_each_encoding_can_be_cut():
     new["a"] = value("BF16", SHAPE, plain)
     for encoding in ("packed", "planes", "index", "full", "nan"):
         index = PartReader(memoryview(part_of(old, new, encoding)), "part")
-        entire = share_of(index, whole_of(index)).size
+        entire = share_of(index, {"a": [whole(SHAPE)]}).size
         found = [share_of(index, split_on(old, axis, 1, 8)).entries[0] for axis in (0, 1)]
         cuts[encoding] = found[0].cut
         sizes[encoding] = [one.size / entire for one in found]

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.signed import write_key
+from support.signed import armored, write_key
 
 from deltackpt.errors import UsageError
 from deltackpt.format.signature import Signature, fingerprint
@@ -37,7 +37,7 @@ def test_openssh_agrees(tmp_path: Path) -> None:
     (tmp_path / "key.pub").write_text(openssh.public_line(KEY.public))
     assert fingerprint(KEY.public).encode() in ssh("-l", "-f", tmp_path / "key.pub")
     (tmp_path / "allowed").write_text(f"me {openssh.public_line(KEY.public)}\n")
-    (tmp_path / "sig").write_bytes(openssh.armored(KEY(message)))
+    (tmp_path / "sig").write_bytes(armored(KEY(message)))
     how = ("-Y", "verify", "-n", "deltackpt", "-I", "me", "-f", tmp_path / "allowed", "-s", tmp_path / "sig")
     assert b"Good" in ssh(*how, data=message)
     with pytest.raises(subprocess.CalledProcessError):
@@ -116,12 +116,12 @@ def test_commands_that_do_not_sign(body: str, why: str, monkeypatch: pytest.Monk
 
 
 def test_a_command_that_signs_something_else(tmp_path: Path) -> None:
-    (tmp_path / "sig").write_bytes(openssh.armored(KEY(b"other")))
+    (tmp_path / "sig").write_bytes(armored(KEY(b"other")))
     command = signer(commanded(f"print(open({str(tmp_path / 'sig')!r}).read())"))
     assert command is not None
     with pytest.raises(UsageError, match="something else"):
         command(b"message")
-    (tmp_path / "sig").write_bytes(openssh.armored(KEY(b"message")))
+    (tmp_path / "sig").write_bytes(armored(KEY(b"message")))
     assert command(b"message") == KEY(b"message")
     no_command = signer("command:/no/such/program --with arguments")
     assert no_command is not None
@@ -157,7 +157,7 @@ def test_what_is_no_signature() -> None:
     assert not ed25519.verify(good, b"massage")
     assert not ed25519.verify(Signature(good.key, "0" * 128), b"message")
     assert not ed25519.verify(Signature("f" * 64, good.signature), b"message")
-    for text in (b"", b"-----BEGIN SSH SIGNATURE-----", openssh.armored(good)[:-40], b"x" + openssh.armored(good)):
+    for text in (b"", b"-----BEGIN SSH SIGNATURE-----", armored(good)[:-40], b"x" + armored(good)):
         with pytest.raises(ValueError, match=r"no|cut|another"):
             openssh.parse_signature(text)
-    assert openssh.parse_signature(openssh.armored(good)) == good
+    assert openssh.parse_signature(armored(good)) == good

@@ -20,6 +20,7 @@ from deltackpt.format.signature import (
     decode_keys,
     decode_signature,
 )
+from deltackpt.signing.keys import signer
 from deltackpt.signing.memory import Seen, TrustMemory, check_place
 from deltackpt.signing.openssh import public_line
 from deltackpt.signing.policy import TrustPolicy, parse_keys, show_keys, trust_policy
@@ -160,6 +161,13 @@ def test_files_that_are_none(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_keys(text, "KEYS")
     assert caught.value.code == "trust-file"
+
+
+def test_the_home_of_a_user_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match="trust-file"):
+        trust_policy("~no-such-user/keys")
+    with pytest.raises(UsageError, match="sign-key"):
+        signer("~no-such-user/key")
 
 
 def test_what_a_policy_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltackpt_cli.options import read_through
 from support.chains import World
 from support.states import tree
 from support.store_contract import StoreContract
@@ -26,7 +27,7 @@ from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.store import LocalStore, MemoryStore, Store
 from deltackpt.store.object_cache import Differs, ObjectCache, Unusable
-from deltackpt.store.read_through import ReadThrough, through
+from deltackpt.store.read_through import ReadThrough
 
 
 class TestReadThrough(StoreContract):
@@ -120,8 +121,11 @@ def test_two_copies_of_a_repository_share_objects(world: World) -> None:
 
 def test_a_local_store_is_not_read_through(tmp_path: Path) -> None:
     local = LocalStore(tmp_path)
-    assert through(local, ObjectCache(tmp_path)) is local
-    assert through(MemoryStore(), None).__class__ is MemoryStore
+    Repository.at_or_create(local)
+    found = read_through(str(tmp_path), tmp_path / "objects", "1GB").store
+    assert isinstance(found, LocalStore)
+    assert found.url == local.url
+    assert not (tmp_path / "objects").exists()
 
 
 def test_a_damaged_copy_on_disk_is_fetched_again(world: World) -> None:

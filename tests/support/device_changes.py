@@ -62,9 +62,9 @@ def change_of(piece, old, new):
     return Change(piece.dtype, piece.storage, at, old[at], new[at], old, new)
 
 
-def check_encoded(have, piece, old, new):
+def check_encoded(have, piece, old, new, asked="packed"):
     """What the host encodes: the same list index, and the same bytes. -> the index."""
-    name, want = encode(change_of(piece, old, new), piece.storage, "packed")
+    name, want = encode(change_of(piece, old, new), piece.storage, asked)
     assert name == "packed"
     for field in ("grid", "scale"):
         assert getattr(have.detail, field) == getattr(want.detail, field)
@@ -75,7 +75,7 @@ def check_encoded(have, piece, old, new):
     return want.detail
 
 
-def check_deltas(pieces, olds, news, snapshot, deltas):
+def check_deltas(pieces, olds, news, snapshot, deltas, asked="packed"):
     """Every delta is what the host finds and encodes, and the snapshot has the new words. -> how many are encoded."""
     assert len({delta.name for delta in deltas}) == len(deltas)
     by_name, encoded = {delta.name: delta for delta in deltas}, 0
@@ -98,7 +98,7 @@ def check_deltas(pieces, olds, news, snapshot, deltas):
         if delta.encoded is not None:
             encoded += 1
             assert not wants_base("auto", piece.dtype, piece.elements, len(at))
-            check_encoded(delta.encoded, piece, old, new)
+            check_encoded(delta.encoded, piece, old, new, asked)
     assert not by_name
     return encoded
 

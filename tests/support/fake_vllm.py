@@ -21,6 +21,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from support import fake_vllm_trainer
+
 OURS = "deltackpt.engines.vllm"
 
 
@@ -89,6 +91,8 @@ def _modules(version: str, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "WeightTransferInitInfo": _info("WeightTransferInitInfo", facts["init_info"]),
         "WeightTransferUpdateInfo": _info("WeightTransferUpdateInfo", facts["update_info"]),
     }
+    more, trainers = fake_vllm_trainer.modules(facts, class_of)
+    base |= more
     registry: dict[str, Any] = {}
     factory = SimpleNamespace(_registry=registry, register_engine=lambda *a: registry.update({a[0]: a[1:]}))
     loaders: dict[str, Any] = {}
@@ -115,7 +119,7 @@ def _modules(version: str, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "vllm.distributed.parallel_state": {"get_world_group": lambda: group},
         "vllm.distributed.weight_transfer": {},
         "vllm.distributed.weight_transfer.base": base,
-        "vllm.distributed.weight_transfer.factory": {"WeightTransferEngineFactory": factory},
+        "vllm.distributed.weight_transfer.factory": {"WeightTransferEngineFactory": factory, **trainers},
         "vllm.model_executor": {},
         "vllm.model_executor.model_loader": {
             "_LOAD_FORMAT_TO_MODEL_LOADER": loaders,

@@ -130,3 +130,63 @@ def end(process) -> None:
     if process.is_alive():
         process.kill()
     process.join(30)
+
+
+def slices(out: str, address: str, layout: str, rank: int, ranks: int, steps: int) -> None:
+    """An engine's rank that holds slices: it notes each step that it took, and what it then holds, until the last."""
+    from support.live_layouts import LAYOUTS, moved
+
+    torch.set_num_threads(1)
+    model, path = LAYOUTS[layout](rank, ranks), Path(out)
+    options = {"token": TOKEN, "timeout": 60.0, "engine": layout, "rank": (rank, ranks), "load": model.load_weights}
+    receiver = join(model, address, **options)
+    while receiver.step != steps - 1:
+        found = receiver.receive(1.0)
+        if found is not None:
+            what = {"way": found.way, "elements": found.elements, "received": found.received}
+            note(path.with_suffix(f".{found.step}.json"), **what, moved=moved(model), digest=digest(model))
+    receiver.close()
+
+
+def fsdp_to_slices(
+    rank: int, world: int, root: Path, carrier: str, layouts: list[str], ranks: int, *, device: str
+) -> None:
+    """A rank of a trainer with FSDP 2; the first one starts an engine of ``ranks`` processes for each layout."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from support.live_layouts import expected, nudge_state, whole_state
+
+    mesh, whole, steps, limit = init_device_mesh(device, (world,)), whole_state(), 3, 300.0
+    state = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in whole.items()}
+    wanted = len(layouts) * ranks
+    live = Session(
+        "127.0.0.1:0", token=TOKEN, mode="sync", carrier=carrier, engines=wanted, timeout=limit, load_timeout=limit
+    )
+    started: dict[tuple[str, int], Any] = {}
+    with TrainerHook(state, root / "repo", threads=1, timeout=limit, live=live) as hook:
+        for layout in layouts if rank == 0 else ():
+            for one in range(ranks):
+                out = str(root / f"{layout}-{one}.json")
+                started[layout, one] = start(slices, out, live.address, layout, one, ranks, steps)
+        try:
+            for step in range(steps):
+                if step:
+                    nudge_state(whole, step)
+                    for name, tensor in whole.items():
+                        local = distribute_tensor(tensor, mesh, [Shard(0)]).to_local()
+                        state[name].to_local().copy_(local)
+                hook.step(step)
+                for layout, one in started:
+                    path = root / f"{layout}-{one}.{step}.json"
+                    found = until(lambda path=path: noted(path))
+                    assert found["digest"] == digest(expected(layout, one, ranks, whole)), (layout, one, step)
+                    assert found["way"] == "live", found
+                    assert found["moved"], found
+                    assert found["elements"] > 0, found
+                    assert found["received"] > 0, found
+                dist.barrier()
+        finally:
+            for process in started.values():
+                end(process)

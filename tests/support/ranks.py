@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from deltackpt.codecs import select
 from deltackpt.hooks import TrainerHook, anchors
 from deltackpt.repository import Repository
-from support.training import Ledger, Net, exact_copy, published, train_step
+from support.training import Ledger, Net, exact_copy, published, raw, train_step
 
 SEEDED = 17
 
@@ -242,6 +242,58 @@ def fsdp(rank: int, world: int, root: Path, *, device: str) -> None:
     # Resumed: the ranks prove together which step their shards are.
     with TrainerHook(model, root / "repo", dtype=torch.bfloat16, threads=1, timeout=60) as hook:
         assert hook.last_step == 3
+    dist.barrier()
+
+
+def optimizer_state(rank: int, world: int, root: Path, *, device: str) -> None:
+    """FSDP 2 with AdamW: moments are shards, each rank has generators of its own, and a resumed training goes on."""
+    from torch.distributed.fsdp import fully_shard
+
+    from deltackpt.hooks.training_state import TrainingState
+    from deltackpt.restore.materialize import apply
+
+    mesh = init_device_mesh(device, (world,))
+
+    def made(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = Net(seed=seed)
+        model.head.weight = torch.nn.Parameter(model.head.weight.detach().clone())  # FSDP unties them
+        model = model.to(device)
+        model.scale = torch.nn.Parameter(torch.ones(1, device=device))  # FSDP takes no scalars
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def bits(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        tensors = TrainingState(optimizer).tensors(model)
+        return raw({k: v.to_local() if isinstance(v, DTensor) else v for k, v in tensors.items()})
+
+    torch.manual_seed(rank)
+    model, optimizer = made(0)
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "threads": 1, "timeout": 60}
+    sizes: list[int] = []
+    with TrainerHook(model, root / "repo", optimizer=optimizer, **options) as hook:
+        for step in range(4):
+            if step:
+                train_step(model, optimizer, step)
+            with Forbidden(sizes):
+                hook.step(step)
+                hook.flush()
+            drawn = torch.get_rng_state()
+            torch.rand(rank + 1)
+            dist.barrier()
+    assert not sizes or max(sizes) <= anchors.PIECE
+    if rank == 0:
+        apply(Repository.open(root / "repo"), root / "out", ref="main-optimizer", threads=1)
+    dist.barrier()
+    other, fresh = made(5)
+    train_step(other, fresh, 9)
+    TrainingState(fresh).load(root / "out", other)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert bits(other, fresh) == bits(model, optimizer)
+    for each in ((model, optimizer), (other, fresh)):
+        train_step(*each, 4)
+    assert bits(other, fresh) == bits(model, optimizer)
     dist.barrier()
 
 

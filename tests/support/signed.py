@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,20 @@ def key_of(number: int) -> PrivateKey:
 def keys_of(*keys: PrivateKey, threshold: int = 1, **more: object) -> KeySet:
     """A reader's own key set."""
     return KeySet(None, 0, tuple(sorted(key.public for key in keys)), threshold, **more)  # type: ignore[arg-type]
+
+
+def armored(by: Signature) -> bytes:
+    """The form that `ssh-keygen -Y sign` prints: by hand, from the description of SSHSIG."""
+
+    def string(data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + data
+
+    kind, key, signed = b"ssh-ed25519", bytes.fromhex(by.key), bytes.fromhex(by.signature)
+    pair = [string(kind) + string(data) for data in (key, signed)]
+    fields = (pair[0], b"deltackpt", b"", b"sha512", pair[1])
+    text = base64.b64encode(b"SSHSIG\0\0\0\x01" + b"".join(map(string, fields)))
+    lines = [text[at : at + 70] for at in range(0, len(text), 70)]
+    return b"\n".join([b"-----BEGIN SSH SIGNATURE-----", *lines, b"-----END SSH SIGNATURE-----", b""])
 
 
 def write_key(path: Path, key: PrivateKey) -> Path:

@@ -21,7 +21,7 @@ class TileByTile(RemotePart):
         if not entry.has_pieces:
             return super().decode(entry, base)
         tiles = range(len(subset.lengths(entry)))
-        found = [self.decode_tiles(entry, [t], base) for t in reversed(tiles)]
+        found = [self._decode(entry, np.array([t]), base) for t in reversed(tiles)]
         positions = np.concatenate([base[:0].astype(np.int64), *(d.positions for d in found)])
         return Decoded(positions, np.concatenate([base[:0], *(d.values for d in found)]))
 

@@ -30,14 +30,20 @@ Positions = npt.NDArray[Any]
 
 
 def encode(
-    positions: Ints, old: Elements, new: Elements, base: Elements | None, dtype: DType, shape: tuple[int, ...]
+    positions: Ints,
+    old: Elements,
+    new: Elements,
+    base: Elements | None,
+    dtype: DType,
+    shape: tuple[int, ...],
+    shares: int = 0,
 ) -> tuple[ListIndex, list[bytes]]:
     """Changed elements, sorted by flat position, of a tensor or box of ``shape`` -> index and tiles.
 
     ``positions`` are int64; ``old`` and ``new`` the words there; ``base`` all old ones, flat, or None: then there is
-    one class. ``shape`` counts storage elements, ``dtype`` is 1, 2 or 4 bytes wide.
+    one class. ``shape`` counts storage elements, ``dtype`` is 1, 2 or 4 bytes wide. ``shares``: see `choose_grid`.
     """
-    job = EncodeJob(positions, old, new, base, dtype, shape)
+    job = EncodeJob(positions, old, new, base, dtype, shape, shares)
     if kernels.LIB is None:
         return encoder.encode(job)
     index, payload = native_encode.encode([job], 1)[0]
@@ -75,14 +81,14 @@ def decode(
     """
     job = DecodeJob(index, payload, base, dtype, where)
     if kernels.LIB is None:
-        positions, _, new = decoder.decode(job)
+        positions, new = decoder.decode(job)
         return positions, new
     total = _count(job)
     if buffer is not None and len(base) <= 1 << 32:
         found: tuple[Positions, Elements] = buffer.take(total, dtype.width)
     else:
         found = np.empty(total, np.int64), np.empty(total, uint(dtype.width))
-    native.decode([job], 1, [(found[0], None, found[1])])
+    native.decode([job], 1, [found])
     return found
 
 
@@ -101,29 +107,11 @@ def decode_into(index: ListIndex, payload: memoryview, elements: Elements, dtype
     decode_many_into([DecodeJob(index, payload, elements, dtype, where)])
 
 
-def decode_many(jobs: Sequence[DecodeJob], threads: int = 1) -> list[tuple[Positions, Elements, Elements]]:
-    """Many tensors at once -> the positions (int64), old and new bits of each; those of a kind are in one memory.
+def decode_many_into(jobs: Sequence[DecodeJob], threads: int = 1) -> None:
+    """`decode_into` of many tensors at once, each into its job's ``elements``.
 
     Raises FormatError for the first defect by job and tile, whatever the threads.
     """
-    if kernels.LIB is None:
-        return [decoder.decode(job) for job in jobs]
-    counts = [_count(job) for job in jobs]
-    positions = np.empty(sum(counts), np.int64)
-    # Rounded up, so that words of any width begin at a multiple of it.
-    total = sum((n * job.dtype.width + 3) & ~3 for n, job in zip(counts, jobs, strict=True))
-    old, new = np.empty(total, np.uint8), np.empty(total, np.uint8)
-    outputs, at, byte = [], 0, 0
-    for job, n in zip(jobs, counts, strict=True):
-        part, dtype = slice(byte, byte + n * job.dtype.width), uint(job.dtype.width)
-        outputs.append((positions[at : at + n], old[part].view(dtype), new[part].view(dtype)))
-        at, byte = at + n, (part.stop + 3) & ~3
-    native.decode(jobs, threads, outputs)
-    return outputs
-
-
-def decode_many_into(jobs: Sequence[DecodeJob], threads: int = 1) -> None:
-    """`decode_many`, written to where the old elements are."""
     if kernels.LIB is not None and all(j.elements.flags.c_contiguous and j.elements.flags.writeable for j in jobs):
         native.decode(jobs, threads)
         return

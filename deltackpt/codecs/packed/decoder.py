@@ -1,5 +1,5 @@
 """`packed` read in numpy, many tiles in one pass (FORMAT section "packed"): the reference, and what does the work where
-the kernels were not compiled. The bytes are anybody's: every defect has a code, and the first tile's counts.
+the kernels were not compiled. The bytes are not trusted: every defect has a code, and the first tile's counts.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def refuse(code: str, where: str) -> FormatError:
     return FormatError(code, where=where, have=have, need=need)
 
 
-def decode(job: DecodeJob) -> tuple[Ints, Elements, Elements]:
-    """-> flat positions, int64, old and new words, [changes] each: by tile, class and rank."""
+def decode(job: DecodeJob) -> tuple[Ints, Elements]:
+    """-> flat positions, int64, and new words, [changes] each: by tile, class and rank."""
     d, base, dtype, where = job.index, job.elements, job.dtype, job.where
     require(d, job.payload, where)
     tiles = payload_of(d, job.payload, where)
@@ -51,9 +51,9 @@ def decode(job: DecodeJob) -> tuple[Ints, Elements, Elements]:
                 _decode_group(d, slice(i, i + 1), tiles, base, dtype, f"{where}, tile {d.tiles[i]}")
             raise
     if not parts:
-        return np.zeros(0, np.int64), np.zeros(0, uint(dtype.width)), np.zeros(0, uint(dtype.width))
-    positions, old, new = zip(*parts, strict=True)
-    return np.concatenate(positions), np.concatenate(old), np.concatenate(new)
+        return np.zeros(0, np.int64), np.zeros(0, uint(dtype.width))
+    positions, new = zip(*parts, strict=True)
+    return np.concatenate(positions), np.concatenate(new)
 
 
 @dataclass
@@ -103,7 +103,7 @@ class _Tiles:
 
 def _decode_group(
     d: ListIndex, group: slice, tiles: list[memoryview], base: Elements, dtype: DType, where: str
-) -> tuple[Ints, Elements, Elements]:
+) -> tuple[Ints, Elements]:
     numbers, counts, scale = d.tiles[group], d.counts[group], d.scale
     if any(zlib.crc32(t) != c for t, c in zip(tiles[group], d.checksums[group].tolist(), strict=True)):
         raise refuse("tile-checksum", where)  # [F-PACK-2]
@@ -137,7 +137,7 @@ def _decode_group(
     size = value >> 1
     size[is_long] |= np.int64(1) << field[is_long]
     new = from_steps(old, (value & 1).astype(np.bool_), size.astype(old.dtype), dtype)
-    return positions, old, new
+    return positions, new
 
 
 def _lists(bits: _Tiles, counts: Ints, candidates: Ints, classes: int) -> tuple[Ints, Ints, Ints]:

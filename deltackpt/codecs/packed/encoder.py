@@ -43,7 +43,7 @@ class _Sorted:
 def encode(job: EncodeJob) -> tuple[ListIndex, list[bytes]]:
     """`codec.encode`."""
     positions, old, new, base, dtype = job.positions, job.old, job.new, job.base, job.dtype
-    grid = choose_grid(job.shape, len(positions))
+    grid = choose_grid(job.shape, len(positions), job.shares)
     exponent = exponent_of(old, dtype)
     down, size = to_steps(old, new, dtype)
     length = bit_length(size)

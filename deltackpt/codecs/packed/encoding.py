@@ -61,11 +61,13 @@ class PackedCodec(Codec[ListIndex]):
         if not self.takes_dtype(change.dtype) or change.base is None or len(change.positions) == 0:
             return None
         changes = ChangedElements(change.positions, change.old, change.new)
-        return self.encode_changes(changes, change.base, change.dtype, change.shape)
+        return self.encode_changes(changes, change.base, change.dtype, change.shape, change.shares)
 
-    def encode_changes(self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape) -> Encoded:
+    def encode_changes(
+        self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape, shares: int = 0
+    ) -> Encoded:
         """Changes, words [changes] at positions, int64; without ``base``, words [n], in one class."""
-        return Encoded(*packed.encode(*changes, base, dtype, shape))
+        return Encoded(*packed.encode(*changes, base, dtype, shape, shares))
 
     def encode_rows(self, changes: ManyChanges, which: Ints) -> EncodedRows | None:
         """By the compiled kernels; ``which`` is int64 [tensors]."""

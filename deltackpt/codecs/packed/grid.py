@@ -19,6 +19,7 @@ from deltackpt.codecs.bits import Ints
 CHANGES_PER_TILE = 2048
 MAX_GRID = 16
 MAX_TILE = 1 << 31
+CHANGES_PER_SHARE = 128
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,14 @@ def plane(shape: tuple[int, ...]) -> tuple[int, int]:
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
-def choose_grid(shape: tuple[int, ...], changes: int) -> TileGrid:
+def choose_grid(shape: tuple[int, ...], changes: int, shares: int = 0) -> TileGrid:
     """The finest grid, at most 16 x 16 a slice, that leaves some 2,048 changes a tile (FORMAT, writer requirements).
 
     Slices, which the leading axes count, are cut where each has changes enough. A tensor whose tiles would be above
     2^31 elements gets more columns, or rows.
+
+    For ``shares`` ranks that read by rows or columns, a power of two of at most 16, it is cut on into as many rows and
+    columns, as long as some 128 changes are left a tile; 0 or 1: it is not.
     """
     height, width = plane(shape)
     slices = math.prod(shape[:-2])
@@ -108,6 +112,15 @@ def choose_grid(shape: tuple[int, ...], changes: int) -> TileGrid:
             rows //= 2
         else:
             columns //= 2
+    while slices * rows * columns * 2 * CHANGES_PER_SHARE <= changes:
+        higher = rows < shares and 2 * rows <= height // slices
+        wider = columns < shares and 2 * columns <= width
+        if higher and (rows <= columns or not wider):
+            rows *= 2
+        elif wider:
+            columns *= 2
+        else:
+            break
     rows *= slices
     while -(-height // rows) * -(-width // columns) > MAX_TILE:
         if columns < width:

@@ -31,3 +31,4 @@ class EncodeJob:
     base: Elements | None
     dtype: DType
     shape: tuple[int, ...]
+    shares: int = 0

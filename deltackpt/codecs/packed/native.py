@@ -23,7 +23,7 @@ _READ = np.dtype(
         *FORM,
         *((name, np.int64) for name in ("payload", "bytes", "elements", "tiles")),
         *((name, np.int64) for name in ("numbers", "counts", "lengths", "checksums")),
-        *((name, np.int64) for name in ("positions", "old", "new")),
+        *((name, np.int64) for name in ("positions", "new")),
         *((name, np.int32) for name in ("wide", "in_place")),
     ]
 )
@@ -38,12 +38,12 @@ _CODES = (
 )
 _NO_MEMORY = len(_CODES) + 1
 
-Outputs = Sequence[tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None, npt.NDArray[Any] | None]]
+Outputs = Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 
 def decode(jobs: Sequence[DecodeJob], threads: int, outputs: Outputs | None = None) -> None:
-    """Every job's changes into its ``outputs``: positions of 4 or 8 bytes, old and new words, None for what is not
-    wanted. Without ``outputs`` new elements go to where the old ones are. Raises FormatError for the first defect.
+    """Every job's changes into its ``outputs``: positions of 4 or 8 bytes, and new words. Without ``outputs`` new
+    elements go to where the old ones are. Raises FormatError for the first defect.
     """
     assert kernels.LIB is not None
     held: list[Any] = []
@@ -59,14 +59,14 @@ def decode(jobs: Sequence[DecodeJob], threads: int, outputs: Outputs | None = No
     for i, job in enumerate(jobs):
         d, elements = job.index, job.elements
         assert len(elements) == d.grid.height * d.grid.width
-        positions, old, new = outputs[i] if outputs is not None else (None, None, None)
+        positions, new = outputs[i] if outputs is not None else (None, None)
         assert outputs is not None or (elements.flags.c_contiguous and elements.flags.writeable)
         scale, grid = d.scale, d.grid
         form = [grid.height, grid.width, grid.rows, grid.columns, job.dtype.width, *job.dtype.exponent]
         form += [scale.classes, scale.sized, scale.top, scale.anchor, 0]
         payload = np.frombuffer(job.payload, np.uint8)
         tables = at(d.numbers, np.int64), at(d.counts, np.int64), at(d.lengths, np.int64), at(d.checksums, np.uint32)
-        made = at(positions), at(old), at(new), 8 if positions is None else positions.itemsize, outputs is None
+        made = at(positions), at(new), 8 if positions is None else positions.itemsize, outputs is None
         rows.append((*form, at(payload), len(payload), at(elements), len(d.lengths), *tables, *made))
     given, defect = np.array(rows, _READ), np.empty(3, np.int64)
     code = kernels.LIB.dk_lists_read(address(given), len(given), threads, address(defect))

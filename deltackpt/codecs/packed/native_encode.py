@@ -29,7 +29,8 @@ from deltackpt.kernels import address
 _JOB = np.dtype(
     [
         *FORM,
-        *((name, np.int64) for name in ("slices", "changes", "positions", "old", "new", "base", "tiles", "size")),
+        *((name, np.int64) for name in ("slices", "changes", "shares")),
+        *((name, np.int64) for name in ("positions", "old", "new", "base", "tiles", "size")),
         *((name, np.int64) for name in ("counts", "lengths", "checksums", "payload", "state")),
     ]
 )
@@ -44,7 +45,7 @@ def encode(jobs: Sequence[EncodeJob], threads: int) -> list[tuple[ListIndex, mem
     given, held = _jobs(len(jobs)), []
     for row, job in zip(given, jobs, strict=True):
         arrays = [np.ascontiguousarray(a) for a in (job.positions, job.old, job.new)]
-        if job.base is not None and job.dtype.exponent[1]:  # else nobody looks, and it may be a stand-in
+        if job.base is not None and job.dtype.exponent[1]:  # else it is not looked at, and may be a stand-in
             arrays.append(np.ascontiguousarray(job.base))
         held.append(arrays)
         at = [address(a) for a in arrays]
@@ -52,6 +53,7 @@ def encode(jobs: Sequence[EncodeJob], threads: int) -> list[tuple[ListIndex, mem
             row[name] = value
         for name, value in zip(_ADDRESSES, (len(arrays[0]), *at), strict=False):
             row[name] = value
+        row["shares"] = job.shares
     written = _encode(given, threads)
     return [(written.cut(i), written.payload(i)) for i in range(len(jobs))]
 
@@ -64,6 +66,7 @@ def encode_rows(changes: ManyChanges, which: Ints, name: str, code: int) -> Writ
     for column, values in zip(_GIVEN, columns, strict=True):
         given[column] = values
     base, _, _, _, positions, old, new, found, *_ = changes.rows[which].T
+    given["shares"] = changes.shares
     base = np.where(given["exponent_bits"] > 0, base, 0)
     for column, values in zip(_ADDRESSES, (found, positions, old, new, base), strict=True):
         given[column] = values

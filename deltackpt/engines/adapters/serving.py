@@ -6,7 +6,6 @@ older steps stay for those that are in flight, and go when no request uses them.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,14 +18,19 @@ from typing import Any
 
 from deltackpt.engines.clients import AdapterClient, adapter_client
 from deltackpt.engines.fleet import Emit, stamped
+from deltackpt.engines.rounds import rounds
 from deltackpt.errors import CheckpointError, DeltackptError, UsageError
+from deltackpt.format.canonical import loads_strict
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
-from deltackpt.sync.backoff import GRACE, Backoff
+from deltackpt.sync.backoff import GRACE
+from deltackpt.util.disk import space_errors
+from deltackpt.util.metrics import Metrics
 from deltackpt.util.places import check_local
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_CONFIG = 1 << 20  # bytes of an adapter's configuration
 REPEAT = 60.0  # seconds after which a failure that lasts is told again
 
 
@@ -100,18 +104,8 @@ class AdapterServing:
     def run(self, stop: Event, poll: float) -> None:
         """Until ``stop``, a round every ``poll`` seconds. Raises an error of the repository that does not pass by
         itself, and that it is gone, once that lasted for the grace time."""
-        backoff = Backoff(grace=self._options.grace)
-        while not stop.is_set():
-            wait = poll
-            try:
-                self.update()
-                if backoff.reset():
-                    self._emit("back", {})
-            except DeltackptError as error:
-                wait = backoff.delay(error)
-                if backoff.due:
-                    self._emit("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
-            stop.wait(wait)
+        grace, emit = self._options.grace, self._emit
+        rounds(self.update, lambda: None, stop=stop, poll=poll, grace=grace, emit=emit, metrics=Metrics())
 
     def update(self) -> bool:
         """Every engine to the newest step of every adapter. -> whether all are there.
@@ -137,7 +131,8 @@ class AdapterServing:
         """The folder of a step, proven when it was written."""
         folder = self._folder / f"{adapter.name}@{link.step}-{link.id}"
         if not folder.exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
+            with space_errors(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
             apply(self._repo, folder, f"{link.step}-{link.id}", ref=adapter.ref, threads=self._options.threads)
         missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
         if missing:
@@ -155,11 +150,11 @@ class AdapterServing:
         name = f"{adapter.name}@{link.step}"
         if name in loaded:  # the branch went back, and has another step of that number now
             name = f"{name}-{link.id[:8]}"
+        config = loads_strict((folder / CONFIG).read_bytes(), limit=MAX_CONFIG, where=CONFIG, allow_floats=True)
         began = time.monotonic()
         engine.client.load(name, folder)
         engine.bases[adapter.name] = base
         seconds = round(time.monotonic() - began, 3)
-        config = json.loads((folder / CONFIG).read_bytes())
         rank = config.get("r") if isinstance(config, dict) else None
         self._event(
             "loaded", engine, adapter, name=name, step=link.step, id=link.id, rank=rank, base=base, seconds=seconds

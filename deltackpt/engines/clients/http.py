@@ -8,6 +8,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from typing import Any
 
 from deltackpt.errors import ChainError, StoreError
@@ -68,7 +69,9 @@ class Http:
                 raw = answer.read(MAX_ANSWER)
             return _parsed(raw)
         except urllib.error.HTTPError as error:
-            said = error.read(2000).decode(errors="replace")
+            said = ""
+            with suppress(OSError, http.client.HTTPException):  # it may end, or stand still, within its words
+                said = error.read(2000).decode(errors="replace")
             have = f"status {error.code}: {said[:600]}"
             hint = self._no_route if error.code == 404 else _NO_KEY if error.code in (401, 403) else ""
             raise ChainError(
@@ -96,5 +99,5 @@ def _parsed(raw: bytes) -> Any:
         return None
     try:
         return json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return raw.decode(errors="replace")

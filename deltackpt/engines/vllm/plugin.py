@@ -8,19 +8,33 @@ NAME = "deltackpt"
 KEEP_PACKED = "DELTACKPT_KEEP_ONEDNN"
 
 
+def _register_trainer() -> None:
+    """The trainer's side, of releases that have one."""
+    try:
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory as Trainers
+    except ImportError:
+        return
+    if NAME not in Trainers._registry:
+        Trainers.register_engine(NAME, "deltackpt.engines.vllm.trainer", "DeltaTrainer")
+
+
 def register() -> None:
     """Make the backend and the load format known. Nothing else is imported until they are asked for.
 
     On a CPU, vLLM hands weights to oneDNN in a form that cannot be read back, and that leaves a tied head at old
     weights when they are loaded again. That is switched off, unless DELTACKPT_KEEP_ONEDNN is 1; then updates are
-    refused.
+    refused. INT8 layers, which only oneDNN computes, keep what a reload would free (`int8`).
     """
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu() and os.environ.get(KEEP_PACKED) != "1":
+    if current_platform.is_cpu():
         import vllm._custom_ops as ops
 
-        ops._supports_onednn = False
+        from deltackpt.engines.vllm.int8 import keep_scales
+
+        keep_scales(ops)
+        if os.environ.get(KEEP_PACKED) != "1":
+            ops._supports_onednn = False
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
     except ImportError:  # before vLLM had that API: the worker extension is used instead
@@ -28,6 +42,7 @@ def register() -> None:
     else:
         if NAME not in Factory._registry:
             Factory.register_engine(NAME, "deltackpt.engines.vllm.transfer", "DeltaTransfer")
+    _register_trainer()
     from vllm.model_executor import model_loader
 
     if NAME not in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:

@@ -16,6 +16,7 @@ from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.traits import quantized
 from deltackpt.engines.vllm import loader
 from deltackpt.engines.vllm.disk import left_out, weights_in
+from deltackpt.engines.vllm.int8 import reloads_right
 from deltackpt.engines.vllm.sleep import STATE, refuse_asleep, watch_sleep
 from deltackpt.engines.vllm.traits import TRAITS
 from deltackpt.engines.vllm.world import everyone
@@ -34,7 +35,8 @@ class VllmRank:
         self.rank, self.whole = world.rank_in_group, world.world_size == 1
         if why := _packed(model):
             need = "plain ones, or a load is not proven to reach all of them"
-            hint = "On a CPU, leave DELTACKPT_KEEP_ONEDNN unset; experts and quantized layers stay packed there."
+            hint = "On a CPU, leave DELTACKPT_KEEP_ONEDNN unset; experts, and layers quantized otherwise than to INT8 "
+            hint += "with a scale a row, stay packed there."
             raise CheckpointError("weights-packed", where="the engine", have=why, need=need, hint=hint)
 
     def native(self, folder: Path) -> list[str]:
@@ -96,7 +98,7 @@ def watch_workers() -> None:
 
 def _packed(model: torch.nn.Module) -> str | None:
     """Why vLLM's own load in place would leave wrong weights: it packs them once only, which it does on CPUs."""
-    if current_platform.is_cpu() and (why := quantized(model, TRAITS)):
+    if current_platform.is_cpu() and (why := quantized(model, TRAITS, reloads_right)):
         return why
     for name, module in model.named_modules():
         experts = getattr(getattr(getattr(module, TRAITS.method, None), "moe_kernel", None), "fused_experts", None)

@@ -1,6 +1,6 @@
 """What the kernels that decode `packed` have in common: fields of bits at any address, and defects.
 
-The bytes of tiles are anybody's. They are read as words of 32 bits, ``limit`` of them; what lies beyond reads as 0.
+The bytes of tiles are not trusted. They are read as words of 32 bits, ``limit`` of them; what lies beyond reads as 0.
 """
 
 import triton

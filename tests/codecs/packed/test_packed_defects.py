@@ -32,6 +32,10 @@ def tile(elements, counts, data, scale=ONE, checksum=None):
     return DecodeJob(index, memoryview(data), np.zeros(elements, "<u2"), DTYPES["BF16"], "here")
 
 
+def into(jobs, threads):
+    codec.decode_many_into([replace(job, elements=job.elements.copy()) for job in jobs], threads)
+
+
 def outcome(job):
     """What all ways to decode say: the code, or positions and values."""
     try:
@@ -40,10 +44,7 @@ def outcome(job):
         assert error.where.startswith("here")
         for threads in (1, 3):
             with pytest.raises(FormatError) as other:
-                codec.decode_many([job], threads)
-            assert (other.value.code, other.value.where) == (error.code, error.where)
-            with pytest.raises(FormatError) as other:
-                codec.decode_many_into([replace(job, elements=job.elements.copy())], threads)
+                into([job], threads)
             assert (other.value.code, other.value.where) == (error.code, error.where)
         return error.code
     return positions.tolist(), values.tolist()
@@ -153,14 +154,14 @@ def test_the_first_defect_is_named(threads):
     jobs[1] = replace(jobs[1], payload=memoryview(payload))
     jobs[2] = replace(jobs[2], payload=memoryview(bytes(len(jobs[2].payload))))
     with pytest.raises(FormatError) as error:
-        codec.decode_many(jobs, threads)
+        into(jobs, threads)
     assert (error.value.code, error.value.where) == ("tile-checksum", f"tensor 1, tile {last}")
     with pytest.raises(FormatError) as error:
         codec.check(jobs[1].index, jobs[1].payload, "x")
     assert (error.value.code, error.value.where) == ("tile-checksum", f"x, tile {last}")
     payload[0] ^= 255
     with pytest.raises(FormatError) as error:
-        codec.decode_many(jobs[:2], threads)
+        into(jobs[:2], threads)
     assert error.value.where == "tensor 1, tile 0"
 
 
@@ -172,7 +173,7 @@ def test_a_table_is_named_before_later_tensors(threads):
     jobs[1] = replace(jobs[1], index=replace(jobs[1].index, counts=counts))
     jobs[2] = replace(jobs[2], payload=memoryview(bytes(len(jobs[2].payload))))
     with pytest.raises(FormatError) as error:
-        codec.decode_many_into([replace(job, elements=job.elements.copy()) for job in jobs], threads)
+        into(jobs, threads)
     assert (error.value.code, error.value.where) == ("count-outside", "tensor 1")
 
 

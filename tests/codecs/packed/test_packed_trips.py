@@ -53,8 +53,6 @@ def test_round_trip(seed, dtype, shape, share, kind):
     assert positions.dtype == np.int64
     assert (positions[order] == at).all()
     assert (values[order] == new[at]).all()
-    found = codec.decode_many([job])[0]
-    assert all((a == b).all() for a, b in zip(found, (positions, old[positions], values), strict=True))
     elements = old.copy()
     codec.decode_into(job.index, job.payload, elements, job.dtype, "here")
     assert (elements == new).all()

@@ -1,5 +1,6 @@
 """vLLM in this process, or over two ranks: after every step it is what a fresh engine on the whole checkpoint is."""
 
+import gc
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from support.vllm_tiny import answers, break_writes, checksums, close, engine, e
 from support.vllm_training import Training  # noqa: E402
 
 from deltackpt.engines.update import read_reports  # noqa: E402
+from deltackpt.engines.vllm import int8  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 STEPS = 20
@@ -154,7 +156,7 @@ def quantized(folder, state):
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "quantized"])
-def test_weights_that_a_cpu_packs_are_refused(tmp_path, kind):
+def test_weights_that_a_cpu_packs_are_refused(tmp_path, kind, monkeypatch):
     """vLLM's own load in place leaves them wrong there, and they cannot be read back to see."""
     if kind == "quantized":
         state = quantized(tmp_path / "side", tiny(tmp_path / "side"))
@@ -164,9 +166,44 @@ def test_weights_that_a_cpu_packs_are_refused(tmp_path, kind):
     run.publish(state)
     llm = engine(run.checkpoint(0))
     before = answers(llm)
+    if kind == "quantized":  # as if the plugin had not been there when the layers were packed
+        monkeypatch.setattr(int8, "KEPT", "not_kept")
     assert "weights-packed" in error_of(lambda: attach(llm, run))
     assert answers(llm) == before
     close(llm)
+
+
+def test_int8_is_served_by_reload(tmp_path):
+    """Weights and scales move; each step answers as a fresh engine does. One that is undone is the step before, or said
+    to be none."""
+    state = tiny(tmp_path / "side")
+    config = (tmp_path / "side/config.json").read_text()
+    run = Run(tmp_path, tmp_path / "side")
+    for seed in range(4):
+        (tmp_path / "side/config.json").write_text(config)
+        run.publish(quantized(tmp_path / "side", state))
+        state = nudge(state, seed, share=0.5)
+    llm = engine(run.checkpoint(0))
+    seen = {0: (answers(llm), checksums(llm))}
+    attach(llm, run)
+    for step in (1, 2, 3):
+        if step == 3:  # back from it, and to it again
+            llm.start_weight_update()
+            llm.update_weights({"update_info": {"step": 3, "token": "t"}})
+            llm.update_weights({"update_info": {"phase": "undo", "token": "t"}})
+            llm.finish_weight_update("2")
+            llm.reset_prefix_cache()
+            [undone] = read_reports(run.root / "cache", "t")
+            assert undone.wedged or (answers(llm), checksums(llm)) == seen[2]
+        [report] = update(llm, run, step)
+        assert (report.mode, report.wedged) == ("reload", False)
+        assert report.reason
+        gc.collect()
+        seen[step] = answers(llm), checksums(llm)
+    close(llm)
+    assert len({str(one) for one in seen.values()}) == 4
+    for step, (answered, summed) in seen.items():
+        assert of_fresh(run.checkpoint(step)) == (answered, summed), step
 
 
 def test_the_prefix_cache_would_be_stale(tmp_path):

@@ -1,0 +1,237 @@
+"""A real vLLM on a card follows a synthetic training, without a cache: is it the step, and how fast?
+
+A trainer's weights of a random Qwen3, or of one with experts, lie on the same card; a hook publishes every step. After
+each step all weights are proven by the engine's own check; at the first, a middle and the last step vLLM itself loads
+what `apply` makes of the step, and all parameters and the answers have to be what they were. Every case is a process of
+its own; what goes wrong in one is told in full, and the next one follows.
+
+    python bench/vllm_card.py [--case NAME ...] [--steps 12] [--size full|tiny]
+
+Needs a vLLM with the plugin; on a host without a package index it is brought along in pieces. `--size tiny` is for
+trying it on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[0] = str(HERE.parent)
+sys.path.insert(1, str(HERE.parent / "tests"))
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "deltackpt", "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_WORKER_MULTIPROC_METHOD": "spawn", "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), "VLLM_CPU_KVCACHE_SPACE": "1",
+}  # fmt: skip
+
+DENSE = {
+    "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+}  # fmt: skip
+EXPERTS = {
+    "vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 2048, "moe_intermediate_size": 512,
+    "num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "num_experts": 16,
+    "num_experts_per_tok": 4, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+FEW = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
+CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # kind, sizes, CUDA graphs
+    "dense-tied-graphs": ("Qwen3", {**DENSE, "tie_word_embeddings": True}, True),
+    "dense-untied-eager": ("Qwen3", DENSE, False),
+    "experts-eager": ("Qwen3Moe", EXPERTS, False),
+    "experts-graphs": ("Qwen3Moe", EXPERTS, True),
+}
+
+
+def started(path: Path, graphs: bool, cuda: bool) -> Any:
+    from vllm import LLM
+
+    options: dict[str, Any] = {"enforce_eager": True}
+    if graphs:
+        how = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
+        options = {"enforce_eager": False, "compilation_config": how}
+    if cuda:
+        options["gpu_memory_utilization"] = 0.3
+    return LLM(
+        str(path), dtype="bfloat16", max_model_len=512, seed=0, distributed_executor_backend="uni",
+        weight_transfer_config={"backend": "deltackpt"}, **options,
+    )  # fmt: skip
+
+
+class Case:
+    def __init__(self, name: str, root: Path, tiny: bool) -> None:
+        import torch
+        from safetensors.torch import load_file
+        from support.engine_steps import NEVER
+        from support.vllm_tiny import tiny as made
+
+        from deltackpt.hooks import TrainerHook
+
+        self.torch, self.root, self.cuda = torch, root, torch.cuda.is_available()
+        kind, sizes, graphs = CASES[name]
+        if tiny:
+            sizes = {**FEW} if kind == "Qwen3Moe" else {"tie_word_embeddings": sizes.get("tie_word_embeddings", False)}
+        made(root / "side", kind, **sizes)
+        self.state = {}
+        for path in sorted((root / "side").glob("*.safetensors")):
+            loaded = load_file(path)
+            self.state |= {n: t.to("cuda" if self.cuda else "cpu") for n, t in loaded.items()}
+            path.unlink()
+        side = {path.name: path.read_bytes() for path in (root / "side").iterdir() if path.is_file()}
+        side.pop("model.safetensors.index.json", None)
+        self.hook = TrainerHook(self.state, root / "repo", side=side, anchor=NEVER)
+        self.hook.step(0)
+        self.hook.flush()
+        began = time.monotonic()
+        self.llm = started(self.applied(0), graphs and self.cuda, self.cuda)
+        size = sum(t.nbytes for t in self.state.values()) / 1e9
+        print(f"{name}: {size:.2f} GB, engine up in {time.monotonic() - began:.1f} s", flush=True)
+        self.attach("report", 0)
+
+    def applied(self, step: int) -> Path:
+        """What `apply` makes of a step."""
+        from deltackpt.repository import Repository
+        from deltackpt.restore.materialize import apply
+
+        folder = self.root / f"applied-{step}"
+        apply(Repository.open(self.root / "repo"), folder, str(step))
+        return folder
+
+    def attach(self, phase: str, step: int) -> None:
+        info = {"repository": str(self.root / "repo"), "reports": str(self.root / "reports"), "step": step}
+        self.llm.init_weight_transfer_engine({"init_info": {**info, "token": "s", "phase": phase}})
+
+    def report(self, token: str) -> Any:
+        from deltackpt.engines.update import read_reports
+
+        for _ in range(60_000):
+            if found := read_reports(self.root / "reports", token):
+                if found[0].error:
+                    raise RuntimeError(f"the engine's report: {found[0].error}")
+                return found[0]
+            time.sleep(0.001)
+        raise TimeoutError(f"no report {token}")
+
+    def peak(self) -> float:
+        return self.torch.cuda.max_memory_allocated() / 1e9 if self.cuda else 0.0
+
+    def step(self, number: int, mode: str = "auto") -> dict[str, Any]:
+        """Change the trainer's weights, publish, and move the engine."""
+        generator = self.torch.Generator(next(iter(self.state.values())).device).manual_seed(number)
+        for tensor in self.state.values():
+            flat = tensor.view(-1).view(self.torch.int16)
+            count = max(1, flat.numel() // 100)
+            where = self.torch.randint(flat.numel(), (count,), generator=generator, device=flat.device)
+            flat[where] ^= 1
+        began = time.monotonic()
+        self.hook.step(number)
+        self.hook.flush()
+        durable = time.monotonic()
+        if self.cuda:
+            self.torch.cuda.reset_peak_memory_stats()
+        held = self.torch.cuda.memory_allocated() / 1e9 if self.cuda else 0.0
+        self.attach("stage", number) if mode == "auto" else None
+        staged = self.report("s-staged") if mode == "auto" else None
+        ready = time.monotonic()
+        self.llm.start_weight_update()
+        self.llm.update_weights({"update_info": {"step": number, "mode": mode, "token": "a"}})
+        named = inspect.signature(self.llm.finish_weight_update).parameters
+        self.llm.finish_weight_update(*([str(number)] if named else []))
+        self.llm.reset_prefix_cache()
+        done = time.monotonic()
+        report = self.report("a")
+        self.llm.start_weight_update()
+        self.llm.update_weights({"update_info": {"step": number, "phase": "check", "token": "c"}})
+        self.llm.finish_weight_update(*([str(number)] if named else []))
+        checked = self.report("c").checked
+        return {
+            "step": number, "path": report.path, "reason": report.reason, "decoded": report.decoded,
+            "elements": report.elements, "durable": durable - began, "staged": ready - durable, "pause": done - ready,
+            "seconds": report.seconds, "staging": staged.seconds if staged else {}, "checked": checked,
+            "memory, GB": self.peak() - held,
+        }  # fmt: skip
+
+    def words(self) -> dict[str, str]:
+        """sha256 of every parameter."""
+        model = self.llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+        found = {}
+        for name, parameter in model.named_parameters():
+            data = parameter.detach().contiguous().view(-1).view(self.torch.uint8).cpu().numpy()
+            found[name] = hashlib.sha256(data).hexdigest()
+        return found
+
+    def proven(self, step: int) -> dict[str, float]:
+        """vLLM itself loads the whole step, and nothing may change."""
+        from support.vllm_tiny import answers
+
+        before, said = self.words(), answers(self.llm)
+        folder = self.applied(step)
+        began = time.monotonic()
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        took = time.monotonic() - began
+        after = self.words()
+        wrong = [name for name in before if before[name] != after[name]]
+        if wrong or len(before) != len(after):
+            raise RuntimeError(f"step {step}: {len(wrong)} parameters are not what vLLM loads, such as {wrong[:3]}")
+        self.llm.reset_prefix_cache()
+        if answers(self.llm) != said:
+            print(f"step {step}: other answers from equal parameters", flush=True)
+        return {"step": step, "parameters equal": len(before), "vllm reload_weights": round(took, 3)}
+
+
+def run(name: str, root: Path, steps: int, tiny: bool) -> None:
+    case = Case(name, root, tiny)
+    rows = []
+    for number in range(1, steps + 1):
+        row = case.step(number, "reload" if number == steps - 1 else "auto")
+        print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
+        rows.append(row)
+        if number in (1, steps // 2, steps):
+            print(json.dumps(case.proven(number)), flush=True)
+    ours = [row for row in rows[1:] if row["path"] != "reload"]
+    middle = {k: round(statistics.median(r[k] for r in ours), 4) for k in ("durable", "staged", "pause") if ours}
+    print(
+        f"{name}: {[r['path'] for r in rows].count('patches')} of {steps} by patches; medians, s: {middle}", flush=True
+    )
+    case.hook.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=CASES, nargs="+", default=list(CASES))
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--size", choices=["full", "tiny"], default="full")
+    parser.add_argument("--timeout", type=int, default=130, help="seconds of a case")
+    parser.add_argument("--root", type=Path, help="of one case, which then runs in this process")
+    args = parser.parse_args()
+    if args.root is not None:
+        run(args.case[0], args.root, args.steps, args.size == "tiny")
+        return
+    sys.path.insert(2, str(HERE))
+    from gpu_hook import scratch
+
+    failed = []
+    for name in args.case:
+        began = time.monotonic()
+        with scratch() as folder:
+            command = [sys.executable, __file__, "--case", name, "--root", str(folder), "--steps", str(args.steps)]
+            try:
+                code = subprocess.run([*command, "--size", args.size], timeout=args.timeout, check=False).returncode
+            except subprocess.TimeoutExpired:
+                code = -1
+        print(f"== {name}: {'ok' if code == 0 else f'FAILED ({code})'}, {time.monotonic() - began:.0f} s", flush=True)
+        failed += [name] if code else []
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
