@@ -231,6 +231,9 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
         deltas.update(taker.capture(pieces))
 
     again = lambda: move(state, args.density)  # noqa: E731
+    take()  # what changed so far: with what `again` moves, the next step would have twice as much
+    if where.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     result["step() blocks"] = clock.seconds(take, again) * 1e3
     if where.type == "cuda":
         peak = torch.cuda.max_memory_allocated() - held

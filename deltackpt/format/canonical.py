@@ -9,6 +9,9 @@ from itertools import accumulate
 from math import isfinite
 from typing import Any, Final, NoReturn
 
+import numpy as np
+
+from deltackpt import kernels
 from deltackpt.errors import FormatError
 
 MAX_DEPTH: Final = 16  # nested objects and arrays, unless the caller says otherwise
@@ -43,9 +46,8 @@ def loads_strict(
     included.
     """
 
-    check_bounds(data, limit, depth, marks, where)
+    plain, surrogates = _looked_at(data, limit, depth, marks, where)
     parts = _StrictValues(where, allow_floats)
-    plain = _DIGITS_19 not in data.translate(_ALL_DIGITS_0) and not _has_minus_0(data)
     try:
         value = json.loads(
             data.decode("utf-8"),
@@ -54,11 +56,21 @@ def loads_strict(
             parse_float=parts.fraction,
             parse_constant=parts.constant,
         )
-        if b"\\u" in data:  # only an escape can yield a lone surrogate
+        if surrogates:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except ValueError as error:  # JSONDecodeError and UnicodeError are ValueErrors
         raise FormatError("json-syntax", where=where, have=f"not JSON ({error})", need="one JSON value") from error
     return value
+
+
+def _looked_at(data: bytes, limit: int, depth: int, marks: int, where: str) -> tuple[bool, bool]:
+    """What `check_bounds` raises; and can no integer be refused, is there an escape, the one source of surrogates?"""
+    if kernels.LIB is not None and len(data) <= limit:
+        text = np.frombuffer(data, np.uint8)
+        if (found := int(kernels.LIB.dk_json_scan(kernels.address(text), len(text), marks, depth))) >= 0:
+            return not found & 1, bool(found & 2)
+    check_bounds(data, limit, depth, marks, where)
+    return _DIGITS_19 not in data.translate(_ALL_DIGITS_0) and not _has_minus_0(data), b"\\u" in data
 
 
 def _has_minus_0(data: bytes) -> bool:

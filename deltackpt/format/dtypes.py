@@ -174,3 +174,16 @@ def _brief(shape: Sequence[int]) -> str:
     """A shape for an error text, however long and large an untrusted one is."""
     dims = [str(dim) if abs(dim) < SIZE_LIMIT else "huge" for dim in shape[:8]]
     return f"[{', '.join(dims)}{', ...' if len(shape) > 8 else ''}]"
+
+
+# Where an exponent of ones says infinity or NaN, it is the mask; these have NaN alone, as (mask, its bits).
+_NAN_ONLY = {"F8_E4M3": (0x7F, 0x7F), "F8_E8M0": (0xFF, 0xFF), "F8_E4M3FNUZ": (0xFF, 0x80), "F8_E5M2FNUZ": (0xFF, 0x80)}
+
+
+def not_finite(dtype: DType) -> tuple[int, int] | None:
+    """(mask, bits): a word is infinite or NaN if it has these bits under the mask. None where every word is finite."""
+    if dtype.name in _NAN_ONLY or not dtype.sign_magnitude:
+        return _NAN_ONLY.get(dtype.name)
+    lowest, count = dtype.exponent
+    mask = ((1 << count) - 1) << lowest
+    return mask, mask

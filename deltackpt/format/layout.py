@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -58,9 +59,11 @@ class TensorsByName:
 
     def __init__(self, headers: Sequence[Header]) -> None:
         self._headers = headers
-        found = {t.name: t for header in headers for t in header.tensors}
-        # Code points sort as their UTF-8 bytes do.
-        self.tensors: Mapping[str, Tensor] = {name: found[name] for name in sorted(found)}
+        found: dict[str, Tensor] = {}
+        for header in headers:
+            found.update(zip(map(itemgetter(0), header.tensors), header.tensors, strict=True))
+        names = sorted(found)  # code points sort as their UTF-8 bytes do
+        self.tensors: Mapping[str, Tensor] = dict(zip(names, map(found.__getitem__, names), strict=True))
 
     @cached_property
     def names(self) -> list[str]:
@@ -70,7 +73,7 @@ class TensorsByName:
     @cached_property
     def numbers(self) -> Mapping[str, int]:
         """Where each name is in that order."""
-        return {name: i for i, name in enumerate(self.names)}
+        return dict(zip(self.names, range(len(self.names)), strict=True))
 
     @cached_property
     def columns(self) -> TensorColumns:
@@ -88,8 +91,7 @@ class TensorsByName:
     @cached_property
     def state_text(self) -> StateText:
         """See `Layout`."""
-        held = self.tensors.values()
-        return StateText(self.names, [t.dtype for t in held], [t.shape for t in held])
+        return StateText(self.names, self.columns.form, [(dtype.name, shape) for dtype, shape in self.columns.forms])
 
 
 _KNOWN: WeakValueDictionary[tuple[bytes, ...], TensorsByName] = WeakValueDictionary()

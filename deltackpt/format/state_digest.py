@@ -155,8 +155,8 @@ def of_tensor(data: npt.NDArray[np.uint8], dtype: DType) -> TensorDigest:
 def state(tensors: Iterable[tuple[str, str, tuple[int, ...], Sums]]) -> str:
     """The state digest, hex: sha256 over (name, dtype, shape, D) of every tensor in the order of its name's bytes."""
     ordered = sorted(tensors, key=lambda t: t[0].encode())
-    names, dtypes, shapes = [t[0] for t in ordered], [t[1] for t in ordered], [t[2] for t in ordered]
-    return StateText(names, dtypes, shapes).digest(
+    names, forms = [t[0] for t in ordered], [(t[1], t[2]) for t in ordered]
+    return StateText(names, np.arange(len(forms)), forms).digest(
         np.array([sums for *_, sums in ordered], np.uint64).reshape(-1, LANES)
     )
 
@@ -164,15 +164,19 @@ def state(tensors: Iterable[tuple[str, str, tuple[int, ...], Sums]]) -> str:
 class StateText:
     """What the state digest is the sha256 of, but for the sums; it is the same for all steps of a layout."""
 
-    def __init__(self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Name, dtype and shape of every tensor, in the order of the names' bytes."""
-        raws, keys = [*map(str.encode, names)], [*zip(dtypes, shapes, strict=True)]
+    def __init__(
+        self, names: Sequence[str], form: npt.NDArray[np.int64], forms: Sequence[tuple[str, tuple[int, ...]]]
+    ) -> None:
+        """The names of all tensors, in the order of their bytes; ``form``, int64 [tensors], says which of the
+        ``forms``, dtype and shape, each has."""
+        raws = [*map(str.encode, names)]
         lengths = [*map(len, raws)]
         # There are few lengths and few forms: each is made once.
         head = {length: length.to_bytes(4, "little") for length in set(lengths)}
-        tail = {key: _form(*key) + bytes(8 * LANES) for key in set(keys)}
-        firsts, tails = map(head.__getitem__, lengths), [*map(tail.__getitem__, keys)]
-        ends = len(DOMAIN) + np.cumsum(4 + np.array(lengths, np.int64) + np.array([*map(len, tails)], np.int64))
+        tail = [_form(*key) + bytes(8 * LANES) for key in forms]
+        firsts, tails = map(head.__getitem__, lengths), map(tail.__getitem__, form.tolist())
+        sizes = np.array([len(text) for text in tail], np.int64)[form]
+        ends = len(DOMAIN) + np.cumsum(4 + np.array(lengths, np.int64) + sizes)
         self._text = DOMAIN + b"".join(chain.from_iterable(zip(firsts, raws, tails, strict=True)))
         self._at = ends.reshape(-1, 1) + np.arange(-8 * LANES, 0)
 

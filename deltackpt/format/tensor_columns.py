@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import overload
 
 import numpy as np
@@ -39,12 +40,13 @@ class TensorColumns:
         if not tensors:
             none = np.zeros(0, np.int64)
             return cls([], none, none, none, none, [], none)
-        shard_of = {t.name: i for i, header in enumerate(headers) for t in header.tensors}
-        dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
-        starts, ends = np.array([t.start for t in tensors]), np.array([t.end for t in tensors])
-        shard = np.array([shard_of[t.name] for t in tensors], np.int64)
+        shard_of: dict[str, int] = {}
+        for i, header in enumerate(headers):
+            shard_of.update(dict.fromkeys(map(itemgetter(0), header.tensors), i))
+        shard = np.array([*map(shard_of.__getitem__, map(itemgetter(0), tensors))], np.int64)
+        starts, ends = (np.array([*map(itemgetter(field), tensors)], np.int64) for field in (3, 4))
         known: dict[tuple[str, tuple[int, ...]], int] = {}
-        form = np.array([known.setdefault(key, len(known)) for key in zip(dtypes, shapes, strict=True)], np.int64)
+        form = np.array([known.setdefault((t[1], t[2]), len(known)) for t in tensors], np.int64)
         forms = [(DTYPES[dtype], shape) for dtype, shape in known]
         first = np.array([header.data_start for header in headers], np.int64)[shard]
         widths = np.array([dtype.width for dtype, _ in forms], np.int64)[form]

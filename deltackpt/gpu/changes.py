@@ -82,11 +82,13 @@ def deltas_of(
     bases: Mapping[int, Words],
     encoded: Mapping[int, Encoded],
     sums: Sequence[Sums | None],
+    finite: bool = False,
 ) -> list[Delta]:
     """Changes whose arrays were copied to ``host``, as a delta for every piece that changed.
 
     By index of the piece: ``bases`` are all its old words, ``encoded`` is what a device made of it, ``sums`` what the
-    tensor's sums gain. Positions become uint32, or int64 where the device's are, or ``start`` is not 0.
+    tensor's sums gain. ``finite``: no word is infinite or NaN. Positions become uint32, or int64 where the device's
+    are, or ``start`` is not 0.
     """
     positions, width = host[0], uint(changes.pieces[0].dtype.width)
     if positions.dtype == np.int32:
@@ -101,7 +103,7 @@ def deltas_of(
             words = positions[part], old[part], new[part]
             base, made = bases.get(i), encoded.get(i)
             found.append(
-                Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made, sums[i])
+                Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made, sums[i], finite)
             )  # fmt: skip
     return found
 
@@ -127,6 +129,7 @@ def _one(runs: Sequence[Delta], encoding: str, words: Callable[[str], Words]) ->
     base = words(first.name)
     base[positions] = old
     sums: Sums | None = state_digest.ZERO
+    finite = all(run.finite for run in runs)
     for run in runs:
         sums = None if sums is None or run.sums is None else state_digest.add(sums, run.sums)
-    return replace(first, positions=positions, old=old, new=new, sums=sums).keeping(base, encoding)
+    return replace(first, positions=positions, old=old, new=new, sums=sums, finite=finite).keeping(base, encoding)

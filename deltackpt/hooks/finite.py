@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.errors import CheckpointError
-from deltackpt.format.dtypes import DType
+from deltackpt.format.dtypes import DType, not_finite
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.names import listed
@@ -19,22 +19,10 @@ RUN = 1 << 22  # elements that are looked at at once
 
 Counts = Mapping[str, int]  # of the tensors that have such elements
 
-# Where an exponent of ones says infinity or NaN, it is the mask; these have NaN alone, as (mask, its bits).
-_NAN_ONLY = {"F8_E4M3": (0x7F, 0x7F), "F8_E8M0": (0xFF, 0xFF), "F8_E4M3FNUZ": (0xFF, 0x80), "F8_E5M2FNUZ": (0xFF, 0x80)}
-
-
-def _test_of(dtype: DType) -> tuple[int, int] | None:
-    """(mask, bits): a word is not finite if it has these bits under the mask. None where every word is finite."""
-    if dtype.name in _NAN_ONLY or not dtype.sign_magnitude:
-        return _NAN_ONLY.get(dtype.name)
-    lowest, count = dtype.exponent
-    mask = ((1 << count) - 1) << lowest
-    return mask, mask
-
 
 def count_words(words: npt.NDArray[Any], dtype: DType) -> int:
     """Of [n] unsigned words of ``dtype``."""
-    test = _test_of(dtype)
+    test = not_finite(dtype)
     if test is None:
         return 0
     mask, bits = (words.dtype.type(value) for value in test)
@@ -48,7 +36,7 @@ def count_pieces(pieces: Sequence[Piece], threads: int) -> dict[str, int]:
 
 
 def _count(piece: Piece) -> int:
-    test = _test_of(piece.dtype)
+    test = not_finite(piece.dtype)
     if test is None or not piece.elements:
         return 0
     runs = (piece.words(at, at + RUN) for at in range(0, piece.elements, RUN))
@@ -60,6 +48,8 @@ def counts_after(counts: Counts, deltas: Iterable[Delta]) -> dict[str, int]:
     """The counts once the deltas are applied."""
     after = dict(counts)
     for delta in deltas:
+        if delta.finite and delta.name not in after:
+            continue
         more = count_words(delta.new, delta.dtype) - count_words(delta.old, delta.dtype)
         if more or delta.name in after:
             after[delta.name] = after.get(delta.name, 0) + more

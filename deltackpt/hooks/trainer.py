@@ -208,7 +208,7 @@ class TrainerHook:
 
     @property
     def last_step(self) -> int | None:
-        """The step that was captured last; before the first, the one that the weights were when the hook was made."""
+        """The step that was captured last; before the first, the one that the hook began at."""
         return self._last
 
     @property
@@ -355,8 +355,7 @@ class TrainerHook:
             self.abandon()
             raise
         self._finish()
-        error = self._pending.pop_error() or self._worker.fatal or self._training.error
-        if error is not None:
+        if (error := self._pending.pop_error() or self._worker.fatal or self._training.error) is not None:
             raise error
 
     def abandon(self) -> None:

@@ -40,6 +40,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_scatter_many": (_N, [_P, _N]),
     "dk_copy_many": (None, [_P, _N]),
     "dk_table_read": (None, [_P]),
+    "dk_json_scan": (_N, [_P, _N, _N, _N]),
     "dk_header_read": (_N, [_P, _N, _N, _P, _N, _P, _N]),
 }
 BEST_SCAN = 2  # of dk_scan_level, and dk_xxh3_level: whatever the processor has

@@ -25,7 +25,7 @@ from deltackpt.errors import (
 from deltackpt.live.events import LiveEvent, Report, teller
 from deltackpt.live.messages import Announcement, Welcome
 from deltackpt.live.options import check_seconds, check_token, host_and_port, require
-from deltackpt.live.seat import Seat
+from deltackpt.live.rank_state import RankState
 from deltackpt.live.slices import traced
 from deltackpt.live.store_way import Pause, StoredStep
 from deltackpt.live.weights import HeldWeights, ModuleWeights
@@ -115,7 +115,7 @@ class LiveReceiver:
         self._address, self._token, self._hello, self._timeout = address, token, hello, timeout
         self._weights, self._repository, self._tell = weights, repository, tell
         self._wire: Wire | None = None
-        self._seat: Seat | None = None
+        self._rank_state: RankState | None = None
         self._closed = False
         self._retry = 0.0  # when the trainer is tried next
         self.why = ""  # the trainer cannot be reached: what was seen last
@@ -128,17 +128,17 @@ class LiveReceiver:
     @property
     def step(self) -> int | None:
         """The step that the weights are; None for weights of none."""
-        return self._seat.step if self._seat else None
+        return self._rank_state.step if self._rank_state else None
 
     @property
     def state(self) -> str | None:
         """The state digest of the weights, as it was proven last."""
-        return self._seat.state if self._seat else None
+        return self._rank_state.state if self._rank_state else None
 
     @property
     def received(self) -> int:
         """Bytes of parts that came from the trainer's memory, in all."""
-        return self._seat.received if self._seat else 0
+        return self._rank_state.received if self._rank_state else 0
 
     def connect(self, timeout: float, pause: Pause) -> None:
         """Come in. Raises what `join` raises."""
@@ -146,9 +146,9 @@ class LiveReceiver:
         try:
             introduce(wire, self._token, self._hello, Deadline(timeout))
             welcome = Welcome.of(_field(wire.receive(Deadline(timeout)), "welcome", wire.where), wire.where)
-            if self._seat is None:
-                self._seat = Seat(self._weights(welcome), welcome, self._repository, self._token, self._tell)
-            self._seat.meet(welcome, pause)
+            if self._rank_state is None:
+                self._rank_state = RankState(self._weights(welcome), welcome, self._repository, self._token, self._tell)
+            self._rank_state.meet(welcome, pause)
             wire.send({"in": True}, Deadline(timeout))
             _field(wire.receive(Deadline(timeout)), "in", wire.where)
         except BaseException:
@@ -164,13 +164,13 @@ class LiveReceiver:
         written. Where the trainer cannot be reached, the newest step of the repository is taken. Raises UsageError
         ``live-closed``, and where neither can be reached, what the repository raised.
         """
-        if self._closed or self._seat is None:
+        if self._closed or self._rank_state is None:
             raise UsageError("live-closed", where="a live receiver", have="one that was closed", need="an open one")
-        before = self._seat.state
+        before = self._rank_state.state
         if self._wire is None and not self._back(pause):
             return self._by_store(pause, timeout)
-        if self._seat.state != before:
-            return self._stored(self._seat.last)
+        if self._rank_state.state != before:
+            return self._stored(self._rank_state.last)
         wire = self._wire
         assert wire is not None
         try:
@@ -179,8 +179,8 @@ class LiveReceiver:
             message = wire.receive(Deadline(self._timeout))
             if "announce" in message:
                 return self._take(wire, Announcement.of(message["announce"], wire.where), pause)
-            if "live" in message and message.get("state") != self._seat.state:
-                return self._stored(self._seat.catch_up(pause))  # it went live without this rank
+            if "live" in message and message.get("state") != self._rank_state.state:
+                return self._stored(self._rank_state.catch_up(pause))  # it went live without this rank
             return None  # a word on a round that is over
         except (StoreError, FormatError, NotFoundError) as error:
             self._fall_out(error)  # nothing is wrong with the weights
@@ -190,7 +190,7 @@ class LiveReceiver:
             if isinstance(error, ChainError) and error.code == "base-shape":
                 return None  # slices that tiles do not fit
             if isinstance(error, ChainError) and not error.code.startswith(OF_TRUST):
-                self._seat.distrust()
+                self._rank_state.distrust()
             raise
 
     def close(self) -> None:
@@ -198,59 +198,59 @@ class LiveReceiver:
         self._closed = True
         if self._wire is not None:
             self._wire.close()
-        if self._seat is not None:
-            self._seat.close()
+        if self._rank_state is not None:
+            self._rank_state.close()
 
     # One step
 
     def _take(self, wire: Wire, step: Announcement, pause: Pause) -> LiveStep | None:
-        seat = self._seat
-        assert seat is not None
+        rank = self._rank_state
+        assert rank is not None
         answer = {"round": step.round}
         self._tell(LiveEvent("announce", step.step))
         try:
-            ready = seat.prepare(step, pause)
+            ready = rank.prepare(step, pause)
         except DeltackptError as error:
             with suppress(DeltackptError):
                 wire.send({**answer, "vote": "refused", "error": error.to_dict()}, Deadline(self._timeout))
             raise
         if not ready:
-            wire.send({**answer, "vote": "behind", "why": seat.why or f"at step {seat.step}"}, Deadline(self._timeout))
+            wire.send({**answer, "vote": "behind", "why": rank.why or f"at step {rank.step}"}, Deadline(self._timeout))
             return None
         self._tell(LiveEvent("agree", step.step))
         try:
-            vote = {**answer, "vote": "ready", "proof": seat.proof, "unchecked": seat.unchecked}
+            vote = {**answer, "vote": "ready", "proof": rank.proof, "unchecked": rank.unchecked}
             wire.send(vote, Deadline(self._timeout))
             decided = self._decision(wire, step)
         except DeltackptError as error:
             if not self._resolve(step, error):
-                seat.forget()
+                rank.forget()
                 raise
             decided = True
         if not decided:
-            seat.forget()
+            rank.forget()
             return None
         self._tell(LiveEvent("write", step.step))
         with pause():
-            elements = seat.write(step)
+            elements = rank.write(step)
         if self._wire is wire:
             try:
                 wire.send({**answer, "written": step.state}, Deadline(self._timeout))
             except DeltackptError as error:
                 self._fall_out(error)
-        return LiveStep(step.step, step.state, "live", elements, seat.moved)
+        return LiveStep(step.step, step.state, "live", elements, rank.moved)
 
     def _decision(self, wire: Wire, step: Announcement) -> bool:
         """Is the step to be written? Waits as long as the trainer says that it is still there."""
-        assert self._seat is not None
-        limit = DOUBT * self._seat.timeout
+        assert self._rank_state is not None
+        limit = DOUBT * self._rank_state.timeout
         while True:
             message = wire.receive(Deadline(limit))
             if message.get("write") == step.round and message.get("state") == step.state:
                 return True
             if message.get("drop") == step.round:
                 if message.get("distrust") is True:
-                    self._seat.distrust()  # the ranks of this engine together do not have the step
+                    self._rank_state.distrust()  # the ranks of this engine together do not have the step
                 return False
             if message.get("hold") != step.round:
                 raise foreign(wire.where, f"{str(message)[:100]}", "a word on the step")
@@ -258,9 +258,9 @@ class LiveReceiver:
     def _resolve(self, step: Announcement, error: DeltackptError) -> bool:
         """Ready, and no word: was the step decided? The trainer knows, or the repository; if neither has the step, it
         was not, or this rank comes to it by the repository."""
-        assert self._seat is not None
+        assert self._rank_state is not None
         self._fall_out(error)
-        if not self._seat.whole:
+        if not self._rank_state.whole:
             return False  # slices are proven by the trainer, which has not said so
         try:
             deadline = Deadline(min(CONNECT, self._timeout))
@@ -269,7 +269,7 @@ class LiveReceiver:
         except DeltackptError:
             pass
         try:
-            return self._seat.stored(step.state)
+            return self._rank_state.stored(step.state)
         except DeltackptError:
             return False
 
@@ -307,9 +307,9 @@ class LiveReceiver:
 
     def _by_store(self, pause: Pause, timeout: float) -> LiveStep | None:
         """The repository's newest step, or wait a little for the trainer, or for the next one."""
-        assert self._seat is not None
-        before = self._seat.state
-        found = self._seat.catch_up(pause)
+        assert self._rank_state is not None
+        before = self._rank_state.state
+        found = self._rank_state.catch_up(pause)
         if found is None or found.state == before:
             time.sleep(min(timeout, RETRY))
             return None

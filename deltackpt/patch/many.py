@@ -130,10 +130,13 @@ class RunRoom:
 def runs(tensors: Iterable[Tensor], limit: int = RUN) -> Iterator[list[Tensor]]:
     """Neighbors of a file, in the order of their bytes, that have ``limit`` bytes together; a larger one is alone."""
     run: list[Tensor] = []
+    last = 0  # byte at which the run has to end
     for tensor in tensors:
-        if run and (tensor.end - run[0].start > limit or len(run) == MOST):
+        if run and (tensor[4] > last or len(run) == MOST):  # its end: by number, as there are many
             yield run
             run = []
+        if not run:
+            last = tensor.start + limit
         run.append(tensor)
     if run:
         yield run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,10 @@ from deltackpt.patch.index import PartIndex
 from deltackpt.patch.many import RunChanges, TensorRun
 from deltackpt.patch.tensor import EncodedTensor, Part
 from deltackpt.report.ulp import share_by_one
+from deltackpt.restore.scratch import writable_copy
+
+LARGE = 64 << 20  # bytes of a tensor or box, above which its changes are looked at piece by piece
+PIECE = 1 << 20  # elements
 
 
 @dataclass(frozen=True)
@@ -79,17 +83,32 @@ def describe(entry: Entry, size: int, one_ulp: float | None = None) -> TensorEnt
 
 
 def describe_rows(
-    table: EntryTable, numbers: Sequence[int], sizes: Sequence[int], shares: Mapping[str, float | None]
+    table: EntryTable, numbers: Sequence[int], sizes: Sequence[int], shares: Sequence[float | None]
 ) -> list[TensorEntry]:
-    """`describe` of entries of a table by number, none of them odd: with the ``sizes`` of all, and shares by name."""
+    """`describe` of entries of a table by number, none of them odd: with the ``sizes`` of all, and their shares."""
     at = table.row_of[numbers]
     elements, changed = table.rows["elements"][at].tolist(), table.rows["changes"][at].tolist()
+    new = TensorEntry.__new__
     found = []
-    for number, row, all_, some in zip(numbers, at.tolist(), elements, changed, strict=True):
-        (dtype, shape), size = table.forms[row], sizes[number]
+    forms, names = table.forms, table.names
+    for number, place, all_, some, share in zip(numbers, at.tolist(), elements, changed, shares, strict=True):
+        (dtype, shape), size = forms[place], sizes[number]
         bits, density = 8 * size / some if some else None, some / max(1, all_)
-        name = table.names[number]
-        found.append(TensorEntry(name, "packed", dtype, shape, None, all_, some, density, size, bits, shares[name]))
+        row = new(TensorEntry)  # past the setting of each frozen field, which takes more than all else here
+        row.__dict__.update(
+            name=names[number],
+            encoding="packed",
+            dtype=dtype,
+            shape=shape,
+            offset=None,
+            elements=all_,
+            changed=some,
+            density=density,
+            bytes=size,
+            bits_per_change=bits,
+            one_ulp=share,
+        )
+        found.append(row)
     return found
 
 
@@ -139,7 +158,25 @@ def one_ulp_of(name: str, found: EncodedTensor, old: State) -> list[float | None
 
 
 def _one_ulp(part: Part, entry: Entry, base: Elements) -> float | None:
+    if base.nbytes > LARGE:
+        return _one_ulp_of_large(part, entry, base)
     return _steps_by_one(base, part.decode(entry, base), entry.dtype)
+
+
+def _one_ulp_of_large(part: Part, entry: Entry, base: Elements) -> float | None:
+    """The same of what differs, piece by piece: neither positions nor values of all changes are held at a time."""
+    if not entry.dtype.sign_magnitude:
+        return None
+    new = writable_copy(base.view(np.uint8)).view(base.dtype)
+    part.decode_into(entry, new)
+    ones = changed = 0
+    for first in range(0, len(base), PIECE):
+        old, now = base[first : first + PIECE], new[first : first + PIECE]
+        at = np.flatnonzero(old != now)
+        if len(at):
+            _, size = to_steps(old[at], now[at], entry.dtype)
+            ones, changed = ones + int(np.count_nonzero(size == 0)), changed + len(at)
+    return ones / changed if changed else None
 
 
 def _steps_by_one(base: Elements, decoded: Decoded, dtype: DType) -> float | None:

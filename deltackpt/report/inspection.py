@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from deltackpt.codecs import Entry
 from deltackpt.codecs.entry_table import DTYPE_WORDS
 from deltackpt.errors import NotFoundError, UsageError
@@ -166,21 +168,19 @@ def _at_once(
     """The rows of a run, and the bytes of its tensors; None where they have to be found one by one."""
     if patch.whole is None or not old.write_run(run) or (changes := decode_run(patch, run)) is None:
         return None
-    numbers: dict[Part, list[int]] = {}
-    places = patch.whole.places([tensor.name for tensor in run.tensors])
-    done = 0
-    for tensor, place in zip(run.tensors, places, strict=True):
-        if place is not None:
-            numbers.setdefault(place[0], []).append(place[1])
-            done += tensor.end - tensor.start
-    shares = {t.name: share for t, share in zip(run.tensors, shares_of_run(run, changes), strict=True)}
+    shares, held, numbers = shares_of_run(run, changes), patch.whole.rows_of(run.named), run.numbers
+    part_of, entries = held.part[numbers], held.entry[numbers]
     rows: list[TensorEntry] = []
-    for part, held in numbers.items():
+    for k, part in enumerate(patch.whole.parts):
         if (table := part.table) is None:
             return None
-        sizes_here = sizes_of[part]
-        rows += describe_rows(table, [n for n in held if n not in table.odd], sizes_here, shares)
-        rows += [describe(table.odd[n], sizes_here[n], shares[table.names[n]]) for n in held if n in table.odd]
+        mine = part_of == k
+        which = np.flatnonzero(mine & (entries >= 0))
+        rows += describe_rows(table, entries[which].tolist(), sizes_of[part], [shares[i] for i in which.tolist()])
+        for i in np.flatnonzero(mine & (entries < 0)).tolist():  # those that are odd
+            number = part.numbers[run.tensors[i].name]
+            rows.append(describe(table.odd[number], sizes_of[part][number], shares[i]))
+    done = int(np.diff(run.starts)[part_of >= 0].sum())
     return rows, done
 
 

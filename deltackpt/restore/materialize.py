@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -173,9 +173,9 @@ def build_order(layout: Layout) -> Iterator[str]:
     return (tensor.name for shard in layout.shards for tensor in file_order(shard))
 
 
-def file_order(shard: Shard) -> list[Tensor]:
-    """The tensors of a file in the order of their bytes; its header may list them in another."""
-    return sorted(shard.header.tensors, key=lambda t: (t.start, t.end))
+def file_order(shard: Shard) -> Sequence[Tensor]:
+    """The tensors of a file in the order of their bytes, which is that of a `Header`, whatever its text lists first."""
+    return shard.header.tensors
 
 
 def runs_of(layout: Layout) -> Iterator[tuple[Shard, list[Tensor]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,13 @@ class TrustMemory:
 
     def keys(self, root: KeySet | None) -> KeySet | None:
         """The newest set that was reached from ``root``; None if none was, or from another root."""
-        found = self._read(self._keys)
-        if not found or found.get("root") != _root(root):
+        return self._set(self._read(self._keys), root)
+
+    def _set(self, value: Mapping[str, Any], root: KeySet | None) -> KeySet | None:
+        if not value or value.get("root") != _root(root):
             return None
         try:
-            return key_set(found.get("set"), str(self._keys))
+            return key_set(value.get("set"), str(self._keys))
         except FormatError as error:
             raise _damaged(self._keys) from error
 
@@ -67,7 +69,8 @@ class TrustMemory:
         """Remember a set, unless a later one of the same root is."""
 
         def change(value: dict[str, Any]) -> None:
-            if not value or value.get("root") != _root(root) or value["set"]["number"] <= keys.number:
+            held = self._set(value, root)
+            if held is None or held.number <= keys.number:
                 value.update(root=_root(root), set=keys.to_dict())
 
         self._change(self._keys, change, sync=True)

@@ -24,7 +24,7 @@ class Delta:
     elements. ``encoded`` is the change as it was encoded when they were at hand. A delta may have neither: one that was
     made of two. ``xxh3`` is of the whole tensor's new bytes, None where not all of them were read. ``elements`` are the
     storage elements of the box, ``sums`` what the tensor's sums of the state digest gain, where a device has computed
-    it.
+    it; ``finite``: it has seen no infinity or NaN in ``old`` and ``new``.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Delta:
     elements: int
     encoded: Encoded | None = None
     sums: Sums | None = None
+    finite: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deltackpt import kernels
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import MAX_DEPTH, dumps, loads_canonical, loads_strict, nesting
 
@@ -259,3 +260,29 @@ def test_what_is_canonical_is_found_by_writing_it_again(value, at, more):
 )
 def test_canonical_or_why_not(data, expected):
     assert canonical(data) == expected
+
+
+MARKED = st.lists(
+    st.sampled_from(
+        ['"', "\\", "\\u00e9", "{", "}", "[", "]", ",", ":", "-0", "-", "0", "9" * 18, "12", "a", " ", "é"]
+    ),
+    max_size=30,
+).map(lambda pieces: "".join(pieces).encode())
+
+
+@pytest.mark.skipif(kernels.LIB is None, reason="the kernels were not compiled")
+@steady
+@given(data=MARKED | st.binary(max_size=60) | VALUES.map(lambda v: json.dumps(v).encode()), depth=st.integers(1, 4))
+def test_the_kernel_looks_as_python_does(data, depth):
+    """The same value or the same code, whichever looks at the text first."""
+
+    def found():
+        try:
+            return repr(loads(data, depth=depth, marks=8))
+        except FormatError as error:
+            return error.code
+
+    compiled = found()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "LIB", None)
+        assert found() == compiled

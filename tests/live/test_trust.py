@@ -149,7 +149,7 @@ def test_an_announcement_is_not_taken_twice(tmp_path, monkeypatch):
         hook.flush()
         engine = Engine(make_model(zeros=True), live.address, repository=trusting(tmp_path, KEY))
         until(lambda: live.engines == 1)
-        check = engine.receiver._seat._check
+        check = engine.receiver._rank_state._check
         for old in said:
             assert check.why_not(old) == "it was signed before what this rank has"
         engine.close()

@@ -12,6 +12,7 @@ from deltackpt.collector.retention import Policy
 from deltackpt.collector.sweep import collect
 from deltackpt.errors import FormatError, NotFoundError
 from deltackpt.publish.write import AnchorPolicy, write
+from deltackpt.report import entries
 from deltackpt.report.comparison import compare, layer_of
 from deltackpt.report.inspection import inspect_part, inspect_step
 from deltackpt.report.log import log
@@ -100,6 +101,34 @@ def test_the_share_of_one_ulp_does_not_depend_on_the_encoding(tmp_path: Path, en
     write(save(tmp_path / "b", new), tmp_path / "repo", threads=1, encoding=encoding)
     found = inspect_step(Repository.open(tmp_path / "repo"), threads=1)
     assert [(t.name, t.encoding, t.changed, t.one_ulp) for t in found.tensors] == [("a.weight", encoding, 128, 0.5)]
+
+
+@pytest.mark.parametrize("encoding", ["packed", "index", "nan", "planes", "full"])
+def test_a_large_tensor_is_looked_at_piece_by_piece(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says the same: here every tensor is large, and a piece has few elements."""
+    rng = np.random.default_rng(3)
+    bits = rng.integers(0x3000, 0x3F00, 30_000, np.uint16)
+    for step in (0, 1):
+        (tmp_path / str(step)).mkdir()
+        save_file({"w": bits.view(np.float16)}, tmp_path / str(step) / "model.safetensors")
+        bits[rng.integers(0, len(bits), 3_000)] += rng.integers(1, 3, 3_000, np.uint16)
+    write(tmp_path / "0", tmp_path / "repo")
+    write(
+        tmp_path / "1",
+        tmp_path / "repo",
+        base=tmp_path / "0",
+        encoding=encoding,
+        anchor=AnchorPolicy(ratio=float("inf")),
+    )
+    small = inspect_step(Repository.open(tmp_path / "repo"), threads=1)
+    monkeypatch.setattr(entries, "LARGE", 0)
+    monkeypatch.setattr(entries, "PIECE", 1000)
+    large = inspect_step(Repository.open(tmp_path / "repo"), threads=1)
+    assert large == small
+    assert small.one_ulp is not None
+    assert 0.3 < small.one_ulp < 0.7
 
 
 def test_a_part_that_is_none(tmp_path: Path) -> None:

@@ -211,6 +211,18 @@ def test_a_memory_that_is_damaged_is_no_empty_one(own_memory: Path) -> None:
             TrustMemory("ab" * 16).seen("refs/main")
 
 
+def test_a_memory_of_keys_that_is_damaged_is_no_empty_one(own_memory: Path) -> None:
+    TrustMemory("ab" * 16).learn_keys(None, SET)
+    assert TrustMemory("ab" * 16).keys(None) == SET
+    path = own_memory / f"{'ab' * 16}.keys.json"
+    whole = json.loads(path.read_bytes())
+    for damaged in (1, None, {}, {**whole["set"], "number": "1"}):
+        path.write_bytes(dumps({**whole, "set": damaged}))
+        for use in (lambda: TrustMemory("ab" * 16).keys(None), lambda: TrustMemory("ab" * 16).learn_keys(None, SET)):
+            with pytest.raises(UsageError, match="trust-memory"):
+                use()
+
+
 def test_a_memory_that_cannot_be_written_lasts_as_long_as_the_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

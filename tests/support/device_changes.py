@@ -17,6 +17,7 @@ from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, in_order, out_of_order, uint
 from deltackpt.gpu import pipeline
 from deltackpt.gpu.changes import wide
+from deltackpt.hooks.finite import count_words
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
@@ -78,6 +79,9 @@ def check_encoded(have, piece, old, new, asked="packed"):
 def check_deltas(pieces, olds, news, snapshot, deltas, asked="packed"):
     """Every delta is what the host finds and encodes, and the snapshot has the new words. -> how many are encoded."""
     assert len({delta.name for delta in deltas}) == len(deltas)
+    for delta in deltas:
+        odd = count_words(delta.old, delta.dtype) + count_words(delta.new, delta.dtype)
+        assert not (delta.finite and odd), delta.name
     by_name, encoded = {delta.name: delta for delta in deltas}, 0
     for piece in pieces:
         old, new = olds[piece.name], news[piece.name]

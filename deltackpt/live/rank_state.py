@@ -19,7 +19,7 @@ from deltackpt.repository import Repository
 from deltackpt.signing.policy import trust_policy
 
 
-class Seat:
+class RankState:
     """``weights`` of one rank. ``state`` is None while they are of no step that is known."""
 
     def __init__(
