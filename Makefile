@@ -61,7 +61,8 @@ test-vllm: $(VLLM) ## a real vLLM on the CPU follows a repository; some 4 GB of 
 	PYTHONPATH=tests $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engines/vllm_real
 
 examples: $(EXAMPLES) ## examples/ with all that they and their checks need, TRL among it, in an environment of its own
-	PATH="$(abspath $(EXAMPLES_VENV))/bin:$$PATH" $(EXAMPLES_VENV)/bin/python -m pytest tests/examples tests/docs
+	DELTACKPT_VLLM="$(abspath $(wildcard $(VLLM_VENV)/bin/python))" PATH="$(abspath $(EXAMPLES_VENV))/bin:$$PATH" \
+	  $(EXAMPLES_VENV)/bin/python -m pytest tests/examples tests/docs
 
 test-heavy: $(TRAINING) $(STORES) ## all tests but those of vLLM, the long ones too
 	$(PYTEST) -m "not vllm"

@@ -5,7 +5,7 @@
 
 The model is tiny and random, so it learns nothing worth having; what is shown is the way of its weights. The trainer
 publishes each optimizer step by the callback. The engine, here a loop of Transformers, follows the repository: it comes
-to each step in place, and answers with it. With vLLM it would be `deltackpt serve-updates` in the engine's place.
+to each step in place, and answers with it. `grpo_vllm.py` has vLLM in its place.
 At the end both have to hold the same bits.
 """
 
@@ -28,12 +28,12 @@ WORDS = ["<pad>", "<eos>", "<unk>", "the", "sun", "moon", "is", "bright", "dark"
 DEADLINE = 240.0  # seconds in which the engine has to come to the last step
 
 
-def tiny_model() -> LlamaForCausalLM:
-    """The same random weights each time, bf16 as engines have them."""
+def tiny_model(**more: Any) -> LlamaForCausalLM:
+    """The same random weights each time; ``more`` of its configuration."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=1, max_position_embeddings=64,
+        num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=1, max_position_embeddings=64, **more,
     )  # fmt: skip
     return LlamaForCausalLM(config)
 
@@ -54,8 +54,8 @@ def reward(completions: list[str], **_: Any) -> list[float]:
     return [float(len(set(text.split()))) for text in completions]
 
 
-def train(work: Path, steps: int) -> None:
-    """The trainer: TRL's own, with one more callback."""
+def train(work: Path, steps: int, **more: Any) -> None:
+    """The trainer: TRL's own, with one more callback; ``more`` of the model's configuration."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -63,7 +63,7 @@ def train(work: Path, steps: int) -> None:
 
     callback = DeltaCheckpointCallback(work / "repo", dtype=torch.bfloat16)
     trainer = GRPOTrainer(
-        model=tiny_model(),
+        model=tiny_model(**more),
         reward_funcs=reward,
         args=GRPOConfig(
             str(work / "out"), max_steps=steps, per_device_train_batch_size=2, num_generations=2,

@@ -8,7 +8,7 @@ import typer
 
 from deltackpt_cli.console import Output
 from deltackpt_cli.export import Checksum, Encoding, Out, lines
-from deltackpt_cli.import_ import Base, Format, Source, Trust
+from deltackpt_cli.import_ import Base, Format, Numbers, Source
 from deltackpt_cli.options import Threads
 
 Target = Annotated[
@@ -26,7 +26,7 @@ def convert(
     to: Target,
     out: Out,
     base: Base = None,
-    trust_numbers: Trust = False,
+    trust_numbers: Numbers = False,
     encoding: Encoding = None,
     checksum: Checksum = None,
     threads: Threads = None,

@@ -15,6 +15,7 @@ from deltackpt_cli import format as text
 from deltackpt_cli import units
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Repo, Threads
+from deltackpt_cli.signing_options import Sign, Trust, opened
 
 if TYPE_CHECKING:
     from deltackpt.collector.sweep import GcPlan, GcResult
@@ -74,6 +75,8 @@ def gc(
     execute: Execute = None,
     rebase: Rebase = False,
     threads: Threads = None,
+    sign: Sign = None,
+    trust: Trust = None,
 ) -> None:
     """Remove what no kept step needs.
 
@@ -82,15 +85,16 @@ def gc(
     """
     from deltackpt.collector import sweep as library
     from deltackpt.collector.retention import Policy
-    from deltackpt.repository import Repository
 
     policed = keep_last or keep_every or keep_within or keep_tag or grace
     if execute is not None and (plan is not None or dry_run or rebase or policed):
         raise UsageError("usage", where="--execute", have="another way to plan", need="the saved plan alone")
+    if sign is not None and not rebase:
+        raise UsageError("usage", where="--sign", have="nothing to sign", need="--rebase, which writes anchors")
     within = None if keep_within is None else units.whole_seconds(keep_within, "--keep-within")
     young = units.whole_seconds("1h" if grace is None else grace, "--grace")
     policy = Policy(keep_last, keep_every, within, tuple(keep_tag or ()), young)
-    source = Repository.open(repo)
+    source = opened(repo, trust, sign=sign)
     result = None
     with output.progress() as progress:
         if execute is not None:

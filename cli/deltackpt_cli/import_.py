@@ -11,6 +11,7 @@ import typer
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Ref, Repo, Threads
+from deltackpt_cli.signing_options import Sign, Trust
 
 if TYPE_CHECKING:
     from deltackpt.interop import ImportResult
@@ -34,7 +35,7 @@ Marker = Annotated[
     str | None,
     typer.Option(metavar="FILE", show_default=False, help="prime-rl: the marker's name, if it is not a known one."),
 ]
-Trust = Annotated[
+Numbers = Annotated[
     bool,
     typer.Option("--trust-numbers", help="trl: one run, whose missing numbers are steps without changes."),
 ]
@@ -51,10 +52,12 @@ def import_(
     repo: Repo,
     base: Base = None,
     marker: Marker = None,
-    trust_numbers: Trust = False,
+    trust_numbers: Numbers = False,
     anchor_every: Every = None,
     ref: Ref = "main",
     threads: Threads = None,
+    sign: Sign = None,
+    trust: Trust = None,
 ) -> None:
     """Publish the steps of another system.
 
@@ -67,7 +70,18 @@ def import_(
     name, source = reader(format, src, **_given(marker=marker, trust_numbers=trust_numbers))
     with output.progress() as progress:
         policy = AnchorPolicy(every=anchor_every)
-        done = import_steps(name, source, repo, base=base, anchor=policy, ref=ref, threads=threads, progress=progress)
+        done = import_steps(
+            name,
+            source,
+            repo,
+            base=base,
+            anchor=policy,
+            ref=ref,
+            threads=threads,
+            sign=sign,
+            trust=trust,
+            progress=progress,
+        )
     for note in done.notes:
         output.note(f"note: {note}")
     output.result(done, lambda: _lines(done))

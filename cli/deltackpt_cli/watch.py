@@ -16,6 +16,7 @@ from deltackpt_cli.console import Output
 from deltackpt_cli.options import Encoding, Ref, Repo, Shares, Threads, encoding_of
 from deltackpt_cli.serving_metrics import MetricsPort, served
 from deltackpt_cli.signals import stopped_by_signals
+from deltackpt_cli.signing_options import Sign, Trust
 from deltackpt_cli.waiting import Grace, Wait, grace_of
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def watch(
     shares: Shares = None,
     ref: Ref = "main",
     threads: Threads = None,
+    sign: Sign = None,
+    trust: Trust = None,
 ) -> None:
     """Publish every checkpoint that a trainer saves.
 
@@ -119,6 +122,8 @@ def watch(
         encoding=encoding_of(encoding, shares),
         ref=ref,
         threads=threads,
+        sign=sign,
+        trust=trust,
         grace=grace_of(wait, grace),
     )
     every = units.duration(poll, "--poll")

@@ -29,12 +29,15 @@ class StepChanges:
     A context manager: every part is fetched and hashed on entry, from ``source``, or the repository if it is None.
     With ``late``, parts of the repository that no anchor precedes are hashed beside what is done within the block:
     that they have their sha256 is known after `join`, which the end of the block does as well, before any other error.
+    Where signatures are asked for there is no ``late``.
     """
 
     def __init__(
         self, repo: Repository, plan: Plan, source: PartSource | None = None, *, late: bool = False
     ) -> None:  # fmt: skip
-        self._late = LateSource(repo) if late and source is None and plan.anchor is None else None
+        # Where signatures are asked for, no byte is used before it is proven.  [S-SIG-14]
+        late = late and source is None and plan.anchor is None and repo.trust is None
+        self._late = LateSource(repo) if late else None
         self._repo, self._plan, self._source = repo, plan, source or self._late or RepositorySource(repo)
         self._stack = ExitStack()
         self._patches: Sequence[PatchReader] = ()

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.errors import ConflictError, NotFoundError, UsageError
@@ -31,6 +31,10 @@ from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.util.scratch import temporary_folder
 from deltackpt.verification import verify_checkpoint
+
+if TYPE_CHECKING:
+    from deltackpt.signing.keys import Signer
+    from deltackpt.signing.policy import TrustPolicy
 
 FIELD = "imported"  # of a manifest's metadata
 
@@ -64,20 +68,25 @@ def import_steps(
     anchor: AnchorPolicy = AnchorPolicy(),
     ref: str = "main",
     threads: int | None = None,
+    sign: str | os.PathLike[str] | Signer | None = None,
+    trust: str | os.PathLike[str] | TrustPolicy | None = None,
     progress: Progress = SILENT,
 ) -> ImportResult:
     """Publish the steps of ``reader``, of the format ``name``, that the branch does not have yet.
 
     ``base`` is the checkpoint that the first step applies to. A branch that has steps is its own base: the next step
-    must apply to its last one. What a step cannot prove is in the result, and in the step's metadata. Raises UsageError
-    ``foreign-base``, ChainError ``foreign-*``, FormatError; then the steps before are published and that one is not.
+    must apply to its last one. ``sign`` and ``trust`` are those of `Repository.secure`. What a step cannot prove is in
+    the result, and in the step's metadata. Raises UsageError ``foreign-base``, ChainError ``foreign-*``, FormatError;
+    then the steps before are published and that one is not.
     """
     began = time.monotonic()
     steps = list(reader.steps())
     if not steps:
         raise UsageError("foreign-unknown", where=name, have="no step", need="one at least")
     with temporary_folder("import") as temporary:
-        job = _Import(name, reader, repository, temporary, anchor, ref, threads, progress)
+        options: dict[str, Any] = {"anchor": anchor, "ref": ref, "threads": threads, "progress": progress}
+        options |= {"sign": sign, "trust": trust}
+        job = _Import(name, reader, repository, temporary, options)
         todo = job.begin(steps, base)
         for step in todo:
             job.step(step)
@@ -102,17 +111,14 @@ class _Import:
         reader: LayoutReader,
         repository: str | os.PathLike[str],
         work: Path,
-        anchor: AnchorPolicy,
-        ref: str,
-        threads: int | None,
-        progress: Progress,
+        options: dict[str, Any],
     ) -> None:
         self.done: list[int] = []
         self.notes: list[str] = []
         self.proofs: Counter[str] = Counter()
         self.changed = self.bytes = 0
         self._name, self._reader, self._url, self._work = name, reader, repository, work
-        self._options: dict[str, Any] = {"anchor": anchor, "ref": ref, "threads": threads, "progress": progress}
+        self._options = options  # those of `write`
         self._current: Path | None = None  # the state that the next step applies to
         self._working: Working | None = None  # the same, where the directory is ours to change
         self._at: Link | None = None  # that step
@@ -182,7 +188,7 @@ class _Import:
         if self._at is None or step.parent != self._at.step:
             have = f"step {self._at.step} before it" if self._at else "no step before it"
             raise gap_error(step.path, have, f"step {step.parent}, which it applies to")
-        repo, threads = Repository.open(self._url), threads_or_default(self._options["threads"])
+        repo, threads = self._open(), threads_or_default(self._options["threads"])
         working = self._working
         if working is None:
             assert self._current is not None
@@ -226,8 +232,12 @@ class _Import:
 
     def _head(self) -> tuple[Repository, Link] | None:
         try:
-            repo = Repository.open(self._url)
+            repo = self._open()
         except NotFoundError:
             return None
         head = repo.ref(self._ref)
         return (repo, head.link) if head is not None else None
+
+    def _open(self) -> Repository:
+        """Raises what `Repository.open` and `Repository.secure` raise."""
+        return Repository.open(self._url).secure(self._options["trust"], sign=self._options["sign"])

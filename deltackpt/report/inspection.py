@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from deltackpt.codecs import Entry
 from deltackpt.codecs.entry_table import DTYPE_WORDS
 from deltackpt.errors import NotFoundError, UsageError
 from deltackpt.format.dtypes import DTYPES, nbytes
-from deltackpt.format.manifest import File, Link, Manifest
+from deltackpt.format.manifest import Link, Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.patch.index import PartIndex
 from deltackpt.patch.many import RunRoom, TensorRun, decode_run
@@ -28,7 +28,7 @@ from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.repository.leases import lease, pinned
 from deltackpt.restore.materialize import again_if_gone, runs_of
-from deltackpt.restore.patch_reader import PatchReader, check_origin
+from deltackpt.restore.patch_reader import PatchReader, ranged_parts
 from deltackpt.restore.replay import Replay
 from deltackpt.store import open_store
 from deltackpt.util.disk import open_regular
@@ -99,7 +99,7 @@ def inspect_step(
         if manifest.patch is None or manifest.parent is None:
             return _anchor(repo, manifest)
         if not repo.store.capabilities.local:
-            return again_if_gone(repo, lambda: _tables(repo, manifest, manifest.patch or ()))
+            return again_if_gone(repo, lambda: _tables(repo, manifest))
         try:
             stack.enter_context(lease(repo, manifest.parent))
         except NotFoundError:
@@ -110,11 +110,9 @@ def inspect_step(
         return again_if_gone(repo, lambda: _decoded(repo, manifest, parent, threads_or_default(threads), progress))
 
 
-def _tables(repo: Repository, manifest: Manifest, files: Sequence[File]) -> Inspection:
+def _tables(repo: Repository, manifest: Manifest) -> Inspection:
     hop = Hop.of(manifest)
-    parts = [RemotePart.open(repo.store, file.name, file.size) for file in files]
-    for part in parts:
-        check_origin(part, hop)
+    parts = ranged_parts(repo, hop)
     PartsPatch(parts)  # the entries of one tensor fit together
     return _patch(repo, manifest, [row for part in parts for row in _rows(part)])
 

@@ -13,12 +13,11 @@ from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import Manifest
 from deltackpt.patch.index import PartIndex
-from deltackpt.patch.remote_part import RemotePart
 from deltackpt.report.comparison import layer_of
 from deltackpt.report.entries import sizes
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
-from deltackpt.restore.patch_reader import check_origin
+from deltackpt.restore.patch_reader import ranged_parts
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,7 @@ def read_tables(repo: Repository, step: Manifest, layer: Mapping[str, str]) -> S
     hop = Hop.of(step)
     layers: dict[str, int] = {}
     encodings: dict[str, list[int]] = {}
-    for file in step.patch or ():
-        part = RemotePart.open(repo.store, file.name, file.size)
-        check_origin(part, hop)
+    for part in ranged_parts(repo, hop):
         for name, encoding, changed, size in _rows(part):
             where = layer.get(name) or layer_of(name)
             if changed:

@@ -10,8 +10,9 @@ from deltackpt.errors import ChainError
 from deltackpt.format.manifest import Manifest
 from deltackpt.patch.index import PartIndex
 from deltackpt.patch.part import PartReader
+from deltackpt.patch.remote_part import RemotePart
 from deltackpt.patch.source import PartSource
-from deltackpt.patch.tensor import PartsPatch
+from deltackpt.patch.tensor import Part, PartsPatch
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.restore.source import SMALL, as_source, host_parts
@@ -53,6 +54,20 @@ class PatchReader(PartsPatch):
             parts.append(PartReader(next(views), f"{source.url}/{file.name}"))
             check_origin(parts[-1], hop)
         return cls(parts)
+
+
+def ranged_parts(repo: Repository, hop: Hop) -> list[Part]:
+    """The parts of a hop, of which headers and tables are read now, and payloads by range when they are decoded.
+
+    Where signatures are asked for they are fetched whole and proven first: checksums of tiles and digests of tensors
+    withstand no forger. Raises FormatError, ChainError ``part-elsewhere``, NotFoundError ``object-missing``.
+    """
+    if repo.trust is not None:  # [S-SIG-14]
+        return list(next(PatchReader.arriving(repo, [hop])).parts)
+    parts = [RemotePart.open(repo.store, file.name, file.size) for file in hop.files]
+    for part in parts:
+        check_origin(part, hop)
+    return [*parts]
 
 
 def _raise_descriptor_limit(maps: int) -> None:

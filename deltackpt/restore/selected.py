@@ -15,13 +15,12 @@ from typing import Any
 from deltackpt.errors import ConflictError, NotFoundError, UsageError
 from deltackpt.format.layout import Layout
 from deltackpt.format.safetensors_header import Tensor, build_header
-from deltackpt.patch.remote_part import RemotePart
 from deltackpt.patch.tensor import PartsPatch
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop, Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.materialize import again_if_gone, beside, check_tensor
-from deltackpt.restore.patch_reader import check_origin
+from deltackpt.restore.patch_reader import ranged_parts
 from deltackpt.restore.replay import Anchor, Replay
 from deltackpt.restore.source import FETCHES
 from deltackpt.util.disk import ensure_space, fsync_dir, link_or, space_errors
@@ -66,8 +65,9 @@ def apply_tensors(
     """Some tensors of a step as the safetensors file ``out``, which must not exist.
 
     ``patterns``: names, or globs over names (``*``, ``?``, ``[…]``; a name is taken as it is where there is one). Of
-    anchors and patches the ranges of these tensors are read, and no part is read whole; every tensor is proven by the
-    step's digest. Memory is that of the largest one. With ``sync`` the file survives a power cut once this returns.
+    anchors and patches the ranges of these tensors are read, and no part is read whole, unless signatures are asked
+    for; every tensor is proven by the step's digest. Memory is that of the largest one. With ``sync`` the file survives
+    a power cut once this returns.
 
     Raises NotFoundError ``tensor-unknown`` for a pattern that fits no tensor, ConflictError ``output-exists``, and what
     `apply` raises; then there is no ``out``.
@@ -156,10 +156,7 @@ def _patches(repo: Repository, hops: Sequence[Hop]) -> list[PartsPatch]:
     """The patches, of which headers and tables are read now, and payloads by range when they are decoded."""
 
     def opened(hop: Hop) -> PartsPatch:
-        parts = [RemotePart.open(repo.store, file.name, file.size) for file in hop.files]
-        for part in parts:
-            check_origin(part, hop)
-        return PartsPatch(parts)
+        return PartsPatch(ranged_parts(repo, hop))
 
     return list(ordered_map(opened, hops, 1 if repo.store.capabilities.local else FETCHES))
 

@@ -22,6 +22,7 @@ from deltackpt.errors import (
 from deltackpt.format.manifest import Link
 from deltackpt.publish.write import WriteResult, write
 from deltackpt.repository import Repository
+from deltackpt.signing.keys import signer
 from deltackpt.sync.backoff import Backoff, explained
 from deltackpt.util.metrics import Metrics
 from deltackpt.util.parallel import threads_or_default
@@ -69,7 +70,8 @@ class Published:
 class Watch:
     """Follows ``directory``. Every `turn` publishes at most one step; killed at any instant, another process continues.
 
-    ``notify`` is called with what it waits for, in words, once each; `run` counts in ``metrics``.
+    ``notify`` is called with what it waits for, in words, once each; `run` counts in ``metrics``. Raises
+    UsageError ``sign-key``.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Watch:
         metrics: Metrics | None = None,
     ) -> None:
         self._metrics = metrics or Metrics()
+        signer(options.sign)  # a key that cannot sign is told now, and not when a step is complete
         check_local(directory, "the directory that the trainer saves into")
         check_url(os.fspath(repository))
         self.root = Path(directory)
@@ -164,7 +167,7 @@ class Watch:
         self._detector.forget({snapshot.step for snapshot in snapshots})
         branch = self._branch
         if branch is None and snapshots:
-            branch = self._branch = Branch(Repository.open_or_create(self._url), self._options.ref)
+            branch = self._branch = Branch(self._open(), self._options.ref)
         self._clear(gone)
         self._waiting = False
         if branch is None or not snapshots:
@@ -290,6 +293,7 @@ class Watch:
         how = self._options
         options: dict[str, Any] = {"step": snapshot.step, "resume_from": back, "metadata": entry}
         options |= {"anchor": how.anchor, "encoding": how.encoding, "ref": how.ref, "threads": how.threads}
+        options |= {"sign": how.sign, "trust": how.trust}
         if parents:
             try:
                 return write(snapshot.path, self._url, base=parents[0].path, **options)
@@ -297,6 +301,10 @@ class Watch:
                 if isinstance(error, ChainError) and error.code != "base-differs":
                     raise
         return write(snapshot.path, self._url, **options)
+
+    def _open(self) -> Repository:
+        how = self._options
+        return Repository.open_or_create(self._url).secure(how.trust, sign=how.sign)
 
     def _is_published(self, branch: Branch, snapshot: DirectorySnapshot) -> bool:
         """Whether this directory is the one that was published."""

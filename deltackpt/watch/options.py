@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
 from deltackpt.codecs import parse_choice
 from deltackpt.errors import UsageError
 from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.signing.keys import Signer
+from deltackpt.signing.policy import TrustPolicy
 from deltackpt.sync.backoff import GRACE, check_grace
 from deltackpt.watch.snapshot import PATTERN, compile_pattern
 
@@ -25,6 +28,7 @@ class WatchOptions:
     ``prune_all``    remove these directories whole, with what the repository does not hold, such as optimizer states
     ``abandon``      seconds after which a directory that stays incomplete no longer holds up later ones; None: never
     ``anchor``, ``encoding``, ``ref``, ``threads``: those of `publish.write.write`
+    ``sign``, ``trust``  who signs each step, and whose steps it goes on from: those of `Repository.secure`
     ``grace``        seconds for which the directory or the repository may be gone before watching ends; with
                      ``math.inf`` a directory that was never there is waited for too
 
@@ -42,6 +46,8 @@ class WatchOptions:
     encoding: str = "auto"
     ref: str = "main"
     threads: int | None = None
+    sign: str | os.PathLike[str] | Signer | None = field(default=None, repr=False)
+    trust: str | os.PathLike[str] | TrustPolicy | None = None
     grace: float = GRACE
 
     def __post_init__(self) -> None:

@@ -132,9 +132,71 @@ def test_a_private_key_is_no_argument_and_in_no_message(desk: Desk) -> None:
         desk.write(0, "--trust", desk.root / "a", "--verbose"),
         desk.write(0, "--verbose", DELTACKPT_SIGN_KEY=text.replace("b3Bl", "b3Bx", 1)),
         desk("sign", desk.repo, "--verbose", "--json", DELTACKPT_SIGN_KEY=text[:-60]),
+        desk("watch", desk.root, desk.repo, "--once", "--sign", text, "--verbose"),
+        desk("gc", desk.repo, "--rebase", "--sign", text, "--verbose"),
     ):
         assert done.status in (2, 6)
         squeezed = "".join((done.out + done.err).replace("\\n", "").split())
         assert secret not in squeezed
         assert json.dumps(secret)[1:-1] not in squeezed
     assert not desk.repo.exists() or not list(desk.repo.glob("refs/*"))
+
+
+def named(desk: Desk, repo: Path) -> set[str]:
+    """The ids of the records, manifests and edges, that ``repo`` holds a signature of."""
+    return {path.parent.name.partition("-")[2] for path in (repo / "signatures").glob("*/*.json")}
+
+
+def test_a_watch_signs_what_it_publishes(desk: Desk) -> None:
+    """By the option alone; and, told whom to trust, it goes on from no step that nobody signed."""
+    saved, pub = desk.root / "saved", desk.root / "a.pub"
+    shutil.copytree(desk.steps[0], saved / "step_0")
+    line = ("watch", saved, desk.repo, "--once", "--settle", "0s", "--sign", desk.root / "a", "--trust", pub)
+    assert desk(*line).status == 0
+    shutil.copytree(desk.steps[1], saved / "step_1")
+    assert desk(*line).status == 0
+    assert len(named(desk, desk.repo)) == 2
+    assert desk("apply", desk.repo, desk.root / "out", "--trust", pub, memory="reader").status == 0
+    assert desk.write(2, memory="other").status == 0  # somebody who writes to the store
+    shutil.copytree(desk.steps[2], saved / "step_3")
+    refused = desk(*line, "--json")
+    assert (refused.status, refused.json["error"]) == (4, "signature-missing")
+
+
+def test_an_import_signs_what_it_publishes(desk: Desk, world: World) -> None:
+    """Whole steps and changes alike."""
+    out, pub = desk.root / "slime", desk.root / "a.pub"
+    assert desk("export", world.repo, "slime", out, "--to", 1).status == 0
+    line = ("import", "auto", out, desk.repo, "--sign", desk.root / "a", "--trust", pub)
+    assert desk(*line).status == 0
+    assert desk("export", world.repo, "slime", out, "--from", 1, "--deltas-only").status == 0
+    done = desk(*line, "--json")
+    assert (done.status, done.json["steps"]) == (0, [2])
+    assert len(named(desk, desk.repo)) == 3
+    for step in ("0", "latest"):
+        to = ("--step", step, "--trust", pub)
+        assert desk("apply", desk.repo, desk.root / f"out-{step}", *to, memory="reader").status == 0
+    assert desk(*line[:4], "--sign", desk.root / "a", "--trust", desk.root / "b.pub", memory="b").status == 4
+
+
+def test_a_rebase_signs_its_anchors(desk: Desk) -> None:
+    """Of what is kept, a reader that asks for signatures has nothing but this anchor to begin with."""
+    sign = ("--sign", desk.root / "a")
+    for i in range(8):  # far apart, so that the patches weigh more than an anchor
+        done = desk("write", desk.steps[i % 2 * 3], desk.repo, "--anchor-when-ratio", 1e9, *sign)
+        assert done.status == 0, done.err
+    assert desk("tag", desk.repo, "kept", *sign).status == 0
+    assert desk("write", desk.steps[1], desk.repo, "--anchor", *sign).status == 0
+    pub = desk.root / "a.pub"
+    keep = ("gc", desk.repo, "--keep-last", 1, "--grace", 0)
+    odd = desk(*keep, *sign, "--json")
+    assert (odd.status, odd.json["error"]) == (2, "usage")
+    done = desk(*keep, "--rebase", *sign, "--trust", pub, "--json")
+    assert done.status == 0, done.err
+    assert done.json["result"]["removed"]["steps"]
+    edges = {path.stem.rpartition("-")[2] for path in (desk.repo / "edges").glob("*.json")}
+    assert edges
+    assert edges <= named(desk, desk.repo)
+    taken = desk("apply", desk.repo, desk.root / "out", "--step", "kept", "--trust", pub, memory="reader")
+    assert taken.status == 0, taken.err
+    assert desk(*keep, "--trust", desk.root / "b.pub", memory="b").status == 4

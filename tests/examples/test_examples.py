@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -85,6 +86,18 @@ def test_two_datacenters_and_a_cut(tmp_path: Path) -> None:
 def test_grpo_and_an_engine_that_follows(tmp_path: Path) -> None:
     said = example("grpo.py", tmp_path, "--work", tmp_path / "work", "--steps", 3)
     assert said.splitlines()[-1] == "its weights are step 3, bit for bit"
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("trl") is None or find_spec("datasets") is None, reason="needs trl")
+def test_grpo_and_a_vllm_that_follows(tmp_path: Path) -> None:
+    """Two environments, since TRL and vLLM want other releases of the same libraries."""
+    if not (python := os.environ.get("DELTACKPT_VLLM")):
+        pytest.skip("DELTACKPT_VLLM names no Python that has vLLM; `make examples` takes that of `make test-vllm`")
+    words = ("--vllm", python, "--work", tmp_path / "work", "--steps", 3)
+    said = example("grpo_vllm.py", tmp_path, *words, timeout=900).splitlines()
+    assert re.fullmatch(r"vLLM took [2-4] of 4 steps: \[0, .*3\]", said[-2])
+    assert said[-1].startswith("its answer is of step 3: ")
 
 
 SRUN = """#!/usr/bin/env bash

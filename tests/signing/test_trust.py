@@ -16,10 +16,13 @@ from deltackpt.errors import ChainError, ConflictError, DeltackptError
 from deltackpt.format.manifest import Link
 from deltackpt.format.signature import KeySet, Statement
 from deltackpt.publish.write import write
+from deltackpt.report.inspection import inspect_step
+from deltackpt.report.layers import read_tables
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.sign_records import newest_keys, publish_keys, sign_records
 from deltackpt.repository.signatures import put_signature, read_signatures
 from deltackpt.restore.materialize import apply
+from deltackpt.restore.selected import apply_tensors
 from deltackpt.restore.source import RepositorySource
 from deltackpt.signing.keys import PrivateKey
 from deltackpt.signing.policy import TrustPolicy
@@ -310,6 +313,29 @@ def test_ranges_of_a_part_are_of_a_part_that_was_hashed(world: World) -> None:
     assert RepositorySource(world.repo).ranges(file, [(8, 20)]) == [whole[8:20]]
     with pytest.raises(DeltackptError, match="object-hash"):
         RepositorySource(repo).ranges(file, [(8, 20)])
+
+
+def test_single_tensors_and_tables_are_of_parts_that_were_hashed(world: World, tmp_path: Path) -> None:
+    """Of those who read little of a part: a byte that they do not look at counts as well."""
+    links = world.run(2)
+    repo = reader(world.repo, TRUSTED)
+    [file] = repo.load(links[1]).patch or ()
+    whole = world.repo.read(file, 1 << 30)
+    path = Path(world.url) / file.name
+    path.chmod(0o644)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    apply_tensors(world.repo, tmp_path / "plain", ["s"])
+    read_tables(world.repo, repo.load(links[1]), {})
+    for look in (
+        lambda: apply_tensors(repo, tmp_path / "out", ["s"]),
+        lambda: read_tables(repo, repo.load(links[1]), {}),
+        lambda: inspect_step(repo, 1),
+    ):
+        with pytest.raises(DeltackptError, match="object-hash"):
+            look()
+    assert not (tmp_path / "out").exists()
+    path.write_bytes(whole)
+    apply_tensors(repo, tmp_path / "out", ["s", "w"])
 
 
 def test_a_cache_that_was_filled_without_signatures_is_built_anew(world: World, tmp_path: Path) -> None:
