@@ -38,7 +38,7 @@ def _tile(grids, tensors, owner):
     return tile, t, tl.load(grids + tensors + t)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors"])
 def _count(grids, tensors, owner, mask, before, counts):
     tile, t, first = _tile(grids, tensors, owner)
     mask += first
@@ -83,7 +83,7 @@ def _put(to, rank, old, new, live, ranks, sizes, kinds, cells, width: tl.constex
     return tl.where(live & (size == 0), exponent, 511)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors"])
 def _arrange(
     grids, tensors, owner, mask, before, starts, positions, olds, news, ranks, sizes, kinds, cells,
     width: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,

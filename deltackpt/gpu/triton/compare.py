@@ -20,7 +20,7 @@ _ROWS = tl.constexpr(WORDS)
 _CHUNK = tl.constexpr(256)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs"])
 def _compare(table, runs, owner, mask, counts, word: tl.constexpr, aligned: tl.constexpr):
     block = tl.program_id(0)
     run = tl.load(owner + block)
@@ -45,7 +45,7 @@ def _compare(table, runs, owner, mask, counts, word: tl.constexpr, aligned: tl.c
         tl.store(mask + tl.num_programs(0).to(tl.int64) * _ROWS, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs"])
 def _gather(
     table, runs, owner, mask, offsets, before, positions, olds, news, sums, a, b,
     word: tl.constexpr, width: tl.constexpr,

@@ -24,7 +24,7 @@ _BLOCK, _COLUMNS, _ROWS = tl.constexpr(BLOCK), tl.constexpr(COLUMNS), tl.constex
 _TOGETHER = tl.constexpr(8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs"])
 def _digest(table, runs, owner, a, b, sums, word: tl.constexpr, width: tl.constexpr, level: tl.constexpr):
     """``level``: all runs start on a block and on 16 bytes."""
     program = tl.program_id(0)

@@ -12,7 +12,7 @@ import triton.language as tl
 _WORDS = tl.constexpr(512)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _fetch(source, into, size):
     at = tl.program_id(0) * _WORDS + tl.arange(0, _WORDS)
     words = tl.load(source.to(tl.pointer_type(tl.int64)) + at, at < size, 0)

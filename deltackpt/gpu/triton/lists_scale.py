@@ -39,7 +39,7 @@ def _classes(cells, scales):
     tl.store(scales + t * 4 + 2, tl.where(classes > 1, top, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors"])
 def _keep(grids, tensors, cells, populations, scales, masked: tl.constexpr):
     """One class where more save nothing; and the first class with sizes."""
     t = tl.program_id(0)

@@ -152,7 +152,7 @@ def _add_up(before, halves, stride, totals, begin, stop, a_row, wide, zero):
     _store_totals(totals, a, b, c, d)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors"])
 def _scan(
     grids, tensors, owner, tiles, block_tiles, scales, mask, before, halves, stride, totals,
     word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr, masked: tl.constexpr,
@@ -217,7 +217,7 @@ def _same_before(
     return tl.sum(tl.sum(same.to(tl.int32), 2), 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors"])
 def _rank(
     grids, tensors, owner, tiles, starts, scales, mask, before, stride, populations, ranks, kinds,
     word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr, masked: tl.constexpr, parts: tl.constexpr,
@@ -287,7 +287,7 @@ class Populations:
         in all, [blocks + 1, 16] int32."""
         blocks = len(self.block_tiles)
         totals = torch.zeros((blocks + 1, CLASSES), dtype=torch.int32, device=owner.device)
-        before = torch.empty((4, max(self.segments, 1)), dtype=torch.int64, device=owner.device)
+        before = torch.empty((4, max(self.segments, _ROOM)), dtype=torch.int64, device=owner.device)
         if blocks and exponent[1]:
             _scan[(blocks,)](
                 grids, grids.shape[1], owner, tiles, block_tiles, scales, mask, before, before.view(torch.int32),

@@ -54,7 +54,7 @@ def _totals(sizes, kinds, start, end, c, classes, first, top, anchor, raw_limit:
     return tl.sum(lower, 0), tl.sum(held, 0), tl.sum(over, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors"])
 def _sort(
     grids, tensors, owner, tiles, starts, scales, populations, ranks, sizes, kinds,
     counts, spans, begins, gaps, longs, sizes_out, kinds_out, raw_limit: tl.constexpr, masked: tl.constexpr,

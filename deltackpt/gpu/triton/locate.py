@@ -63,7 +63,7 @@ def _first(starts, counts, tile, c):
     return tl.load(starts + tile) + tl.sum(tl.where(lower < c, tl.load(counts + tile * 32 + lower), 0), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors"])
 def _search(
     grids, tensors, owner, places, scales, before, stride, populations, starts, firsts, counts, sizes, codes, ranks,
     defects, positions, olds,
@@ -109,7 +109,7 @@ def _search(
                 tl.store(positions + to + j, rank, live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors"])
 def _pick(
     grids, tensors, owner, scales, starts, counts, defects, positions, olds,
     word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,

@@ -25,7 +25,7 @@ def _moved(old, down, size, width: tl.constexpr, magnitude: tl.constexpr):
     return x ^ ((x >> 63) & magnitude)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors", "limit"])
 def _values(
     grids, tensors, owner, scales, words, limit, spans, runs, starts, positions, olds, excesses, a, b,
     news, sums, defects, word: tl.constexpr, width: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,
