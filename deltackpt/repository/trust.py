@@ -147,23 +147,31 @@ class Trust:
                 raw = self.store.get(name, MAX_KEY_SET)
             except NotFoundError:
                 return
-            signed = decode_keys(raw, f"{self.store.url}/{name}")
-            new = signed.keys
-            message = new.encode()
-            good = {by.key for by in signed.by if ed25519.verify(by, message)}
-            own = len(good & {*new.keys}) >= new.threshold
-            before = current is None or len(good & {*current.keys}) >= current.threshold
-            if (new.repository, new.name) != (self._identity, name) or not own or not before:
-                raise ChainError(  # [S-SIG-10]
-                    "keys-wrong",
-                    where=f"{self.store.url}/{name}",
-                    have="a key set without enough signatures, or of another place",
-                    need=f"signatures of {current.threshold if current else new.threshold} keys of the set before it, "
-                    f"and of {new.threshold} of its own",
-                    hint="Ask who runs the repository for its keys, and what became of this object.",
-                )
-            yield new
-            current = new
+            yield (current := self._key_set(raw, name, current))
+
+    def _key_set(self, raw: bytes, name: str, current: KeySet | None) -> KeySet:
+        """The set in an object, which the set before it has to have signed, where that is known, and its own keys."""
+        signed = decode_keys(raw, f"{self.store.url}/{name}")
+        new = signed.keys
+        message = new.encode()
+        good = {by.key for by in signed.by if ed25519.verify(by, message)}
+        own = len(good & {*new.keys}) >= new.threshold
+        before = current is None or len(good & {*current.keys}) >= current.threshold
+        if (new.repository, new.name) != (self._identity, name) or not own or not before:
+            raise ChainError(  # [S-SIG-10]
+                "keys-wrong",
+                where=f"{self.store.url}/{name}",
+                have="a key set without enough signatures, or of another place",
+                need=f"signatures of {current.threshold if current else new.threshold} keys of the set before it, "
+                f"and of {new.threshold} of its own",
+                hint="Ask who runs the repository for its keys, and what became of this object.",
+            )
+        return new
+
+    def check_key_set(self, name: str, before: KeySet | None) -> KeySet:
+        """Read a set again, also one that is believed already. ``before``: the one before it, where that is known.
+        Raises ChainError ``keys-wrong``, and what decoding raises."""
+        return self._key_set(self.store.get(name, MAX_KEY_SET), name, before)
 
     def _first_use(self, link: Link | None) -> KeySet:
         """The key that signed, where none was trusted so far."""

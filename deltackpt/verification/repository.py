@@ -10,6 +10,7 @@ from deltackpt.format import pack
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
 from deltackpt.format.pack import FOLDER, MAX_PACK, PackName, packs_of
+from deltackpt.format.signature import KeySet
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.chain import check_parent
 from deltackpt.repository.edges import StoredEdges, record_of
@@ -52,6 +53,9 @@ def _verify(repo: Repository, mirroring: bool, threads: int, progress: Progress)
     if not mirroring and not any(repo.ref_names()):
         findings.attempt("refs", repo.head)
     if repo.trust is not None:
+        keys: KeySet | None = None
+        for name in sorted(info.name for info in repo.store.list("keys/")):
+            keys = findings.attempt("key sets", repo.trust.check_key_set, name, keys)
         for link in links:
             findings.attempt("signatures", repo.trust.check_step, link)
         for edge in edges:

@@ -415,6 +415,20 @@ def test_keys_are_rotated_and_revoked(world: World, tmp_path: Path, monkeypatch:
     assert refused_keys.trust.keys().number == 2
 
 
+def test_a_damaged_key_set_is_a_finding_also_where_it_is_believed_already(world: World) -> None:
+    world.run(2)
+    repo = world.repo
+    publish_keys(repo, keys_of(OTHER), [KEY, OTHER])
+    sign_records(Repository.open(world.url), Repository.open(world.url).secure(sign=OTHER).signer, [], whole=True)  # type: ignore[arg-type]
+    assert verify_repository(reader(repo, TRUSTED)).ok
+    path = Path(world.url) / "keys" / "00000001.json"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    [finding] = verify_repository(reader(repo, TRUSTED)).findings
+    assert finding.where.startswith(f"{repo.store.url}/keys/00000001.json")
+
+
 def test_key_sets_of_somebody_else(world: World) -> None:
     world.run(1)
     repo = world.repo
