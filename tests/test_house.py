@@ -54,3 +54,9 @@ def test_a_class_name_is_used_once():
         if isinstance(node, ast.ClassDef)
     )
     assert not {name: count for name, count in names.items() if count > 1}
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """Pytest imports them by their names alone."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from deltackpt.hooks.worker import Worker
 
 SUFFIX = "-optimizer"
-UNPUBLISHED = "weights-unpublished"
 
 # What the hook of the state has of the options of the weights' hook; all else of it is as it is for any state dict.
 SHARED = ("queue", "resume", "anchor", "encoding", "shard_bytes", "threads", "on_device", "sharded", "timeout",
@@ -111,7 +110,7 @@ class TrainingBranch:
             try:
                 self._hook._raise_error(ordinary=self._options.errors == "raise")
             except StoreError as error:
-                if error.code != UNPUBLISHED:  # the weights' own error says why
+                if error.code != "weights-unpublished":  # the weights' own error says why
                     raise
 
     def weights_published(self, step: int, base: Base | None) -> None:
@@ -137,7 +136,7 @@ class TrainingBranch:
         if found is None:
             where = f"{self._repo.store.url}, ref {self._options.ref}{SUFFIX}, step {captured.step}"
             have, hint = "weights that were not published", "The state goes with the next step that is published."
-            raise StoreError(UNPUBLISHED, where=where, have=have, need="those of the same step", hint=hint)
+            raise StoreError("weights-unpublished", where=where, have=have, need="those of the same step", hint=hint)
         return Extra({"weights": found}, {FILE: self._documents[captured.step]})
 
     def flush(self) -> None:

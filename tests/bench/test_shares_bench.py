@@ -44,5 +44,5 @@ def test_every_link_carries_what_it_has_to(traffic):
         ingress = [into[rank] for rank in targets]
         assert max(ingress) == least[way]["e in"]  # each element once
         assert max(out[rank] for rank in sources) >= least[way]["t out"] * 0.999
-    everything = sum(traffic.elements(boxes) for held in sources.values() for boxes in held.values())
+    everything = sum(traffic.size(box) for held in sources.values() for boxes in held.values() for box in boxes)
     assert sum(links["relay"][0][rank] for rank in sources) == everything
