@@ -26,6 +26,7 @@ from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.layout import TensorsByName
 from deltackpt.format.state_digest import TensorDigest, xxh3
 from deltackpt.format.tensor_columns import Form, NameRange
+from deltackpt.util.grouped import grouped
 
 BATCH = 4 << 20  # bytes of one state's tensors: both stay in the cache while they are compared, hashed and encoded
 
@@ -53,16 +54,8 @@ def batches(old: State, new: State, most: int = BATCH) -> Iterator[Sequence[str]
     if isinstance(old, ReadsRanges) and isinstance(new, ReadsRanges) and old.named is new.named:
         yield from _ranges(new.named, most)
         return
-    held, size = list[str](), 0
-    for name in sorted({*old.tensors, *new.tensors}):  # code points sort as their UTF-8 bytes do
-        own = max(_size(old.tensors.get(name)), _size(new.tensors.get(name)))
-        if held and (size + own > most or len(held) == MOST):
-            yield held
-            held, size = [], 0
-        held.append(name)
-        size += own
-    if held:
-        yield held
+    names = sorted({*old.tensors, *new.tensors})  # code points sort as their UTF-8 bytes do
+    yield from grouped(names, lambda n: max(_size(old.tensors.get(n)), _size(new.tensors.get(n))), most, MOST)
 
 
 def _ranges(named: TensorsByName, most: int) -> Iterator[NameRange]:

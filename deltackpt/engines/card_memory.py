@@ -19,6 +19,7 @@ from deltackpt.format.state_digest import Sums, TensorDigest
 from deltackpt.gpu.digest import has_kernels, sums_of_runs
 from deltackpt.gpu.places import Place, fits
 from deltackpt.torch_views.words import INTS, from_host
+from deltackpt.util.grouped import grouped
 
 TOGETHER = 1 << 28  # bytes that are gathered, or sent to the card, at once, unless one tensor has more
 
@@ -129,17 +130,12 @@ def unlike(
 
 def _together(held: Mapping[str, Sequence[Region]], table: Mapping[str, Tensor]) -> Iterator[list[str]]:
     """Names of tensors whose copies take TOGETHER bytes, unless one alone takes more; views take none."""
-    names, size = list[str](), 0
-    for name, regions in held.items():
+
+    def copied(name: str) -> int:
         total = elements(table[name])
-        more = 0 if lies_whole(regions, total) else total * DTYPES[table[name].dtype].width
-        if names and size + more > TOGETHER:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += more
-    if names:
-        yield names
+        return 0 if lies_whole(held[name], total) else total * DTYPES[table[name].dtype].width
+
+    return grouped(held, copied, TOGETHER)
 
 
 def same_words(region: Region, data: npt.NDArray[Any], flat: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from deltackpt.codecs import Entry
 from deltackpt.engines.card_memory import TOGETHER, aside, elements, lies_whole, mappable, placed, sums_of, words_of
 from deltackpt.engines.card_tasks import TensorTask, decode_tasks, tensor_tasks
 from deltackpt.engines.card_writes import CardWrites
@@ -27,6 +28,7 @@ from deltackpt.gpu.places import Place, by_width
 from deltackpt.patch.tensor import EncodedTensor
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.torch_views.words import from_host, on_host
+from deltackpt.util.grouped import grouped
 
 
 @dataclass(frozen=True)
@@ -187,22 +189,14 @@ class CardDecoding:
         return Fallback(f"{name}: the engine's memory is not that of step {self._at.step}")
 
 
-def _entries(patch: PatchReader, name: str) -> Sequence:  # type: ignore[type-arg]
+def _entries(patch: PatchReader, name: str) -> Sequence[Entry]:
     found = patch.tensor(name)
     return found.entries if found is not None else ()
 
 
 def _groups(held: Sequence[_Held]) -> Iterator[list[_Held]]:
     """Runs of tensors that take TOGETHER bytes on the card, unless one alone takes more."""
-    group, size = list[_Held](), 0
-    for one in held:
-        if group and size + one.size > TOGETHER:
-            yield group
-            group, size = [], 0
-        group.append(one)
-        size += one.size
-    if group:
-        yield group
+    return grouped(held, lambda one: one.size, TOGETHER)
 
 
 def _parts(decoded: DecodedChanges) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,15 @@ import torch
 
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.packed import decoder, list_index
-from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.changes import NARROW
 from deltackpt.gpu.digest import keys, power
-from deltackpt.gpu.tiles import elements, grid_table, segments
+from deltackpt.gpu.tiles import elements, fits, grid_table, segments
 from deltackpt.gpu.transfers import Copy, Sent, current, owners, send
+from deltackpt.util.grouped import grouped
 
 AT_ONCE = 1 << 29  # elements whose tiles are decoded at once: their scratch memory is an eighth of that and more
 MAX_TILE_BYTES = 1 << 28  # from here on its bits are not counted in int32
@@ -92,12 +92,7 @@ def takes(task: DecodeTask) -> bool:
     classes of a dtype that has no exponent; those are decoded on the host."""
     index = task.index
     small = int(index.lengths.max(initial=0)) < MAX_TILE_BYTES
-    return _placed(index.grid) and small and (task.dtype.exponent[1] > 0 or index.scale.classes == 1)
-
-
-def _placed(grid: TileGrid) -> bool:
-    """Do int32 hold the places of all elements, and those of tiles that do not exist?"""
-    return grid.rows * grid.tile_height * grid.columns * grid.tile_width < NARROW and grid.height * grid.width < NARROW
+    return fits(index.grid) and small and (task.dtype.exponent[1] > 0 or index.scale.classes == 1)
 
 
 def decode(tasks: Sequence[DecodeTask], data: torch.Tensor) -> Iterator[DecodedChanges]:
@@ -120,17 +115,8 @@ def decode(tasks: Sequence[DecodeTask], data: torch.Tensor) -> Iterator[DecodedC
 
 def _groups(tasks: Sequence[DecodeTask]) -> Iterator[list[DecodeTask]]:
     """Runs of tasks of one dtype, of at most AT_ONCE elements unless one has more."""
-    group: list[DecodeTask] = []
-    elements = 0
-    for task in tasks:
-        size = task.words.numel()
-        if group and (task.dtype is not group[0].dtype or elements + size > AT_ONCE):
-            yield group
-            group, elements = [], 0
-        group.append(task)
-        elements += size
-    if group:
-        yield group
+    for _, of_dtype in groupby(tasks, lambda task: task.dtype):
+        yield from grouped(of_dtype, lambda task: task.words.numel(), AT_ONCE)
 
 
 def _as_words(data: torch.Tensor) -> torch.Tensor:
@@ -209,7 +195,7 @@ def _require(tasks: Sequence[DecodeTask], counts: npt.NDArray[np.int32], of: Int
     assert int(lengths.max(initial=0)) < MAX_TILE_BYTES
     for task in tasks:
         grid = task.index.grid
-        assert _placed(grid)
+        assert fits(grid)
         assert task.words.is_contiguous()
         assert task.words.numel() == grid.height * grid.width
     assert all(0 <= task.begin <= task.begin + task.size <= size for task in tasks)

@@ -16,9 +16,9 @@ from deltackpt.codecs import Encoded, parse_choice, wants_base
 from deltackpt.codecs.packed.classes import ClassScale
 from deltackpt.codecs.packed.grid import TileGrid, choose_grid
 from deltackpt.codecs.packed.list_index import ListIndex
-from deltackpt.gpu.changes import NARROW, wide
+from deltackpt.gpu.changes import wide
 from deltackpt.gpu.diff import Group, apart
-from deltackpt.gpu.tiles import grid_table, segments
+from deltackpt.gpu.tiles import fits, grid_table, segments
 from deltackpt.gpu.transfers import Copy, CopyStream, Sent, owners, send
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
@@ -84,13 +84,7 @@ def takes(piece: Piece, changes: int, encoding: str) -> bool:
     """Do kernels encode so many changed elements of a piece, where ``encoding`` is asked for?"""
     if wide(piece) or changes == 0 or wants_base(encoding, piece.dtype, piece.elements, changes):
         return False
-    return _fits(choose_grid(piece.storage, changes, parse_choice(encoding).shares))
-
-
-def _fits(grid: TileGrid) -> bool:
-    """Do the kernels' int32 hold the places of all elements, and those of tiles that do not exist?"""
-    high, wide = grid.rows * grid.tile_height, grid.columns * grid.tile_width
-    return high * wide < NARROW and grid.height * grid.width < NARROW
+    return fits(choose_grid(piece.storage, changes, parse_choice(encoding).shares))
 
 
 def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot: Snapshot) -> _Measured:

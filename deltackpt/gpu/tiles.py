@@ -10,7 +10,14 @@ import numpy.typing as npt
 import torch
 
 from deltackpt.codecs.packed.grid import TileGrid
+from deltackpt.gpu.changes import NARROW
 from deltackpt.gpu.transfers import table
+
+
+def fits(grid: TileGrid) -> bool:
+    """Do the kernels' int32 hold the places of all elements, and those of tiles that do not exist?"""
+    high, wide = grid.rows * grid.tile_height, grid.columns * grid.tile_width
+    return high * wide < NARROW and grid.height * grid.width < NARROW
 
 
 @lru_cache(maxsize=512)  # layers have the same grids

@@ -17,6 +17,7 @@ from deltackpt.format.dtypes import storage_shape
 from deltackpt.format.state_digest import Sums
 from deltackpt.patch.encode import fitting_entry
 from deltackpt.torch_views.delta import Delta
+from deltackpt.util.grouped import grouped
 
 TOGETHER = 1 << 20  # changed elements, and elements, of deltas that are encoded in one call; and how many at most
 MOST = 512
@@ -24,15 +25,7 @@ MOST = 512
 
 def batches(deltas: Iterable[Delta]) -> Iterator[list[Delta]]:
     """The deltas in runs of a bounded size; a larger one is alone."""
-    held, size = list[Delta](), 0
-    for delta in deltas:
-        if held and (size + delta.elements > TOGETHER or len(held) == MOST):
-            yield held
-            held, size = [], 0
-        held.append(delta)
-        size += delta.elements
-    if held:
-        yield held
+    return grouped(deltas, lambda delta: delta.elements, TOGETHER, MOST)
 
 
 def encode_together(deltas: Sequence[Delta], encoding: str) -> list[Delta]:

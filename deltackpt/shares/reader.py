@@ -17,6 +17,7 @@ from deltackpt.patch.source import PartSource, to_host
 from deltackpt.shares.bounds import Held
 from deltackpt.shares.needs import EntryShare, coalesce, share_of, split
 from deltackpt.shares.tensors import HeldTensors
+from deltackpt.util.grouped import grouped
 from deltackpt.util.parallel import ordered_map
 
 GAP = 64 << 10  # bytes between two ranges that are read rather than asked around,
@@ -84,12 +85,4 @@ def incomplete(one: EntryShare, where: str) -> ChainError:
 
 
 def _windows(entries: Sequence[EntryShare]) -> Iterator[list[EntryShare]]:
-    group, size = list[EntryShare](), 0
-    for one in entries:
-        if group and size + one.size > WINDOW:
-            yield group
-            group, size = [], 0
-        group.append(one)
-        size += one.size
-    if group:
-        yield group
+    return grouped(entries, lambda one: one.size, WINDOW)
