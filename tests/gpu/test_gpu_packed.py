@@ -17,6 +17,7 @@ from deltackpt.gpu import diff as device_diff  # noqa: E402
 from deltackpt.gpu import digest as device_digest  # noqa: E402
 from deltackpt.gpu import encode as device_encode  # noqa: E402
 from deltackpt.gpu import pipeline  # noqa: E402
+from deltackpt.gpu.tiles import fits  # noqa: E402
 from deltackpt.torch_views.boxes import Box  # noqa: E402
 from deltackpt.torch_views.extract import Piece  # noqa: E402
 from deltackpt.torch_views.snapshot import Snapshot  # noqa: E402
@@ -186,9 +187,9 @@ def test_captured_by_the_pipeline(host):
 
 
 def test_tensors_beyond_int32_are_left_to_the_host():
-    assert device_encode._fits(grid.TileGrid(16, 1 << 20, 16, 1))
-    assert not device_encode._fits(grid.TileGrid(17, 1 << 26, 16, 1))
-    assert not device_encode._fits(grid.TileGrid(1 << 16, 1 << 15, 16, 16))
+    assert fits(grid.TileGrid(16, 1 << 20, 16, 1))
+    assert not fits(grid.TileGrid(17, 1 << 26, 16, 1))
+    assert not fits(grid.TileGrid(1 << 16, 1 << 15, 16, 16))
 
 
 def test_tiles_for_ranks_that_read_shares(host):
