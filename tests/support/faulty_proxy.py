@@ -187,9 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
             upstream.request(self.command, self.path.removeprefix(self.proxy.below), body, headers)
-            answer = upstream.getresponse()
-            kept = [(n, v) for n, v in answer.getheaders() if n.lower() not in ("connection", "transfer-encoding")]
-            return Answer(answer.status, kept, answer.read())
+            with upstream.getresponse() as answer:  # which holds the socket where it is not read to its end
+                kept = [(n, v) for n, v in answer.getheaders() if n.lower() not in ("connection", "transfer-encoding")]
+                return Answer(answer.status, kept, answer.read())
         finally:
             upstream.close()
 
