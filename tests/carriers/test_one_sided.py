@@ -23,7 +23,10 @@ from deltackpt.carriers.wire import Deadline, Wire  # noqa: E402
 from deltackpt.errors import FormatError, StoreError  # noqa: E402
 from deltackpt.format.manifest import File  # noqa: E402
 
-WAYS = ["all", "tcp"]  # what UCX finds on one host, shared memory among it; and what there is between hosts without RDMA
+WAYS = [
+    "all",
+    "tcp",
+]  # what UCX finds on one host, shared memory among it; and what there is between hosts without RDMA
 
 
 @pytest.fixture
@@ -66,8 +69,7 @@ def test_a_publisher_that_is_lost_in_the_middle_of_a_read(published, how, way):
     assert bytes(source.part(large)) == data_of(large.size)
     began = time.monotonic()
     with pytest.raises(StoreError) as error:
-        for _ in range(2):  # memory that two processes share can be read to the end of the first
-            assert bytes(source.part(large)) == data_of(large.size)
+        read_twice(source, large)
     assert error.value.code == "live-lost"
     assert time.monotonic() - began < 60.0
     assert bytes(healthy.part(others[-1])) == data_of(large.size)
@@ -81,6 +83,12 @@ def test_a_publisher_that_is_lost_in_the_middle_of_a_read(published, how, way):
                 return False
 
         assert until(again)
+
+
+def read_twice(source, file):
+    """Memory that two processes share can be read to the end of the first."""
+    for _ in range(2):
+        assert bytes(source.part(file)) == data_of(file.size)
 
 
 def test_wrong_ranges_and_damaged_bytes(published):
