@@ -150,8 +150,11 @@ class SlicedWeights:
         return self._proof
 
 
-def traced(load: Load, model: torch.nn.Module, table: Mapping[str, Tensor]) -> SlicedWeights:
-    """The slices that an engine's own loader puts into the parameters of ``model``, in host memory.
+def traced(
+    load: Load, model: torch.nn.Module, table: Mapping[str, Tensor], traits: EngineTraits | None = None
+) -> SlicedWeights:
+    """The slices that an engine's own loader puts into the parameters of ``model``, in host memory. ``traits``: of that
+    engine.
 
     ``load`` is run once over stand-ins of the tensors of ``table``; nothing is written. Parameters may be of a wider
     dtype than the checkpoint's tensor, which holds each of its values exactly. Raises CheckpointError
@@ -159,7 +162,7 @@ def traced(load: Load, model: torch.nn.Module, table: Mapping[str, Tensor]) -> S
     """
     memory = memories(model)
     found = trace(load, model, memory, table.values(), wide=True)
-    proof = prove(found, model, memory, table, None, whole=False, traits=EngineTraits())
+    proof = prove(found, model, memory, table, None, whole=False, traits=traits or EngineTraits())
     if proof.unproven or proof.ties:
         wrong = [f"{name}: {why}" for name, why in {**proof.ties, **proof.unproven}.items()]
         need, hint = "a loader that only copies", "This rank goes by the repository: `deltackpt serve-updates`."
