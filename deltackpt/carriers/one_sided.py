@@ -25,6 +25,7 @@ from deltackpt.errors import ExtraMissingError
 from deltackpt.util.extras import install_line
 
 POLL = 0.0005  # seconds between two looks at a transfer
+PUSHES = 32  # how often each side is moved forward between two looks
 MAX_AGENT = 1 << 20  # characters of an agent's description
 MAX_RUNS = 1 << 16  # pieces of one answer
 SMALL = 1 << 18  # bytes of a piece below which it is copied
@@ -69,7 +70,8 @@ class OneSided:
             self._wire.send({"agent": known, "runs": runs}, deadline)
             while not self._wire.readable(POLL) and deadline.left > 0:
                 with _failing(self._wire.where):
-                    self._agent.get_new_notifs()  # what moves this side forward
+                    for _ in range(PUSHES):
+                        self._agent.get_new_notifs()  # what moves this side forward
             if self._wire.receive(deadline).get("read") != total:
                 raise foreign(self._wire.where, "another word", "that the bytes were read")
         finally:
@@ -96,7 +98,8 @@ class OneSided:
                 state = agent.transfer(transfer)
                 while state == "PROC" and not self._ended(deadline):
                     self._wire.readable(POLL)  # waits a little, less where the peer has died
-                    state = agent.check_xfer_state(transfer)
+                    for _ in range(PUSHES):
+                        state = agent.check_xfer_state(transfer) if state == "PROC" else state
             finally:
                 agent.release_xfer_handle(transfer)
                 agent.remove_remote_agent(other)
@@ -109,8 +112,10 @@ class OneSided:
         return deadline.left <= 0 or self._wire.ended
 
     def _registered(self, runs: Sequence[Run]) -> Any:
+        """Memory that NIXL knows; no byte twice, which it does not forget again."""
+        regions = [(at, size, 0, "") for at, size in _merged(runs)]
         with _failing(self._wire.where):
-            return self._agent.register_memory([(at, size, 0, "") for at, size in runs], "DRAM") if runs else None
+            return self._agent.register_memory(regions, "DRAM") if regions else None
 
     def _deregister(self, held: Any) -> None:
         if held is not None:
@@ -146,6 +151,17 @@ def _side_by_side(at: int, sizes: Sequence[int]) -> list[Run]:
         runs.append((at, size))
         at += size
     return runs
+
+
+def _merged(runs: Sequence[Run]) -> list[Run]:
+    """The same bytes, each once, in rising runs that do not touch."""
+    found: list[Run] = []
+    for at, size in sorted(runs):
+        if found and at <= sum(found[-1]):
+            first, before = found.pop()
+            size, at = max(before, at + size - first), first
+        found.append((at, size))
+    return found
 
 
 def _described(agent: Any, runs: Sequence[Run]) -> Any:
