@@ -34,6 +34,8 @@ class LiveWorker(DeltaWorker):
     Errors are returned and not raised, since vLLM reads no more answers after the first error.
     """
 
+    _deltackpt_live: LiveReceiver | None = None
+
     def deltackpt_join(
         self, address: str, token: str, engine: str = "vllm", repository: str | None = None, timeout: float = 60.0
     ) -> dict[str, Any]:
@@ -41,6 +43,7 @@ class LiveWorker(DeltaWorker):
         from vllm.distributed.parallel_state import get_world_group
 
         from deltackpt.engines.vllm.rank import refuse_packed
+        from deltackpt.engines.vllm.world import everyone
 
         self.deltackpt_leave()
         model, group = self.model_runner.get_model(), get_world_group()
@@ -57,14 +60,17 @@ class LiveWorker(DeltaWorker):
                 )
             return None
 
-        return self._deltackpt_together(come, None)
+        found = self._deltackpt_together(come, None)
+        if any(everyone(found["error"] is not None)):  # a rank alone would keep the trainer waiting
+            self.deltackpt_leave()
+        return found
 
     def deltackpt_receive(self, timeout: float = 1.0) -> dict[str, Any]:
         """Take the next step, if one is offered within ``timeout`` seconds; without the trainer, the repository's
         newest. Caches of the engine that belong to other weights are the caller's to empty where "way" is not None."""
         from deltackpt.engines.vllm.world import everyone
 
-        receiver: LiveReceiver | None = getattr(self, "_deltackpt_live", None)
+        receiver = self._deltackpt_live
         if not all(everyone(receiver is not None)):
             have, need = "no session", "deltackpt_join, first, on every rank"
             error = UsageError("engine-unattached", where="the engine", have=have, need=need)
@@ -76,8 +82,7 @@ class LiveWorker(DeltaWorker):
 
     def deltackpt_leave(self) -> None:
         """Leave the session. The weights stay."""
-        receiver: LiveReceiver | None = getattr(self, "_deltackpt_live", None)
-        self._deltackpt_live: LiveReceiver | None = None
+        receiver, self._deltackpt_live = self._deltackpt_live, None
         if receiver is not None:
             receiver.close()
 
@@ -91,12 +96,13 @@ class LiveWorker(DeltaWorker):
                 with with_config(self.vllm_config):
                     found = work()
                 way = found.way if found is not None else way
-            except DeltackptError as failed:
-                error = failed
-            receiver = receiver or getattr(self, "_deltackpt_live", None)
+            except DeltackptError as found_error:
+                error = found_error
+            receiver = receiver or self._deltackpt_live
             told = everyone((receiver.state if receiver is not None else None, error is not None))
-            agreed = len({state for state, _ in told}) == 1
-            if agreed or any(failed for _, failed in told):
+            failed = any(wrong for _, wrong in told)
+            agreed = not failed and len({state for state, _ in told}) == 1
+            if agreed or failed:
                 break
             assert receiver is not None
             work = lambda receiver=receiver: receiver.receive(0.1)  # noqa: E731
