@@ -1,6 +1,9 @@
 """A trainer written for vLLM, whose engines are Ray actors: vLLM's own Ray client, a real Ray, real engines."""
 
 import os
+import secrets
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,53 +13,13 @@ ray = pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 clients = pytest.importorskip("vllm.distributed.weight_transfer.clients", reason="a release without a trainer's side")
 
+from support.vllm_actor import Actor  # noqa: E402
 from support.vllm_tiny import of_fresh, tiny  # noqa: E402
 
+from deltackpt.repository import Repository  # noqa: E402
+from deltackpt.restore.materialize import apply  # noqa: E402
+
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
-
-
-@ray.remote(num_cpus=0)
-class Actor:
-    """An engine as those who use Ray make one: vLLM's `LLM` under its own names, in a process of its own."""
-
-    def __init__(self, path):
-        from support.vllm_tiny import engine
-
-        self.llm = engine(path)
-
-    def init_weight_transfer_engine(self, request):
-        self.llm.init_weight_transfer_engine(request)
-
-    def start_weight_update(self):
-        self.llm.start_weight_update()
-
-    def update_weights(self, request):
-        self.llm.update_weights(request)
-
-    def finish_weight_update(self):
-        self.llm.finish_weight_update()
-
-    def update_weight_version(self, version):
-        self.llm.update_weight_version(version)
-
-    def version(self):
-        return self.llm.get_weight_version()
-
-    def state(self):
-        from support.vllm_tiny import answers, checksums
-
-        self.llm.reset_prefix_cache()
-        return answers(self.llm), checksums(self.llm)
-
-    def spoil(self):
-        """Other code writes to a weight."""
-        self.llm.apply_model(_spoil)
-
-
-def _spoil(model):
-    name, tensor = next((n, p) for n, p in model.named_parameters() if "norm" in n)
-    tensor.data.view(torch.int16)[0] ^= 1
-    return name
 
 
 @pytest.fixture
@@ -65,12 +28,15 @@ def cluster(tmp_path, monkeypatch):
     tests = str(Path(__file__).parents[2])
     path = os.pathsep.join([tests, str(Path(tests).parent), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # so that none is left in the home directory
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: it holds sockets
     ray.init(
         num_cpus=2, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1",
-        _temp_dir="/tmp/ray-deltackpt", runtime_env={"env_vars": {**_inherited(), "PYTHONPATH": path}},
+        _temp_dir=folder, runtime_env={"env_vars": {**_inherited(), "PYTHONPATH": path}},
     )  # fmt: skip
     yield
     ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _inherited():
@@ -94,7 +60,8 @@ def test_two_actors_take_every_step_by_the_ray_client(tmp_path, cluster):
 
     tiny(tmp_path / "start")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "start", torch_dtype=torch.bfloat16)
-    actors = [Actor.remote(str(tmp_path / "start")) for _ in range(2)]
+    made = ray.remote(num_cpus=0)(Actor)
+    actors = [made.remote(str(tmp_path / "start")) for _ in range(2)]
     client = clients.RayVLLMWeightSyncClient(actors)
     info = DeltaTrainerInit(str(tmp_path / "repo"), rank=0, hook={"threads": 1})
     sending = WeightTransferTrainerFactory.trainer_init(info, client=client, source=ModuleSource(model))
@@ -121,9 +88,6 @@ def test_two_actors_take_every_step_by_the_ray_client(tmp_path, cluster):
     ray.kill(actors[0])
     assert len({str(s) for s in seen}) == 3
     saved = tmp_path / "saved"
-    from deltackpt.repository import Repository
-    from deltackpt.restore.materialize import apply
-
     repo = Repository.open(tmp_path / "repo")
     apply(repo, saved, step=3)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
