@@ -11,8 +11,11 @@ import torch
 from deltackpt.engines.card_tasks import TensorTask, decode_tasks, tensor_tasks
 from deltackpt.engines.module import WeightPlace
 from deltackpt.format.state_digest import ZERO, Sums, add
-from deltackpt.gpu.decode import DecodedChanges
+from deltackpt.engines.scatter import Write
+from deltackpt.gpu.compile_ahead import join_receiving
 from deltackpt.gpu.digest import has_kernels
+from deltackpt.gpu.kept import KeptChanges
+from deltackpt.gpu.places import PlacedWords, lend_room
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.torch_views.words import words
 
@@ -21,7 +24,7 @@ from deltackpt.torch_views.words import words
 class CardChanges:
     """What was decoded on a card. ``gained``: what the sums of these tensors gain; all others are left to the host."""
 
-    writes: list[DecodedChanges] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
     gained: dict[str, Sums] = field(default_factory=dict)
 
 
@@ -46,8 +49,11 @@ def decode_on(device: torch.device, patch: PatchReader, found: Mapping[str, Weig
         if place is None or encoded is None or names[place.alias] > 1 or not place.tensor.is_contiguous():
             continue
         tasks += tensor_tasks(encoded, words(place.tensor, place.dtype), place.known) or ()
-    for mine, decoded in decode_tasks(device, tasks):
-        changes.writes.append(decoded)
-        for one, both in zip(mine, decoded.sums, strict=True):
+    join_receiving(device)
+    kept = KeptChanges(one.need for one in tasks)
+    for found_of in decode_tasks(device, tasks):
+        for one, both in zip(found_of.tasks, found_of.decoded.sums, strict=True):
             changes.gained[one.name] = add(changes.gained.get(one.name, ZERO), both)
+        changes.writes.append(kept.keep(found_of.decoded, found_of.source))
+    lend_room([write for write in changes.writes if isinstance(write, PlacedWords)])
     return changes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from deltackpt.engines.card import CardChanges, card_of, decode_on
+from deltackpt.engines.card_compile import compile_for
 from deltackpt.engines.module import ModuleWrite, WeightPlace, places, weights_of
 from deltackpt.engines.scatter import Scatter
 from deltackpt.engines.step_changes import StepChanges
@@ -20,6 +21,7 @@ from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.format.state_digest import Sums, TensorDigest
+from deltackpt.gpu.compile_ahead import CompileAhead
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
@@ -60,6 +62,20 @@ class _Known:
 _MODULES: WeakKeyDictionary[torch.nn.Module, _Known] = WeakKeyDictionary()
 
 
+def _weights_in(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """All parameters and buffers."""
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def prepare(model: torch.nn.Module) -> Sequence[CompileAhead]:
+    """Begin, in the background, to compile the kernels that `refresh` needs for a module on a card: 10 s and more in a
+    process that finds none in Triton's cache. A `refresh` waits for them, and begins it by itself if nobody did. -> of
+    each card, what compiles: ``wait()``, ``seconds``, ``error``.
+    """
+    return compile_for(_weights_in(model))
+
+
 def refresh(
     model: torch.nn.Module,
     repo: Repository,
@@ -78,6 +94,7 @@ def refresh(
     what reading raises; the module then is what it was.
     """
     began = time.monotonic()
+    compile_for(_weights_in(model))
     known = _MODULES.get(model)
     if known is not None and (full or known.repository != repo.id):
         known = None
