@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -42,11 +41,10 @@ def decode_on(device: torch.device, patch: PatchReader, found: Mapping[str, Weig
     and those that several names share. Raises ChainError ``base-differs`` for old values that the patch does not apply
     to.
     """
-    names = Counter(place.alias for place in found.values())
     changes, tasks = CardChanges(), list[TensorTask]()
     for name in patch.names:
         place, encoded = found.get(name), patch.tensor(name)
-        if place is None or encoded is None or names[place.alias] > 1 or not place.tensor.is_contiguous():
+        if place is None or encoded is None or place.shared or not place.tensor.is_contiguous():
             continue
         tasks += tensor_tasks(encoded, words(place.tensor, place.dtype), place.known) or ()
     join_receiving(device)

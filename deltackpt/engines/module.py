@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +28,13 @@ from deltackpt.torch_views.words import dtype_of, from_host, on_host, shape_of, 
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """Where a checkpoint's tensor lives in a module. Names that are tied share one storage."""
+    """Where a checkpoint's tensor lives in a module. Names that are tied share one storage: ``shared``."""
 
     name: str
     tensor: torch.Tensor
     dtype: DType
     shape: tuple[int, ...]
+    shared: bool = True  # for all that is known
 
     @property
     def known(self) -> tuple[str, tuple[int, ...]]:
@@ -98,26 +101,75 @@ class ModuleWrite:
         return np.array_equal(self.positions, other.positions) and np.array_equal(self.new, other.new)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """Where a layout's tensors are in a module, by its own names; it holds for a state dict of the ``memory`` that it
+    was found for, and keeps none of that. ``shared``: names of tensors that others share memory with."""
+
+    table: Mapping[str, Tensor]
+    rename: Rename | None
+    memory: list[_Memory]
+    parts: list[_Part]
+    shared: frozenset[str]
+
+
+_Part = tuple[str, str, Slice, DType, tuple[int, ...]]  # name, the tensor that it is of, dtype and shape
+_Memory = tuple[str, int, torch.Size, tuple[int, ...], torch.dtype]  # name, address, shape, strides, dtype
+_PLANS: WeakKeyDictionary[torch.nn.Module, _Plan] = WeakKeyDictionary()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def places(model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename | None = None) -> dict[str, WeightPlace]:
     """{checkpoint name: place} for every tensor of a layout's ``table``.
 
     A tensor of the module that the checkpoint does not name must be tied to one that it does, or be left out by
-    ``rename``. Raises CheckpointError ``model-differs`` with what is missing, over, or of another dtype or shape.
+    ``rename``. Raises CheckpointError ``model-differs`` with what is missing, over, or of another dtype or shape. What
+    was found for a module is used again while its tensors are where they were.
     """
-    views, wrong = _views(model, model.state_dict(keep_vars=True), table, rename)
-    found: dict[str, WeightPlace] = {}
-    for name, tensor in views.items():
-        dtype = dtype_of(tensor.dtype, name)
-        found[name] = WeightPlace(name, tensor, dtype, shape_of(tensor, dtype))
-        known = found[name].known
-        if name in table and known != (table[name].dtype, tuple(table[name].shape)):
-            wrong.append(f"{name} is {dtype.name} {list(known[1])}, not {table[name].dtype} {list(table[name].shape)}")
-    memory = {place.alias for name, place in found.items() if name in table}
-    wrong += [
-        f"{name} is not in the checkpoint" for name in found if name not in table and found[name].alias not in memory
-    ]
+    state = model.state_dict(keep_vars=True)
+    memory = _memory(state)
+    plan = _PLANS.get(model)
+    if plan is None or plan.memory != memory or plan.rename is not rename or not _same_table(plan.table, table):
+        plan = _PLANS[model] = _plan(model, state, table, rename, memory)
+    found = {}
+    for name, source, part, dtype, shape in plan.parts:
+        found[name] = WeightPlace(name, whole_view(state[source], part), dtype, shape, name in plan.shared)
+    return found
+
+
+def _memory(state: Mapping[str, torch.Tensor]) -> list[_Memory]:
+    """Equal for two state dicts of plain tensors that have the same names for the same memory."""
+    if not all(type(t) in _PLAIN and t.layout == torch.strided for t in state.values()):
+        return [("", id(object()), torch.Size(), (), torch.uint8)]
+    return [(name, t.data_ptr(), t.shape, t.stride(), t.dtype) for name, t in state.items()]
+
+
+def _same_table(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a is b or (
+        a.keys() == b.keys() and all((t.dtype, t.shape) == (b[n].dtype, b[n].shape) for n, t in a.items())
+    )
+
+
+def _plan(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], table: Mapping[str, Tensor], rename: Rename | None,
+    memory: list[_Memory],
+) -> _Plan:  # fmt: skip
+    """Raises CheckpointError ``model-differs``."""
+    slices, wrong = _slices(model, state, table, rename)
+    parts, alias = list[_Part](), dict[str, Any]()
+    for name, (source, part) in slices.items():
+        view = whole_view(state[source], part)
+        dtype = dtype_of(view.dtype, name)
+        shape, alias[name] = shape_of(view, dtype), _alias(view)
+        parts.append((name, source, part, dtype, shape))
+        if name in table and (dtype.name, shape) != (table[name].dtype, tuple(table[name].shape)):
+            wrong.append(f"{name} is {dtype.name} {list(shape)}, not {table[name].dtype} {list(table[name].shape)}")
+    known = {alias[name] for name in alias if name in table}
+    wrong += [f"{name} is not in the checkpoint" for name in alias if name not in table and alias[name] not in known]
     _refuse(wrong)
-    return {name: place for name, place in found.items() if name in table}
+    held = [part for part in parts if part[0] in table]
+    count = Counter(alias[name] for name, *_ in held)
+    return _Plan(table, rename, memory, held, frozenset(name for name, *_ in held if count[alias[name]] > 1))
 
 
 def state_dict_for(
@@ -145,12 +197,21 @@ def _views(
     model: torch.nn.Module, state: Mapping[str, torch.Tensor], table: Mapping[str, Tensor], rename: Rename | None
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The model's tensors as a checkpoint names and shapes them, views of ``state``; and what of ``table`` is none."""
+    slices, wrong = _slices(model, state, table, rename)
+    return {name: whole_view(state[source], part) for name, (source, part) in slices.items()}, wrong
+
+
+def _slices(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], table: Mapping[str, Tensor], rename: Rename | None
+) -> tuple[dict[str, tuple[str, Slice]], list[str]]:
+    """Of each of a checkpoint's tensors, which one of ``state`` it is a slice of; and what of ``table`` is none."""
     known = Known({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in table.items()})
     named = Naming(model, rename, known).find(state)
-    views = {n: whole_view(named.state[p.source], p) for n, p in named.parts.items() if isinstance(p, Slice)}
-    computed = named.parts.keys() - views.keys()
+    own = {id(tensor): name for name, tensor in state.items()}  # wrappers add to the names
+    slices = {n: (own[id(named.state[p.source])], p) for n, p in named.parts.items() if isinstance(p, Slice)}
+    computed = named.parts.keys() - slices.keys()
     wrong = [f"{name} is no view of the model's weights" for name in computed]
-    return views, wrong + [f"no {name}" for name in table.keys() - views.keys() - computed]
+    return slices, wrong + [f"no {name}" for name in table.keys() - slices.keys() - computed]
 
 
 def _refuse(wrong: list[str]) -> None:

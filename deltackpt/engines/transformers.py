@@ -94,8 +94,9 @@ def refresh(
     what reading raises; the module then is what it was.
     """
     began = time.monotonic()
-    compile_for(_weights_in(model))
     known = _MODULES.get(model)
+    if known is None:
+        prepare(model)
     if known is not None and (full or known.repository != repo.id):
         known = None
     with pinned(repo, step, ref, have=known.link if known else None) as (link, _):
@@ -217,6 +218,8 @@ def check_ties(found: dict[str, WeightPlace], changes: Changes) -> None:
     """Names that share memory have to change alike. Raises ChainError ``tied-differs``."""
     owners: dict[Any, str] = {}
     for name, place in found.items():
+        if not place.shared:
+            continue
         first = owners.setdefault(place.alias, name)
         if first != name and not _same(changes.get(first), changes.get(name)):
             have, need = f"values that differ from those of {first[:80]!r}", "one value for tensors that share memory"

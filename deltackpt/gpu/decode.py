@@ -95,7 +95,7 @@ def takes(task: DecodeTask) -> bool:
     """Is there a kernel for it? Not for tensors whose places int32 does not hold, tiles of 2^28 bytes or more, and
     classes of a dtype that has no exponent; those are decoded on the host."""
     index = task.index
-    small = int(index.lengths.max(initial=0)) < MAX_TILE_BYTES
+    small = task.size < MAX_TILE_BYTES or int(index.lengths.max(initial=0)) < MAX_TILE_BYTES
     return fits(index.grid) and small and (task.dtype.exponent[1] > 0 or index.scale.classes == 1)
 
 
@@ -221,27 +221,27 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
     return finish
 
 
-def _require(group: TaskGroup, counts: npt.NDArray[np.int32], of: Ints, lengths: Ints) -> None:
-    """What the host's decoder checks before it looks at a tile: of all tasks at once, and of each if there is a defect.
+def _of_tasks(tasks: Sequence[DecodeTask]) -> Ints:
+    """[4, tasks]: where each one's payload begins in the part, its bytes, its origin, and where its words are."""
+    rows = [(task.begin, task.size, task.origin, task.words.data_ptr()) for task in tasks]
+    found: Ints = np.array(rows, np.int64).T
+    return found
 
-    ``counts`` [tiles, LISTS] are those of `_columns`, ``of`` [tiles] the changes of each tile, ``lengths`` its bytes.
-    """
+
+def _require(group: TaskGroup, grids: Ints, lengths: Ints, ends: Ints) -> None:
+    """What `takes` and the caller have seen to: kernels read and write by it. ``grids``: the table of the kernels,
+    ``lengths`` [tiles] the bytes of tiles, ``ends`` [tasks] where payloads end."""
     assert int(lengths.max(initial=0)) < MAX_TILE_BYTES
-    tasks, last = group.tasks, group.begin + group.data.numel()
-    for task in tasks:
-        grid = task.index.grid
-        assert fits(grid)
-        assert task.words.is_contiguous()
-        assert task.words.numel() == grid.height * grid.width
-    assert all(group.begin <= task.begin <= task.begin + task.size <= last for task in tasks)
-    held = np.concatenate([elements(task.index.grid) for task in tasks])
+    assert all(fits(task.index.grid) and task.words.is_contiguous() for task in group.tasks)
+    assert [task.words.numel() for task in group.tasks] == grids[12].tolist()
+    assert all(task.begin >= group.begin for task in group.tasks)
+    assert int(ends.max(initial=0)) <= group.begin + group.data.numel()
+
+
+def _odd(counts: npt.NDArray[np.int32]) -> bool:
+    """Are there counts, [tiles, LISTS] as `_columns` makes them, that the host's decoder refuses?"""
     long = counts[:, LISTS // 2 :] > counts[:, : LISTS // 2]
-    ends = starts(lengths)[starts(np.array([task.index.grid.tiles for task in tasks]))]
-    sizes = np.array([task.size for task in tasks])
-    over = (of > np.minimum(held, 8 * lengths)).any() or (np.diff(ends) != sizes).any()
-    if over or long.any() or counts.min(initial=0) < 0:
-        for task in tasks:
-            _refuse_index(task)
+    return bool(long.any() or counts.min(initial=0) < 0)
 
 
 def _refuse_index(task: DecodeTask) -> None:
@@ -262,17 +262,21 @@ def _send(group: TaskGroup) -> _SentTiles:
     plan = Populations(np.concatenate([segments(i.grid, SPAN) * several for i in indices]))
     tiles = [i.grid.tiles for i in indices]
     first = [0, *accumulate(tiles)]
-    none = [0] * len(tasks)
-    grids = grid_table([i.grid for i in indices], first, none, [task.words for task in tasks], plan.first_block)
-    grids = np.vstack([grids, [[task.origin for task in tasks]]])
+    begins, sizes, origins, addresses = _of_tasks(tasks)
+    grids = grid_table([i.grid for i in indices], first[:-1], [0] * len(tasks), addresses, plan.first_block)
+    grids = np.vstack([grids, origins])
     lengths = np.concatenate([i.lengths for i in indices])
     ends = starts(lengths)
-    begins = ends[:-1] + np.repeat(np.array([task.begin - group.begin for task in tasks]) - ends[first[:-1]], tiles)
+    at = ends[:-1] + np.repeat(begins - group.begin - ends[first[:-1]], tiles)
     crcs = np.concatenate([i.checksums for i in indices]).astype(np.int64)
-    short = [(i, int(begins[i]), int(lengths[i]), int(crcs[i])) for i in np.flatnonzero(lengths < 4).tolist()]
+    short = [(i, int(at[i]), int(lengths[i]), int(crcs[i])) for i in np.flatnonzero(lengths < 4).tolist()]
     counts = _columns(indices, first)
     of, long = counts[:, : LISTS // 2].sum(axis=1), counts[:, LISTS // 2 :].sum(axis=1)
-    _require(group, counts, of, lengths)
+    held = np.concatenate([elements(i.grid) for i in indices])
+    if (of > np.minimum(held, 8 * lengths)).any() or (np.diff(ends[first]) != sizes).any() or _odd(counts):
+        for task in tasks:  # what the host's decoder checks before it looks at a tile
+            _refuse_index(task)
+    _require(group, grids, lengths, begins + sizes)
     changes, numbers = starts(of), starts(of + 2 * long)  # a long change has a code, if it is listed, and an excess
     sent = send(
         group.data.device,
@@ -281,7 +285,7 @@ def _send(group: TaskGroup) -> _SentTiles:
         np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]]),
         plan.block_tiles,
         np.array([_scale(i) for i in indices], np.int64),
-        np.stack([8 * begins, 8 * lengths], axis=1),
+        np.stack([8 * at, 8 * lengths], axis=1),
         changes,
         numbers[:-1],
         crcs,

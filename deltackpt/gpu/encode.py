@@ -100,7 +100,9 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     first = [0, *accumulate(tiles)]
     several = dtype.exponent[1] > 0  # classes, perhaps
     plan = lists_scan.Populations(np.concatenate([segments(grid, lists_scan.SPAN) * several for grid in grids]))
-    columns = grid_table(grids, first, [group.words[i] for i in which], words, plan.first_block)
+    columns = grid_table(
+        grids, first[:-1], [group.words[i] for i in which], [w.data_ptr() for w in words], plan.first_block
+    )
     places = np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]])
     sent = send(group.owner.device, columns, owners(tiles), places, plan.block_tiles, bypass=group.staged)
     table_, owner, places_, block_tiles = sent.arrays
