@@ -36,11 +36,11 @@ if not torch.cuda.is_available():
 from gpu_hook import SIZES, change, model, scratch
 
 from deltackpt.engines import card, card_memory
-from deltackpt.gpu import compile_ahead
 from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.sglang.loader import SglangRank
 from deltackpt.engines.transformers import prepare, refresh
 from deltackpt.engines.update import Update
+from deltackpt.gpu import compile_ahead
 from deltackpt.hooks import TrainerHook
 from deltackpt.publish.manifest import AnchorPolicy
 

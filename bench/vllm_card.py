@@ -90,7 +90,7 @@ class Case:
 
         from deltackpt.hooks import TrainerHook
 
-        self.torch, self.root, self.cuda = torch, root, torch.cuda.is_available()
+        self.torch, self.root, self.cuda, self.tp = torch, root, torch.cuda.is_available(), tp
         kind, sizes, graphs = CASES[name]
         if tiny:
             sizes = {**FEW} if kind == "Qwen3Moe" else {"tie_word_embeddings": sizes.get("tie_word_embeddings", False)}
@@ -129,12 +129,13 @@ class Case:
     def report(self, token: str) -> Any:
         from deltackpt.engines.update import read_reports
 
+        held: list[Any] = []
         for _ in range(60_000):
-            if found := read_reports(self.root / "reports", token):
-                if wrong := [report.error for report in found if report.error]:
-                    raise RuntimeError(f"the engine's report: {wrong[0]}")
-                if len(found) == self.tp:
-                    return found[0]
+            held += read_reports(self.root / "reports", token)
+            if wrong := [report.error for report in held if report.error]:
+                raise RuntimeError(f"the engine's report: {wrong[0]}")
+            if len(held) == self.tp:
+                return held[0]
             time.sleep(0.001)
         raise TimeoutError(f"no report {token}")
 
@@ -212,10 +213,9 @@ def run(name: str, root: Path, steps: int, tiny: bool, tp: int) -> None:
             print(json.dumps(case.proven(number)), flush=True)
     ours = [row for row in rows[1:] if row["path"] != "reload"]
     middle = {k: round(statistics.median(r[k] for r in ours), 4) for k in ("durable", "staged", "pause") if ours}
-    print(
-        f"{name}: {[r['path'] for r in rows].count('patches')} of {steps} by patches, {[r['path'] for r in rows].count('scatter')} by the cache; medians, s: {middle}",
-        flush=True,
-    )
+    paths = [row["path"] for row in rows]
+    counts = f"{paths.count('patches')} of {steps} by patches, {paths.count('journal')} by the cache"
+    print(f"{name}: {counts}; medians, s: {middle}", flush=True)
     case.hook.close()
 
 

@@ -9,8 +9,8 @@ import torch
 
 from deltackpt.engines.card_tasks import TensorTask, decode_tasks, tensor_tasks
 from deltackpt.engines.module import WeightPlace
-from deltackpt.format.state_digest import ZERO, Sums, add
 from deltackpt.engines.scatter import Write
+from deltackpt.format.state_digest import ZERO, Sums, add
 from deltackpt.gpu.compile_ahead import join_receiving
 from deltackpt.gpu.digest import has_kernels
 from deltackpt.gpu.kept import KeptChanges

@@ -31,9 +31,9 @@ def capture(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], enc
     """Append the delta of every piece that changed to ``found``, and move the snapshot on to it.
 
     All pieces are on one device, the snapshot is there or in host memory. At any instant every delta whose words the
-    snapshot may hold is in ``found``. ``encoding`` is what the trainer asks for. Kernels encode what has a grid (`encode`);
-    with any other delta goes what the host needs of the old words (`Delta.keeping`). Without kernels torch operations
-    find what changed.
+    snapshot may hold is in ``found``. ``encoding`` is what the trainer asks for. Kernels encode what `encode.grid_for`
+    finds tiles for; with any other delta goes what the host needs of the old words (`Delta.keeping`). Without kernels
+    torch operations find what changed.
     """
     if not pieces:
         return

@@ -44,8 +44,8 @@ def grid_table(
 ) -> npt.NDArray[np.int64]:  # fmt: skip
     """The table ``grids`` of the kernels in `triton.lists`, int64: a column for each of ``grids``.
 
-    Of each, ``first`` is its first tile, ``words`` its first word in the bits of what changed, ``addresses`` has that of
-    its elements. ``blocks`` (tiles + 1,), int64: the first block of `triton.lists_scan` of every tile.
+    Of each, ``first`` is its first tile, ``words`` its first word in the bits of what changed, ``addresses`` where its
+    elements are. ``blocks`` (tiles + 1,), int64: the first block of `triton.lists_scan` of every tile.
     """
     cut = np.array([_cut(grid) for grid in grids], np.int64).reshape(-1, 8).T
     rows = np.empty((13, len(grids)), np.int64)

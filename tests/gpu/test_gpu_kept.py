@@ -14,7 +14,7 @@ from deltackpt.format.dtypes import DTYPES  # noqa: E402
 from deltackpt.gpu import decode, kept  # noqa: E402
 from deltackpt.gpu.decode import DecodeTask, TaskGroup, decode_groups  # noqa: E402
 from deltackpt.gpu.kept import KeptChanges, LateWords  # noqa: E402
-from deltackpt.gpu.places import PlacedWords  # noqa: E402
+from deltackpt.gpu.places import PlacedWords, lend_room  # noqa: E402
 from deltackpt.torch_views.words import from_host  # noqa: E402
 
 pytest.importorskip("triton")
@@ -133,3 +133,54 @@ def test_what_fits_is_kept(monkeypatch):
     for write in made:
         write.apply()
     assert all(holds(group, 3, [spec]) for group, spec in zip(groups, specs, strict=True))
+
+
+def peak_of(work):
+    """The most bytes of tensors that ``work`` has alive at once, beside those that were there before."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        work()
+        return torch.cuda.max_memory_allocated() - held
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
+        work()
+    events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
+    total = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        total += event.nbytes()
+        peak = max(peak, total)
+    return peak
+
+
+@heavy
+def test_memory_is_bounded_while_a_dense_step_is_decoded_written_and_undone(monkeypatch):
+    """5 % of some tensors, in groups: TOTAL, and what the module says comes to it."""
+    shape, count = (64, 512), 8
+    specs = [("BF16", shape, *pair("BF16", shape, seed, 80, "weights")) for seed in range(count)]
+    groups = [group_of(specs[i : i + 2]) for i in range(0, count, 2)]
+    need = max(sum(decode.scratch(t.words.numel(), t.changes, 2) for t in g.tasks) for g in groups)
+    changes = sum(t.changes for g in groups for t in g.tasks)
+    assert changes > 0.04 * count * shape[0] * shape[1]
+    monkeypatch.setattr(kept, "SCRATCH", need)
+    monkeypatch.setattr(kept, "TOTAL", 3 * need // 2 + 6 * changes // 2)
+    writes = []
+
+    def step():
+        room = KeptChanges([need])
+        sent = (TaskGroup(g.tasks, g.data.to(WHERE), g.begin) for g in groups)
+        for group, decoded in zip(groups, decode_groups(sent), strict=True):
+            writes.append(room.keep(decoded, group))
+        lend_room([write for write in writes if isinstance(write, PlacedWords)])
+        for write in writes:
+            write.apply()
+        for write in reversed(writes):
+            write.revert()
+
+    step()  # tables of keys are made once
+    writes.clear()
+    peak = peak_of(step)
+    assert {type(write) for write in writes} == {PlacedWords, LateWords}
+    moved = sum(2 * 6 * write._source.tasks[0].changes for write in writes if isinstance(write, LateWords)) // 10
+    tables = 400 * 2 * count + sum(g.data.numel() for g in groups)
+    assert peak <= kept.TOTAL + moved + tables, (peak, kept.TOTAL)
+    assert all(holds(g, 2, specs[2 * i : 2 * i + 2]) for i, g in enumerate(groups))
