@@ -36,16 +36,16 @@ def _key(kernel: InterpretedFunction[Any], args: Any, options: dict[str, Any]) -
 
 
 @contextmanager
-def launched() -> Iterator[Keys]:
-    """-> the keys of all kernels that are launched within the block, in any thread."""
+def launched(*, run: bool = True) -> Iterator[Keys]:
+    """-> the keys of all kernels that are launched within the block, in any thread; they do nothing without ``run``."""
     found: Keys = set()
     real = InterpretedFunction.run
 
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    def noted(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         found.add(_key(self, args, options))
-        return real(self, *args, grid=grid, warmup=warmup, **options)
+        return real(self, *args, grid=grid, warmup=warmup or not run, **options)
 
-    InterpretedFunction.run = run
+    InterpretedFunction.run = noted
     try:
         yield found
     finally:
