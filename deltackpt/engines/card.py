@@ -21,10 +21,12 @@ from deltackpt.torch_views.words import words
 
 @dataclass
 class CardChanges:
-    """What was decoded on a card. ``gained``: what the sums of these tensors gain; all others are left to the host."""
+    """What was decoded on a card. ``gained``: what the sums of these tensors gain; all others are left to the host.
+    ``spent``: bytes that are kept there, of the hops before too."""
 
     writes: list[Write] = field(default_factory=list)
     gained: dict[str, Sums] = field(default_factory=dict)
+    spent: int = 0
 
 
 def card_of(found: Mapping[str, WeightPlace]) -> torch.device | None:
@@ -34,8 +36,11 @@ def card_of(found: Mapping[str, WeightPlace]) -> torch.device | None:
     return device if device is not None and has_kernels(device) else None
 
 
-def decode_on(device: torch.device, patch: PatchReader, found: Mapping[str, WeightPlace]) -> CardChanges:
-    """Decode the tensors of a patch for which there are kernels. Nothing is written.
+def decode_on(
+    device: torch.device, patch: PatchReader, found: Mapping[str, WeightPlace], spent: int = 0
+) -> CardChanges:
+    """Decode the tensors of a patch for which there are kernels. Nothing is written. ``spent``: what the hops before
+    it keep.
 
     Left to the host are other encodings, boxes whose elements lie apart, weights that do not lie in row-major order,
     and those that several names share. Raises ChainError ``base-differs`` for old values that the patch does not apply
@@ -48,10 +53,11 @@ def decode_on(device: torch.device, patch: PatchReader, found: Mapping[str, Weig
             continue
         tasks += tensor_tasks(encoded, words(place.tensor, place.dtype), place.known) or ()
     join_receiving(device)
-    kept = KeptChanges(one.need for one in tasks)
+    kept = KeptChanges((one.need for one in tasks), spent)
     for found_of in decode_tasks(device, tasks):
         for one, both in zip(found_of.tasks, found_of.decoded.sums, strict=True):
             changes.gained[one.name] = add(changes.gained.get(one.name, ZERO), both)
         changes.writes.append(kept.keep(found_of.decoded, found_of.source))
+    changes.spent = kept.spent
     lend_room([write for write in changes.writes if isinstance(write, PlacedWords)])
     return changes

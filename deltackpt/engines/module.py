@@ -108,7 +108,7 @@ class _Plan:
 
     table: Mapping[str, Tensor]
     rename: Rename | None
-    memory: list[_Memory]
+    memory: list[_Memory] | None
     parts: list[_Part]
     shared: frozenset[str]
 
@@ -129,7 +129,8 @@ def places(model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename |
     state = model.state_dict(keep_vars=True)
     memory = _memory(state)
     plan = _PLANS.get(model)
-    if plan is None or plan.memory != memory or plan.rename is not rename or not _same_table(plan.table, table):
+    same = plan is not None and memory is not None and plan.memory == memory and plan.rename is rename
+    if plan is None or not same or not _same_table(plan.table, table):
         plan = _PLANS[model] = _plan(model, state, table, rename, memory)
     found = {}
     for name, source, part, dtype, shape in plan.parts:
@@ -137,10 +138,10 @@ def places(model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename |
     return found
 
 
-def _memory(state: Mapping[str, torch.Tensor]) -> list[_Memory]:
-    """Equal for two state dicts of plain tensors that have the same names for the same memory."""
+def _memory(state: Mapping[str, torch.Tensor]) -> list[_Memory] | None:
+    """Equal for two state dicts that have the same names for the same memory; None where not all are plain tensors."""
     if not all(type(t) in _PLAIN and t.layout == torch.strided for t in state.values()):
-        return [("", id(object()), torch.Size(), (), torch.uint8)]
+        return None
     return [(name, t.data_ptr(), t.shape, t.stride(), t.dtype) for name, t in state.items()]
 
 
@@ -152,7 +153,7 @@ def _same_table(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 def _plan(
     model: torch.nn.Module, state: Mapping[str, torch.Tensor], table: Mapping[str, Tensor], rename: Rename | None,
-    memory: list[_Memory],
+    memory: list[_Memory] | None,
 ) -> _Plan:  # fmt: skip
     """Raises CheckpointError ``model-differs``."""
     slices, wrong = _slices(model, state, table, rename)

@@ -137,14 +137,15 @@ def _move(repo: Repository, plan: Plan, changes: StepChanges, found: dict[str, W
     """
     card = card_of(found) if changes.patches else None
     written: list[Scatter] = []
-    sums = known.sums
+    sums, spent = known.sums, 0
     try:
         if card is None:
             sums = _hop(plan.target, repo, changes, found, known, written, CardChanges())
         else:
             for number, hop in enumerate(plan.patches):
                 target, start = repo.load(hop.end), _Known(known.repository, hop.start, sums)
-                decoded = decode_on(card, changes.patches[number], found)
+                decoded = decode_on(card, changes.patches[number], found, spent)
+                spent = decoded.spent
                 sums = _hop(target, repo, changes.hop(number), found, start, written, decoded)
     except BaseException:
         for scatter in reversed(written):

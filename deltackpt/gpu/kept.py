@@ -8,7 +8,7 @@ more):
     S / 2           what was found in the group before, until it is kept or dropped
     TOTAL - 3 S / 2 positions and words, 4 bytes and a word a change, of the groups that are kept
     1 to 2 % of 6   a change, of groups for which that has no room: those that led to another exponent
-    200             a tile, of tables
+    2,000           a tile, of tables: tiles have some 2,048 changes
 
 A group that is not kept is decoded again when it is written: its bytes stay in host memory. To be undone, it is decoded
 once more, in the light of the words that it led to. Where these lie in a tile follows from the exponents of all its
@@ -32,17 +32,18 @@ TOTAL = 896 << 20
 class KeptChanges:
     """Decides, group by group of a step, what is kept."""
 
-    def __init__(self, needs: Iterable[int]) -> None:
-        """``needs``: the scratch memory of each tensor that will be decoded (`decode.scratch`)."""
-        needs = list(needs)
-        self._left = TOTAL - 3 * max(min(sum(needs), SCRATCH), *needs, 0, 0) // 2
+    def __init__(self, needs: Iterable[int], spent: int = 0) -> None:
+        """``needs``: the scratch memory of each tensor that will be decoded (`decode.scratch`); ``spent``: bytes of
+        changes that are kept already, of the steps before."""
+        needs, self.spent = list(needs), spent
+        self._most = TOTAL - 3 * max(min(sum(needs), SCRATCH), *needs, 0, 0) // 2
 
     def keep(self, decoded: DecodedChanges, source: TaskGroup) -> PlacedWords | LateWords:
         """What writes the changes of a group. ``source``: it, with its bytes in host memory."""
         size = decoded.elements * (4 + decoded.new.element_size())
-        if size > self._left:
+        if self.spent + size > self._most:
             return LateWords(decoded, source)
-        self._left -= size
+        self.spent += size
         return decoded.placed()
 
 

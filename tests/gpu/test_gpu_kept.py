@@ -155,8 +155,8 @@ def peak_of(work):
 @heavy
 def test_memory_is_bounded_while_a_dense_step_is_decoded_written_and_undone(monkeypatch):
     """5 % of some tensors, in groups: TOTAL, and what the module says comes to it."""
-    shape, count = (64, 512), 8
-    specs = [("BF16", shape, *pair("BF16", shape, seed, 80, "weights")) for seed in range(count)]
+    shape, count = (32, 256), 6
+    specs = [("BF16", shape, *pair("BF16", shape, seed, 220, "weights")) for seed in range(count)]
     groups = [group_of(specs[i : i + 2]) for i in range(0, count, 2)]
     need = max(sum(decode.scratch(t.words.numel(), t.changes, 2) for t in g.tasks) for g in groups)
     changes = sum(t.changes for g in groups for t in g.tasks)
@@ -176,11 +176,10 @@ def test_memory_is_bounded_while_a_dense_step_is_decoded_written_and_undone(monk
         for write in reversed(writes):
             write.revert()
 
-    step()  # tables of keys are made once
-    writes.clear()
+    late(groups[0])  # tables of keys are made once
     peak = peak_of(step)
     assert {type(write) for write in writes} == {PlacedWords, LateWords}
     moved = sum(2 * 6 * write._source.tasks[0].changes for write in writes if isinstance(write, LateWords)) // 10
-    tables = 400 * 2 * count + sum(g.data.numel() for g in groups)
+    tables = 2048 * count + sum(g.data.numel() for g in groups)
     assert peak <= kept.TOTAL + moved + tables, (peak, kept.TOTAL)
     assert all(holds(g, 2, specs[2 * i : 2 * i + 2]) for i, g in enumerate(groups))
