@@ -102,7 +102,7 @@ class ModuleWrite:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _PlacePlan:
     """Where a layout's tensors are in a module, by its own names; it holds for a state dict of the ``memory`` that it
     was found for, and keeps none of that. ``shared``: names of tensors that others share memory with."""
 
@@ -115,7 +115,7 @@ class _Plan:
 
 _Part = tuple[str, str, Slice, DType, tuple[int, ...]]  # name, the tensor that it is of, dtype and shape
 _Memory = tuple[str, int, torch.Size, tuple[int, ...], torch.dtype]  # name, address, shape, strides, dtype
-_PLANS: WeakKeyDictionary[torch.nn.Module, _Plan] = WeakKeyDictionary()
+_PLANS: WeakKeyDictionary[torch.nn.Module, _PlacePlan] = WeakKeyDictionary()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -154,7 +154,7 @@ def _same_table(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 def _plan(
     model: torch.nn.Module, state: Mapping[str, torch.Tensor], table: Mapping[str, Tensor], rename: Rename | None,
     memory: list[_Memory] | None,
-) -> _Plan:  # fmt: skip
+) -> _PlacePlan:  # fmt: skip
     """Raises CheckpointError ``model-differs``."""
     slices, wrong = _slices(model, state, table, rename)
     parts, alias = list[_Part](), dict[str, Any]()
@@ -170,7 +170,7 @@ def _plan(
     _refuse(wrong)
     held = [part for part in parts if part[0] in table]
     count = Counter(alias[name] for name, *_ in held)
-    return _Plan(table, rename, memory, held, frozenset(name for name, *_ in held if count[alias[name]] > 1))
+    return _PlacePlan(table, rename, memory, held, frozenset(name for name, *_ in held if count[alias[name]] > 1))
 
 
 def state_dict_for(
