@@ -228,6 +228,8 @@ def main() -> None:
     parser.add_argument("--timeout", type=int, default=130, help="seconds of a case")
     parser.add_argument("--root", type=Path, help="of one case, which then runs in this process")
     args = parser.parse_args()
+    if args.tp == 2:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")  # for ranks on a CPU
     if args.root is not None:
         run(args.case[0], args.root, args.steps, args.size == "tiny", args.tp)
         return

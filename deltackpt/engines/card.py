@@ -53,11 +53,12 @@ def decode_on(
             continue
         tasks += tensor_tasks(encoded, words(place.tensor, place.dtype), place.known) or ()
     join_receiving(device)
-    kept = KeptChanges((one.need for one in tasks), spent)
+    kept = KeptChanges((one.task.scratch for one in tasks), spent)
     for found_of in decode_tasks(device, tasks):
         for one, both in zip(found_of.tasks, found_of.decoded.sums, strict=True):
             changes.gained[one.name] = add(changes.gained.get(one.name, ZERO), both)
         changes.writes.append(kept.keep(found_of.decoded, found_of.source))
+        del found_of
     changes.spent = kept.spent
     lend_room([write for write in changes.writes if isinstance(write, PlacedWords)])
     return changes

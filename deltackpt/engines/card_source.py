@@ -168,6 +168,7 @@ class CardDecoding:
                     decoded.placed().put(decoded.new)
                 else:
                     made.append(self._kept.keep(decoded, found.source))
+                del found, decoded
         except ChainError as error:
             raise self._other(str(error.where)[:80]) from error
         return made
@@ -204,8 +205,8 @@ def _entries(patch: PatchReader, name: str) -> Sequence[Entry]:
 
 
 def _need(entries: Sequence[Entry], total: int) -> int:
-    changes = sum(entry.detail.changes for entry in entries if isinstance(entry.detail, ListIndex))
-    return scratch(total, changes, entries[0].dtype.width)
+    found = [entry.detail for entry in entries if isinstance(entry.detail, ListIndex)]
+    return sum(scratch(index, total, entries[0].dtype.width) for index in found)
 
 
 def _groups(held: Sequence[_Held]) -> Iterator[list[_Held]]:

@@ -14,7 +14,7 @@ from deltackpt.codecs import Entry
 from deltackpt.codecs.packed.encoding import PackedCodec
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.engines.step_changes import base_blamed
-from deltackpt.gpu.decode import DecodedChanges, DecodeTask, TaskGroup, decode_groups, groups, scratch, takes
+from deltackpt.gpu.decode import DecodedChanges, DecodeTask, TaskGroup, decode_groups, groups, takes
 from deltackpt.patch.base import Known
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import EncodedTensor
@@ -27,11 +27,6 @@ class TensorTask:
     name: str
     part: PartReader
     task: DecodeTask
-
-    @property
-    def need(self) -> int:
-        """Bytes that it takes on the card while it is decoded."""
-        return scratch(self.task.words.numel(), self.task.changes, self.task.dtype.width)
 
 
 def tensor_tasks(found: EncodedTensor, words: torch.Tensor, known: Known) -> list[TensorTask] | None:
@@ -99,7 +94,10 @@ def decode_tasks(device: torch.device, tasks: Sequence[TensorTask]) -> Iterator[
             for decoded in decode_groups(_sent(device, some, sources)):
                 mine = some[at : at + len(decoded.counts)]
                 at += len(mine)
-                yield DecodedTasks(mine, decoded, sources.popleft())
+                found = DecodedTasks(mine, decoded, sources.popleft())
+                del decoded  # while the next group is decoded only what is kept of it takes memory
+                yield found
+                del found
 
 
 def _sent(device: torch.device, some: Sequence[TensorTask], sources: deque[TaskGroup]) -> Iterator[TaskGroup]:

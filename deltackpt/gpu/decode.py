@@ -51,9 +51,9 @@ class DecodeTask:
     origin: int = 0
 
     @cached_property
-    def changes(self) -> int:
-        """Changed elements."""
-        return self.index.changes
+    def scratch(self) -> int:
+        """About the bytes that it takes on the device while it is decoded."""
+        return scratch(self.index, self.words.numel(), self.dtype.width)
 
 
 @dataclass(frozen=True)
@@ -136,17 +136,14 @@ def decode_groups(found: Iterable[TaskGroup]) -> Iterator[DecodedChanges]:
 def groups(tasks: Sequence[DecodeTask]) -> Iterator[list[DecodeTask]]:
     """Runs of tasks of one dtype whose decoding takes SCRATCH bytes on the device, unless one takes more."""
     for _, of_dtype in groupby(tasks, lambda task: task.dtype):
-        yield from grouped(of_dtype, _scratch, SCRATCH)
+        yield from grouped(of_dtype, lambda task: task.scratch, SCRATCH)
 
 
-def scratch(elements: int, changes: int, width: int) -> int:
-    """About the bytes that a task takes on the device while it is decoded: for each 64 elements 32 of counts, for each
-    change two numbers of 4 in unary and as rank, its position, its excess, and two words."""
-    return elements // 2 + changes * (13 + 2 * width)
-
-
-def _scratch(task: DecodeTask) -> int:
-    return scratch(task.words.numel(), task.changes, task.dtype.width)
+def scratch(index: ListIndex, elements: int, width: int) -> int:
+    """About the bytes that an entry of so many elements takes on the device while it is decoded: for each 64 elements
+    32 of counts; for each change a position, an excess and two words; for each number in unary 8."""
+    changes, long = index.changes, int(index.counts[:, index.scale.classes :].sum())
+    return elements // 2 + changes * (5 + 2 * width) + 8 * (changes + 2 * long)
 
 
 def _as_words(data: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """What a step keeps on a device between the moment that it is decoded and proven and the one that it is final.
 
 Beside the weights a step takes, in bytes, with S the scratch memory of the largest group that is decoded at once
-(`decode.scratch`: half a byte an element and 13 bytes and two words a change; `decode.SCRATCH`, unless one tensor takes
-more):
+(`decode.scratch`: half a byte an element, 5 bytes and two words a change, 8 bytes a number in unary, of which there is
+one a change, and two more for a long one; `decode.SCRATCH`, unless one tensor takes more):
 
     S               while a group is decoded
     S / 2           what was found in the group before, until it is kept or dropped

@@ -1,5 +1,7 @@
 """What a step keeps on a device until it is final, and groups that are decoded again for lack of room."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -124,7 +126,7 @@ def test_what_fits_is_kept(monkeypatch):
     specs = specs_of("BF16", "weights")
     groups = [group_of([spec]) for spec in specs]
     found = [next(decode_groups([TaskGroup(g.tasks, g.data.to(WHERE), g.begin)])) for g in groups]
-    needs = [decode.scratch(1500, decoded.elements, 2) for decoded in found]
+    needs = [decoded.tasks[0].scratch for decoded in found]
     monkeypatch.setattr(kept, "SCRATCH", max(needs))
     monkeypatch.setattr(kept, "TOTAL", 3 * max(needs) // 2 + 1 + 6 * (found[0].elements + found[1].elements))
     changes = KeptChanges(needs)
@@ -137,11 +139,6 @@ def test_what_fits_is_kept(monkeypatch):
 
 def peak_of(work):
     """The most bytes of tensors that ``work`` has alive at once, beside those that were there before."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        work()
-        return torch.cuda.max_memory_allocated() - held
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
         work()
     events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -152,17 +149,23 @@ def peak_of(work):
     return peak
 
 
-@heavy
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it counts what the interpreter would be given")
 def test_memory_is_bounded_while_a_dense_step_is_decoded_written_and_undone(monkeypatch):
-    """5 % of some tensors, in groups: TOTAL, and what the module says comes to it."""
-    shape, count = (32, 256), 6
+    """5 % of some tensors, in groups: TOTAL, and what the module says comes to it. What is allocated does not depend on
+    what kernels find, so that they need not run; no exponent changes."""
+    from support.kernel_keys import launched
+
+    shape, count = (64, 512), 8
     specs = [("BF16", shape, *pair("BF16", shape, seed, 220, "weights")) for seed in range(count)]
     groups = [group_of(specs[i : i + 2]) for i in range(0, count, 2)]
-    need = max(sum(decode.scratch(t.words.numel(), t.changes, 2) for t in g.tasks) for g in groups)
-    changes = sum(t.changes for g in groups for t in g.tasks)
+    need = max(sum(t.scratch for t in g.tasks) for g in groups)
+    changes = sum(t.index.changes for g in groups for t in g.tasks)
     assert changes > 0.04 * count * shape[0] * shape[1]
     monkeypatch.setattr(kept, "SCRATCH", need)
     monkeypatch.setattr(kept, "TOTAL", 3 * need // 2 + 6 * changes // 2)
+    monkeypatch.setattr(decode, "_refuse", lambda *_: None)
+    exponents = kept._other_exponents
+    monkeypatch.setattr(kept, "_other_exponents", lambda d, e: exponents(replace(d, old=d.new), e))
     writes = []
 
     def step():
@@ -170,16 +173,17 @@ def test_memory_is_bounded_while_a_dense_step_is_decoded_written_and_undone(monk
         sent = (TaskGroup(g.tasks, g.data.to(WHERE), g.begin) for g in groups)
         for group, decoded in zip(groups, decode_groups(sent), strict=True):
             writes.append(room.keep(decoded, group))
+            del decoded
         lend_room([write for write in writes if isinstance(write, PlacedWords)])
         for write in writes:
             write.apply()
         for write in reversed(writes):
             write.revert()
 
-    late(groups[0])  # tables of keys are made once
-    peak = peak_of(step)
-    assert {type(write) for write in writes} == {PlacedWords, LateWords}
-    moved = sum(2 * 6 * write._source.tasks[0].changes for write in writes if isinstance(write, LateWords)) // 10
-    tables = 2048 * count + sum(g.data.numel() for g in groups)
-    assert peak <= kept.TOTAL + moved + tables, (peak, kept.TOTAL)
-    assert all(holds(g, 2, specs[2 * i : 2 * i + 2]) for i, g in enumerate(groups))
+    with launched(run=False):
+        step()  # tables of keys are made once
+        writes.clear()
+        peak = peak_of(step)
+    assert [type(write) for write in writes] == [PlacedWords, PlacedWords, LateWords, LateWords]
+    tables = 2000 * count + max(g.data.numel() for g in groups)
+    assert need < peak <= kept.TOTAL + tables, (peak, kept.TOTAL)
