@@ -36,7 +36,8 @@ class PairBackend:
 
     def device(self) -> torch.device:
         """Where the tensors of this process lie: the card that is current, or the host."""
-        return torch.device("cuda", torch.cuda.current_device()) if self.cards else torch.device("cpu")
+        there = self.cards and torch.cuda.is_available()
+        return torch.device("cuda", torch.cuda.current_device()) if there else torch.device("cpu")
 
 
 def _gloo(store: Any, rank: int, host: str, seconds: float) -> Any:

@@ -24,7 +24,6 @@ from deltackpt.carriers.one_sided import OneSided, api
 from deltackpt.carriers.watched import WatchedCalls
 from deltackpt.carriers.wire import Deadline, Wire, foreign, lost
 from deltackpt.gpu.device_bytes import CardBytes
-from deltackpt.patch.source import PartBytes
 
 PIECE = 16 << 20  # bytes of one message
 AHEAD = 3  # messages that are on their way at a time
@@ -34,7 +33,7 @@ POLL = 0.00005  # seconds between two looks at a message of NCCL
 class Payload(Protocol):
     """One end of a way for bytes beside the connection that asks for them."""
 
-    def send(self, chunks: Iterable[PartBytes], total: int, deadline: Deadline) -> None:
+    def send(self, chunks: Iterable[memoryview], total: int, deadline: Deadline) -> None:
         """So many bytes, uint8."""
 
     def receive(self, into: memoryview, deadline: Deadline) -> None:
@@ -55,7 +54,7 @@ class Pair:
 
         backend = backend_of(carrier)
         self.device = device or backend.device()
-        self._peer, self._cards = 1 - rank, backend.cards
+        self._peer, self._cards = 1 - rank, self.device.type == "cuda"
         self._group: Any = None
         self._stream = torch.cuda.Stream(self.device) if self._cards else None
         self._slots: list[_Slot] = []
@@ -68,7 +67,7 @@ class Pair:
 
         self._calls.run(make, deadline)
 
-    def send(self, chunks: Iterable[PartBytes], total: int, deadline: Deadline) -> None:
+    def send(self, chunks: Iterable[Any], total: int, deadline: Deadline) -> None:
         """So many bytes, uint8, copied into messages of one size where the pair's tensors lie."""
         self._calls.run(lambda: self._send(chunks, total, deadline), deadline)
 
@@ -94,7 +93,7 @@ class Pair:
 
     # By the pair's own thread
 
-    def _send(self, chunks: Iterable[PartBytes], total: int, deadline: Deadline) -> None:
+    def _send(self, chunks: Iterable[Any], total: int, deadline: Deadline) -> None:
         with self._current():
             for slot, size in self._filled(chunks, total, deadline):
                 slot.work = self._group.send([slot.data[:size]], self._peer, 0)
@@ -115,7 +114,7 @@ class Pair:
             for slot in waiting:
                 self._finish(slot, deadline)
 
-    def _filled(self, chunks: Iterable[PartBytes], total: int, deadline: Deadline) -> Iterator[tuple[_Slot, int]]:
+    def _filled(self, chunks: Iterable[Any], total: int, deadline: Deadline) -> Iterator[tuple[_Slot, int]]:
         """The bytes in messages of PIECE, each in a slot of which nothing is on its way any more."""
         left, turn, slot, held = total, 0, self._slot(0, deadline) if total else None, 0
         for chunk in chunks:

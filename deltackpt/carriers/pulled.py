@@ -27,9 +27,10 @@ T = TypeVar("T")
 class PulledParts:
     """A `PartSource` over one publishing rank, at ``address``.
 
-    ``carrier`` says what the payload goes over: "tcp", the connection itself, "gloo", "nccl" or "nixl"; with "nccl" what
-    is wanted in host memory comes over the connection too, and what `tensors` is asked for to ``device``. ``timeout``
-    in seconds is for one request, its bytes included. It connects when it is first asked, and again after an error.
+    ``carrier`` says what the payload goes over: "tcp", the connection itself, "gloo", "nccl" or "nixl"; with "nccl"
+    what is wanted in host memory comes over the connection too, and what `tensors` is asked for to ``device``.
+    ``timeout`` in seconds is for one request, its bytes included. It connects when it is first asked, and again after
+    an error.
     """
 
     parallel = 1

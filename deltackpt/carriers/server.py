@@ -6,9 +6,9 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -32,8 +32,8 @@ class PartServer:
 
     A connection of kind "pull" asks for parts of ``parts``; one of another kind goes to the handler that is registered
     for it, which returns whether it keeps the connection. ``timeout`` in seconds is how long sending one answer may
-    take; ``device`` is where the tensors of pairs lie. Raises ConflictError ``live-taken`` where another process listens there, UsageError ``live-option`` for an
-    address that this host does not have.
+    take; ``device`` is where the tensors of pairs lie. Raises ConflictError ``live-taken`` where another process
+    listens there, UsageError ``live-option`` for an address that this host does not have.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class PartServer:
         try:
             part = self._parts.find(str(request.get("part")))
             spans = _spans(wire.where, request.get("spans"), part.size)
-            chunks = pieces_of(part, spans) if isinstance(over_pair, Pair) else spans_of(part, spans)
+            chunks: Any = pieces_of(part, spans) if isinstance(over_pair, Pair) else spans_of(part, spans)
         except DeltackptError as error:
             wire.send({"error": error.to_dict()}, deadline)
             return
         sizes = [end - start for start, end in spans]
         wire.send({"sizes": sizes}, deadline)
         if over_pair is None:
-            wire.send_bytes(cast(Iterable[memoryview], chunks), deadline)
+            wire.send_bytes(chunks, deadline)
         else:
             over_pair.send(chunks, sum(sizes), deadline)
 

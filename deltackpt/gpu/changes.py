@@ -88,8 +88,8 @@ def deltas_of(
     """Changes whose arrays were copied to ``host``, as a delta for every piece that changed.
 
     By index of the piece: ``bases`` are all its old words, ``encoded`` is what a device made of it, ``sums`` what the
-    tensor's sums gain. ``finite``: no word is infinite or NaN; ``keep`` what the device has of it, too. Positions become uint32, or int64 where the device's
-    are, or ``start`` is not 0.
+    tensor's sums gain. ``finite``: no word is infinite or NaN; ``keep`` what the device has of it, too. Positions
+    become uint32, or int64 where the device's are, or ``start`` is not 0.
     """
     positions, width = host[0], uint(changes.pieces[0].dtype.width)
     if positions.dtype == np.int32:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ def crc32_of(data: torch.Tensor, sizes: Sequence[int]) -> list[int]:
     if not has_kernels(data.device):
         ends = [0, *accumulate(sizes)]
         host = data.cpu().numpy()
-        return [zlib.crc32(host[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+        return [zlib.crc32(host[a:b]) for a, b in pairwise(ends)]
     from deltackpt.gpu.triton.crc import checksums
 
     pieces = [_pieces(size) for size in sizes]

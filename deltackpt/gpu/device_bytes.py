@@ -18,10 +18,10 @@ class CardBytes:
     @property
     def nbytes(self) -> int:
         """Their number."""
-        return self.tensor.numel()
+        return int(self.tensor.numel())
 
     def __len__(self) -> int:
-        return self.tensor.numel()
+        return int(self.tensor.numel())
 
     def __getitem__(self, where: slice) -> CardBytes:
         return CardBytes(self.tensor[where])

@@ -108,8 +108,8 @@ class CardWeights(ModuleWeights):
         places: list[Place] = []
         for mine, decoded in _decoded(self.device, tasks):
             writes.append(decoded)
-            for one, sums in zip(mine, decoded.sums, strict=True):
-                gained[one.name] = state_digest.add(gained.get(one.name, state_digest.ZERO), sums)
+            for one, both in zip(mine, decoded.sums, strict=True):
+                gained[one.name] = state_digest.add(gained.get(one.name, state_digest.ZERO), both)
         for changes in plain_changes(plain):
             gained |= changes.gained
             places += changes.places

@@ -65,7 +65,8 @@ def encode_changes(
         options = trainer.encode  # there are no plain changes of boxes
     plainly = options is not trainer.encode
     ready = [d for _, d in sorted(deltas.items()) if fits_card(d, names)] if plainly and not sink.hashed else []
-    rest = {name: delta for name, delta in deltas.items() if delta not in _Same(ready)}
+    done = {id(delta) for delta in ready}
+    rest = {name: delta for name, delta in deltas.items() if id(delta) not in done}
     if plainly:  # what was encoded as it was captured is not what is wanted
         rest = {name: replace(d, encoded=None) if d.base is not None else d for name, d in rest.items()}
     made = _on_card(sink, origin, ready, _numbers(trainer))
@@ -75,16 +76,6 @@ def encode_changes(
     size = sum(file.size for file in sink.files)
     link.saw(options, sum(share.changed.values()), share.seconds["encode"], size)
     return share
-
-
-class _Same:
-    """Is it one of these very deltas? They hold arrays, which do not compare."""
-
-    def __init__(self, deltas: Sequence[Delta]) -> None:
-        self._ids = {id(delta) for delta in deltas}
-
-    def __contains__(self, delta: object) -> bool:
-        return id(delta) in self._ids
 
 
 def _on_card(sink: MemorySink, origin: Origin, deltas: Sequence[Delta], number: Callable[[int], int]) -> Share:
@@ -135,7 +126,7 @@ def encode_all(sink: MemorySink, trainer: LiveTrainer, origin: Origin) -> Share:
 def _full(state: TrainerState, name: str, box: Box, *, stay: bool) -> tuple[Any, Encoded]:
     dtype, names = DTYPES[state.tensors[name].dtype], set(state.tensors)
     words = state.read(name)
-    if stay and words.device.type != "cpu":
+    if stay:
         return full_on_card(name, dtype, box, words)
     target = on_host(words, dtype)
     shape = storage_shape(dtype, box.shape)
