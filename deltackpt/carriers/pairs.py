@@ -146,6 +146,8 @@ class Pair:
                 raise RuntimeError("a message that did not pass in time")
             time.sleep(POLL)
         work.wait(timedelta(seconds=max(0.001, deadline.left)))
+        if self._calls.given_up:  # what was aborted looks as if it were done
+            raise RuntimeError("a pair that was given up")
 
     def _current(self) -> AbstractContextManager[Any]:
         found = ExitStack()

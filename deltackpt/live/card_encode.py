@@ -6,7 +6,7 @@ are made on the host. No changed word is copied to host memory for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
@@ -20,7 +20,6 @@ from deltackpt.codecs.types import PlainTensor
 from deltackpt.format.dtypes import DType
 from deltackpt.gpu.crc_runs import crc32_of, joined_crc
 from deltackpt.gpu.device_bytes import CardBytes
-from deltackpt.gpu.transfers import synchronize
 from deltackpt.patch.encode import collides
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.delta import CardWords, Delta
@@ -62,11 +61,11 @@ def full_on_card(name: str, dtype: DType, box: Box, words: torch.Tensor) -> tupl
     return entry, Encoded(detail, payload=cast(Any, [data]))
 
 
-def handed_over(devices: AbstractSet[Any], put: Callable[[], None]) -> None:
-    """Hand over parts of what was begun on some devices: it is complete then."""
-    for device in devices:
-        synchronize(device)
-    put()
+def settled(words: torch.Tensor) -> torch.Tensor:
+    """The same, once all that any stream of its device was given is done: the snapshot is made by another thread."""
+    if words.device.type == "cuda":
+        torch.cuda.synchronize(words.device)
+    return words
 
 
 def _entry(delta: Delta, detail: Checked) -> Entry:

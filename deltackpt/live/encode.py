@@ -20,7 +20,7 @@ from deltackpt.hooks.live import LiveTrainer
 from deltackpt.hooks.parts import BYTES, Share, encode_deltas
 from deltackpt.hooks.pending import CapturedStep
 from deltackpt.hooks.publish import TrainerState
-from deltackpt.live.card_encode import fits_card, full_on_card, handed_over, plain_on_card
+from deltackpt.live.card_encode import fits_card, full_on_card, plain_on_card, settled
 from deltackpt.live.link_rate import LinkRate
 from deltackpt.patch.encode import fitting_entry
 from deltackpt.patch.part import Origin, PartWriter
@@ -89,8 +89,7 @@ def _on_card(sink: MemorySink, origin: Origin, deltas: Sequence[Delta], number: 
         share.sums[delta.name] = sums_of(delta)
         share.changed[delta.name] = len(delta.positions)
         share.encodings[entry.encoding] = share.encodings.get(entry.encoding, 0) + 1
-    devices = {delta.on_card.new.device for delta in deltas if delta.on_card is not None}
-    handed_over(devices, lambda: sink.put(EncodedPart.of(writer, number(0))))
+    sink.put(EncodedPart.of(writer, number(0)))
     share.seconds = {"encode": time.monotonic() - began}
     return share
 
@@ -127,7 +126,7 @@ def _full(state: TrainerState, name: str, box: Box, *, stay: bool) -> tuple[Any,
     dtype, names = DTYPES[state.tensors[name].dtype], set(state.tensors)
     words = state.read(name)
     if stay:
-        return full_on_card(name, dtype, box, words)
+        return full_on_card(name, dtype, box, settled(words))
     target = on_host(words, dtype)
     shape = storage_shape(dtype, box.shape)
     none = np.zeros(0, uint(dtype.width))
