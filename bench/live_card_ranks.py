@@ -180,7 +180,7 @@ class Trainer:
             "127.0.0.1:0", token=TOKEN, mode="sync", durable="behind", carrier="nccl", engines=c.o.engines,
             timeout=c.o.timeout, load_timeout=c.o.limit, report=lambda e: (self.events.append(e), report and report(e)),
         ).with_rate(1e11)  # fmt: skip
-        shares = max(1, c.o.trainers)
+        shares = max(c.o.engines, c.o.trainers)
         self.hook = TrainerHook(
             self.state, c.url, live=self.live, encoding=f"auto@{shares}" if shares > 1 else "auto", timeout=c.o.limit,
             anchor=AnchorPolicy(), on_device=True if c.cpu else None, **({"threads": 1} if c.cpu else {}),
@@ -255,6 +255,7 @@ def turns(c: Child, bucket: Bucket, plan: list[tuple[str, str]]) -> None:
             c.say(rank=c.rank, way=way, rate=rate or "no limit", received=receiver.received - before)
             before = receiver.received
             c.store.set(f"sums-{c.rank}-{number}", c.sums(state) if c.o.trainers == 1 else "")
+            bucket.rate = RATES.get(rate, 0.0)  # it cuts the baseline's messages, at both ends
             c.baseline(state, bucket, PART.get(rate, 1))
         receiver.close()
         return
@@ -285,6 +286,16 @@ def turns(c: Child, bucket: Bucket, plan: list[tuple[str, str]]) -> None:
             c.say(way=key, step=taken, live=offered[:1], baseline=whole, faster=whole / taken)
         rows.setdefault(key, []).append(taken)
     t.hook.close()
+
+
+def shares(c: Child) -> None:
+    """See the page's head."""
+    from live_card_shares import engine_rank, trainer_rank
+
+    if c.rank >= c.o.trainers:
+        engine_rank(c)
+    else:
+        trainer_rank(c, Trainer(c))
 
 
 def pair(c: Child) -> None:
@@ -379,4 +390,11 @@ def hook(c: Child) -> None:
                       parts=[f.size for f in parts])  # fmt: skip
 
 
-CASES = {"pair": pair, "limited": limited, "kill-engine": kill_engine, "kill-trainer": kill_trainer, "hook": hook}
+CASES = {
+    "pair": pair,
+    "limited": limited,
+    "shares": shares,
+    "kill-engine": kill_engine,
+    "kill-trainer": kill_trainer,
+    "hook": hook,
+}

@@ -3,7 +3,9 @@
     two cards     python bench/live_cards.py --trainers 1 --engines 1 --cases pair limited kill-engine kill-trainer
     four cards    python bench/live_cards.py --trainers 2 --engines 2 --cases pair kill-engine kill-trainer
                   python bench/live_cards.py --trainers 4 --engines 0 --cases hook
+                  python bench/live_cards.py --trainers 2 --engines 2 --cases shares --size 1b
     eight cards   python bench/live_cards.py --trainers 4 --engines 4 --cases pair kill-engine kill-trainer
+                  python bench/live_cards.py --trainers 4 --engines 4 --cases shares --size 1b
                   python bench/live_cards.py --trainers 8 --engines 0 --cases hook
     no card       python bench/live_cards.py --device cpu --size tiny --trainers 1 --engines 1
 
@@ -15,6 +17,8 @@ one that is short of memory take --size 1b. Set nothing but NCCL_NVLS_ENABLE=0, 
                 weights over NCCL; the engines' bytes against what the parts have
   limited       the same, coded, with one token bucket under carrier and baseline: 25 and 1 Gb/s. Of the baseline at
                 1 Gb/s a sixteenth is sent, and the time is multiplied
+  shares        the engines are one of E tensor-parallel ranks, each with slices in host memory: bytes that each has
+                received against its share of the parts, and the time of step()
   kill-engine   one engine is killed in each phase of a step: the others, and training, go on
   kill-trainer  the trainer's first rank is killed in each phase: engines have the old step or the new one, all of them
   hook          FSDP ranks alone: 1, 2, 4, .. of the trainers: step(), and durable; bytes and parts of a rank
@@ -44,7 +48,14 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from live_card_ranks import CASES, PHASES, Child  # noqa: E402
 
-LIMITS = {"pair": 240, "limited": 200, "kill-engine": 150, "kill-trainer": 200, "hook": 240}  # seconds of a case
+LIMITS = {
+    "pair": 240,
+    "limited": 200,
+    "shares": 240,
+    "kill-engine": 150,
+    "kill-trainer": 200,
+    "hook": 240,
+}  # seconds of a case
 
 
 class Run:
@@ -182,7 +193,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trainers", type=int, default=1)
     parser.add_argument("--engines", type=int, default=1)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES)[:4])
+    parser.add_argument(
+        "--cases", nargs="+", choices=list(CASES), default=["pair", "limited", "kill-engine", "kill-trainer"]
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--size", choices=["8b", "1b", "small", "tiny"], default="8b")
     parser.add_argument("--density", type=float, default=0.01)

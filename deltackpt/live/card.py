@@ -36,7 +36,7 @@ from deltackpt.gpu.transfers import synchronize
 from deltackpt.live.card_changes import PlainTask, plain_changes, plain_task
 from deltackpt.live.card_part import CardPart
 from deltackpt.live.parts import StepParts
-from deltackpt.live.weights import ModuleWeights, PreparedAll, PreparedChanges, check_sums
+from deltackpt.live.weights import ModuleWeights, Prepared, PreparedChanges, check_sums
 from deltackpt.patch.base import Patch
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import EncodedTensor
@@ -88,7 +88,7 @@ class CardWeights(ModuleWeights):
 
     def take(
         self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]
-    ) -> PreparedChanges | PreparedAll:  # fmt: skip
+    ) -> Prepared:  # fmt: skip
         """See `HeldWeights.take`. What is changed comes to the card, and does not leave it."""
         if not parts.full:
             with aside(self.device), parts.patch_to_card() as patch:
@@ -96,7 +96,7 @@ class CardWeights(ModuleWeights):
         if not parts.to_card:
             return super().take(parts, known, want)
         with aside(self.device), parts.patch_to_card() as patch:
-            return self._take_all(patch, want)  # type: ignore[return-value]
+            return self._take_all(patch, want)
 
     def prepare(self, patch: Patch, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> PreparedChanges:
         """See `HeldWeights.prepare`. On the card, but for what there are no kernels for."""
@@ -202,7 +202,8 @@ def _whole(held: EncodedTensor, place: WeightPlace, device: torch.device) -> tor
     count = sum(entry.elements for entry in held.entries)
     total = words(place.tensor, dtype).numel()
     for part, entry in held.held:
-        if not isinstance(entry.codec, FullCodec) or not isinstance(part, CardPart) or count != total:  # [F-APPLY-3]
+        known = isinstance(entry.codec, FullCodec) and isinstance(part, CardPart)
+        if not known or count != total or (entry.boxed and entry.storage != entry.shape):  # [F-APPLY-3]
             have, need = "entries that are not all of it", f"{place.known[0]} {list(place.known[1])} in `full`"
             raise ChainError("base-shape", where=f"{part.where}, {place.name[:80]!r}", have=have, need=need)
     if not held.entries[0].boxed:

@@ -124,9 +124,7 @@ class ModuleWeights:
         """The sums of every tensor."""
         return {name: sums for name, (_, _, sums) in weights_of(self.found).items()}
 
-    def take(
-        self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]
-    ) -> PreparedChanges | PreparedAll:
+    def take(self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> Prepared:
         """See `HeldWeights.take`. Whole parts are fetched."""
         with parts.patch() as patch:
             return self._prepare_all(patch, want) if parts.full else self.prepare(patch, known, want)
