@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--size", choices=["8b", "1b", "small", "tiny"], default="8b")
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=30.0, help="seconds that ranks of a session wait")
+    parser.add_argument("--timeout", type=float, default=100.0, help="seconds that ranks of a session wait")
     parser.add_argument("--minutes", type=float, default=9.0, help="of all cases together")
     parser.add_argument("--first-load", action="store_true", help="engines begin at zeros")
     for name in ("child", "out", "phase"):

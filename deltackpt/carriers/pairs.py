@@ -132,7 +132,8 @@ class Pair:
     def _slot(self, turn: int, deadline: Deadline) -> _Slot:
         if turn == len(self._slots):
             host = torch.empty(PIECE, dtype=torch.uint8, pin_memory=self._cards)
-            self._slots.append(_Slot(host, torch.empty_like(host, device=self.device) if self._cards else host))
+            there = torch.empty(PIECE, dtype=torch.uint8, device=self.device) if self._cards else host
+            self._slots.append(_Slot(host, there))
         self._finish(self._slots[turn], deadline)
         return self._slots[turn]
 
