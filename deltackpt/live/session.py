@@ -137,7 +137,8 @@ class Session:
                 need = "one that is new"
                 raise UsageError("live-closed", where="a live session", have="one that was used", need=need)
             here = host if leads else reachable_host(host)
-            limit = max(options.timeout, options.load_timeout)
+            # A card's kernels wait for a receiver that stands still: no longer than for a step.
+            limit = options.timeout if options.carrier == "nccl" else max(options.timeout, options.load_timeout)
             device = device_of(options.carrier)
             self._server = PartServer(here, port if leads else 0, options.token, self._parts, limit, device)
             mine = (here, self._server.port)

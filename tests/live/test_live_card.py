@@ -120,3 +120,31 @@ def test_the_training_s_own_groups_keep_their_watchdog(monkeypatch):
     with groups._without_watchdog():
         pass
     assert groups.os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "0"
+
+
+@needs_no_card
+@pytest.mark.heavy
+def test_rows_of_two_trainer_ranks_to_one_card(tmp_path):
+    from support.live_card import card_sharded
+    from support.ranks import spawn
+
+    assert spawn(2, card_sharded, tmp_path) == [""] * 2
+
+
+@needs_no_card
+@pytest.mark.filterwarnings("ignore")
+def test_what_waits_for_the_repository_holds_nothing_on_a_card(tmp_path, cards):
+    model = make_model()
+    live = Session("127.0.0.1:0", token=TOKEN, mode="sync", carrier="nccl", timeout=60.0).with_rate(1e12)
+    kept, waits = [], []
+    with TrainerHook(model, tmp_path / "repo", threads=1, live=live, on_device=True) as hook:
+        live_put, put = hook._live.put, hook._pending.put
+        hook._live.put = lambda item, *a: (kept.extend(item.deltas.values()), live_put(item, *a))
+        hook._pending.put = lambda item, **o: (waits.extend(item.deltas.values()), put(item, **o))
+        for step in range(2):
+            nudge(model, step)
+            hook.step(step)
+    assert kept
+    assert all(delta.on_card is not None for delta in kept)
+    assert len(waits) == len(kept)
+    assert all(delta.on_card is None for delta in waits)
