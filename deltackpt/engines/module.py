@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deltackpt.errors import CheckpointError
+from deltackpt.errors import ChainError, CheckpointError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums
+from deltackpt.format.widening import Widening
 from deltackpt.gpu.digest import has_kernels, of_run, sums_of_runs
 from deltackpt.restore.identify import Held
 from deltackpt.torch_views.conversion import Slice, whole_view
@@ -26,12 +27,14 @@ from deltackpt.torch_views.words import dtype_of, from_host, on_host, shape_of, 
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """Where a checkpoint's tensor lives in a module. Names that are tied share one storage."""
+    """Where a checkpoint's tensor lives in a module. Names that are tied share one storage. ``dtype`` is the
+    checkpoint's; ``widening`` leads to that of the module, where it is a wider one."""
 
     name: str
     tensor: torch.Tensor
     dtype: DType
     shape: tuple[int, ...]
+    widening: Widening | None = None
 
     @property
     def known(self) -> tuple[str, tuple[int, ...]]:
@@ -44,29 +47,50 @@ class WeightPlace:
         return _alias(self.tensor)
 
     def read(self) -> npt.NDArray[np.uint8]:
-        """[bytes] uint8 in row-major order: a view where it lies so in host memory, else a copy."""
-        return on_host(words(self.tensor, self.dtype), self.dtype).view(np.uint8)
+        """[bytes] uint8 in row-major order: a view where it lies so in host memory, else a copy. Raises ChainError
+        ``base-differs`` for wider words that are none of the dtype."""
+        found = self._words()
+        return (found if self.widening is None else self.widening.narrow(found, self.name)).view(np.uint8)
 
     def sums(self) -> Sums:
-        """Both sums of its digest, on its device if there are kernels for that."""
-        if has_kernels(self.tensor.device):
+        """Both sums of its digest, on its device if there are kernels for that. Wider words that are none of the dtype
+        have sums of their own, which are no step's."""
+        if has_kernels(self.tensor.device) and self.widening is None:
             return of_run(words(self.tensor, self.dtype))
-        return state_digest.of_run(self.read().view(uint(self.dtype.width)))
+        try:
+            return state_digest.of_run(self.read().view(uint(self.dtype.width)))
+        except ChainError:
+            return state_digest.of_run(self._words())
+
+    def check(self, values: npt.NDArray[Any]) -> None:
+        """Raise ChainError ``value-inexact`` unless the module holds some words of the dtype exactly."""
+        if self.widening is not None:
+            self.widening.widen(values, self.name)
 
     def write(self, positions: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
         """Put words in place: ``positions`` [n] int64, flat and row-major, each once; ``values`` [n] unsigned words."""
-        flat = words(self.tensor, self.dtype)
+        flat = words(self.tensor, self._stored)
         where = from_host(positions, flat.device)
-        flat[where] = from_host(values, flat.device)
+        flat[where] = from_host(self._widened(values), flat.device)
         if not self.tensor.is_contiguous():  # then `words` was a copy
             self.tensor.detach().copy_(flat.view(self.tensor.dtype).reshape(self.tensor.shape))
 
     def fill(self, data: npt.NDArray[np.uint8]) -> None:
         """Put all of its bytes in place: [bytes] uint8, row-major."""
-        flat = words(self.tensor, self.dtype)
-        flat.copy_(from_host(data.view(uint(self.dtype.width)), flat.device))
+        flat = words(self.tensor, self._stored)
+        flat.copy_(from_host(self._widened(data.view(uint(self.dtype.width))), flat.device))
         if not self.tensor.is_contiguous():  # then `words` was a copy
             self.tensor.detach().copy_(flat.view(self.tensor.dtype).reshape(self.tensor.shape))
+
+    @property
+    def _stored(self) -> DType:
+        return self.dtype if self.widening is None else self.widening.target
+
+    def _words(self) -> npt.NDArray[Any]:
+        return on_host(words(self.tensor, self._stored), self._stored)
+
+    def _widened(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return values if self.widening is None else self.widening.widen(values, self.name)
 
 
 @dataclass(frozen=True)
@@ -98,8 +122,11 @@ class ModuleWrite:
         return np.array_equal(self.positions, other.positions) and np.array_equal(self.new, other.new)
 
 
-def places(model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename | None = None) -> dict[str, WeightPlace]:
-    """{checkpoint name: place} for every tensor of a layout's ``table``.
+def places(
+    model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename | None = None, *, wide: bool = False
+) -> dict[str, WeightPlace]:
+    """{checkpoint name: place} for every tensor of a layout's ``table``. ``wide``: the module's dtype may be a wider
+    one that holds each value.
 
     A tensor of the module that the checkpoint does not name must be tied to one that it does, or be left out by
     ``rename``. Raises CheckpointError ``model-differs`` with what is missing, over, or of another dtype or shape.
@@ -110,6 +137,9 @@ def places(model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename |
         dtype = dtype_of(tensor.dtype, name)
         found[name] = WeightPlace(name, tensor, dtype, shape_of(tensor, dtype))
         known = found[name].known
+        if name in table and wide and (widening := Widening.between(table[name].dtype, dtype.name)) is not None:
+            found[name] = WeightPlace(name, tensor, widening.source, shape_of(tensor, dtype), widening)
+            known = found[name].known
         if name in table and known != (table[name].dtype, tuple(table[name].shape)):
             wrong.append(f"{name} is {dtype.name} {list(known[1])}, not {table[name].dtype} {list(table[name].shape)}")
     memory = {place.alias for name, place in found.items() if name in table}
@@ -169,7 +199,7 @@ def weights_of(found: Mapping[str, WeightPlace]) -> Held:
     sums: dict[str, Sums] = {}
     together: dict[Any, list[str]] = {}
     for name, place in found.items():
-        if has_kernels(place.tensor.device) and place.tensor.is_contiguous():
+        if has_kernels(place.tensor.device) and place.tensor.is_contiguous() and place.widening is None:
             together.setdefault(place.tensor.device, []).append(name)
         else:
             sums[name] = place.sums()

@@ -93,7 +93,7 @@ class CardWeights(ModuleWeights):
         if not parts.full:
             with aside(self.device), parts.patch_to_card() as patch:
                 return self.prepare(patch, known, want)
-        if not parts.to_card:
+        if not parts.to_card or any(place.widening is not None for place in self.found.values()):
             return super().take(parts, known, want)
         with aside(self.device), parts.patch_to_card() as patch:
             return self._take_all(patch, want)
@@ -130,7 +130,8 @@ class CardWeights(ModuleWeights):
         for name in sorted(patch.names, key=str.encode):
             place, held = self.place(name), patch.tensor(name)
             assert held is not None
-            if names[place.alias] == 1 and place.tensor.is_contiguous() and isinstance(held, EncodedTensor):
+            alone = names[place.alias] == 1 and place.tensor.is_contiguous() and place.widening is None
+            if alone and isinstance(held, EncodedTensor):
                 old = words(place.tensor, place.dtype)
                 if (mine := tensor_tasks(held, old, place.known)) is not None:
                     tasks += mine
@@ -191,6 +192,7 @@ def _on_host(place: WeightPlace, held: Any) -> tuple[ModuleWrite, Sums]:
     old = place.read()
     new = changed_elements(place.name, old, place.known, held)
     assert new.positions is not None
+    place.check(new.values)
     was = old.view(uint(place.dtype.width))[new.positions]
     gain = state_digest.of_change(new.positions, was, new.values)
     return ModuleWrite(place, new.positions, new.values, was), gain
