@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from deltackpt.errors import FormatError, NotFoundError
@@ -22,12 +23,15 @@ class PartsInMemory:
         self._parts: dict[str, EncodedPart] = {}
         self._lock = threading.Lock()
 
-    def put(self, name: str, part: EncodedPart, *, hashed: bool = True) -> File:
-        """Offer a part under a name; -> what a receiver asks for, with the sha256 of its bytes if it is to be
-        ``hashed``, which takes them to the host."""
+    def put(self, name: str, part: EncodedPart) -> File:
+        """Offer a part under a name; -> what a receiver asks for, with the sha256 of its bytes."""
+        return replace(self.put_unhashed(name, part), sha256=part.sha256)
+
+    def put_unhashed(self, name: str, part: EncodedPart) -> File:
+        """The same without a sha256, for which bytes on a card would have to come to the host."""
         with self._lock:
             self._parts[name] = part
-        return File(name, part.size, part.sha256 if hashed else UNHASHED)
+        return File(name, part.size, UNHASHED)
 
     def drop(self, names: Iterable[str]) -> None:
         """Offer some no more; who is reading one has it to the end."""

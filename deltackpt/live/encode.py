@@ -48,7 +48,8 @@ class MemorySink:
     def put(self, part: EncodedPart) -> None:
         """Offer a part."""
         name = f"{self._folder}/part-{part.number:05d}.safetensors"
-        self.files.append(self._parts.put(name, part, hashed=self.hashed))
+        put = self._parts.put if self.hashed else self._parts.put_unhashed
+        self.files.append(put(name, part))
 
     def withdraw(self) -> None:
         """Offer nothing of this step any more."""

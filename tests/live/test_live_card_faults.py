@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from support.live_card import card, card_engine, real_cards, stand_in  # noqa: E402 isort:skip
-from support.live import TOKEN, make_model, nudge  # noqa: E402
+from support.live import TOKEN, make_model, nudge, until  # noqa: E402
 from support.live_ranks import digest, end, noted, start, wait_for_member, wait_for_note  # noqa: E402
 
 from deltackpt.hooks import TrainerHook  # noqa: E402
@@ -62,6 +62,8 @@ def test_an_engine_on_a_card_is_lost_at_every_phase(tmp_path, monkeypatch, how, 
                     assert noted(tmp_path / "healthy")["digest"] == digest(host)
                     assert noted(tmp_path / "healthy")["way"] == "live"
                 if how == signal.SIGSTOP:
+                    pid = started[-1].pid  # one that was let go before the phase does not come to it
+                    until(lambda pid=pid, path=path, n=number: stopped(pid) or noted(path).get("step") == n)
                     os.kill(started[-1].pid, signal.SIGCONT)
                     wait_for_note(path, number)  # it comes back, by the repository
                     assert noted(path)["digest"] == digest(host)
@@ -69,3 +71,8 @@ def test_an_engine_on_a_card_is_lost_at_every_phase(tmp_path, monkeypatch, how, 
     finally:
         for process in started:
             end(process)
+
+
+def stopped(pid):
+    with open(f"/proc/{pid}/stat") as f:  # noqa: PTH123
+        return f.read().rpartition(")")[2].split()[0] == "T"
