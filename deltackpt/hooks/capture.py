@@ -148,7 +148,8 @@ class Capture:
     def _capture_on_device(self, snapshot: Snapshot, pieces: Sequence[Piece], found: list[Delta]) -> None:
         from deltackpt.gpu import pipeline
 
-        pipeline.capture(pieces, snapshot, found, self._options.encoding)
+        keep = bool(getattr(self._options.live, "keeps_on_card", False))
+        pipeline.capture(pieces, snapshot, found, self._options.encoding, keep=keep)
 
     def _capture_mapped(self, mapped: MappedSnapshot, pieces: Sequence[Piece]) -> dict[str, Delta]:
         found = ordered_map(lambda piece: mapped.compare(piece, self._options.encoding), pieces, self.threads)

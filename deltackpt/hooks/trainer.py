@@ -257,7 +257,7 @@ class TrainerHook:
                     number, deltas, decision.whole, dict(metadata or {}),
                     seconds=time.monotonic() - waited, waited=waited - began, nonfinite=sum(counts.values()),
                 )  # fmt: skip
-                self._pending.put(item, into_last=decision.merge)
+                self._pending.put(item.off_card(), into_last=decision.merge)
                 self._capture.nonfinite = counts
         finally:
             if self._pending.was_put(number):
