@@ -122,7 +122,7 @@ class CacheMove:
             raise _unusable("a slot on its way to another step")
         held.drop_slot(held.slot(self.target))  # of an earlier move: the new journal would claim it
         with self._steps(self.current) as steps:
-            journal = None if ready else Journal.read(held.journal)
+            journal = None if ready else Journal.read(held.journal, check=False)
             if begun is not None:
                 begun.resume()
             with begun or Journal.create(held.next, self.current, self.target, via) as following:

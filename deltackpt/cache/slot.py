@@ -117,7 +117,9 @@ def patch_slot(
     layout = patcher.layout
     progress.start("apply", sum(s.size for s in layout.shards))
     total = 0
-    for written, size in ordered_map(patcher.patch, runs_of(layout), threads):
+    # The largest first, so that all threads are done at about the same time.
+    every = sorted(runs_of(layout), key=lambda item: item[1][0].start - item[1][-1].end)
+    for written, size in ordered_map(patcher.patch, every, threads):
         total += written
         progress.advance(size)
     return total + _side_files(move, folder)

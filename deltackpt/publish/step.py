@@ -28,7 +28,7 @@ from deltackpt.publish.sink import EncodedPart, PartSink
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import SILENT, Progress
 
-PART_BYTES = 128 << 20  # encoded bytes after which a part is handed over and the next one begun
+PART_BYTES = 32 << 20  # encoded bytes after which a part is handed over and the next one begun
 PIECE = 8 << 20  # bytes of a file that are read at a time
 
 

@@ -29,7 +29,7 @@ from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.replay import Replay
 from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, link_or, space_errors
-from deltackpt.util.mapped_file import make_huge, write_at
+from deltackpt.util.mapped_file import make_huge, make_huge_span, write_at
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
@@ -203,7 +203,8 @@ def build(
     room = RunRoom()
 
     def write(shard: Shard, data: npt.NDArray[np.uint8], start: int) -> None:
-        with space_errors(folder / shard.path), _opened(folder / shard.path, os.O_WRONLY) as fd:
+        with space_errors(folder / shard.path), _opened(folder / shard.path, os.O_RDWR) as fd:
+            make_huge_span(fd, shard.size, (shard.header.data_start + start, shard.header.data_start + start + len(data)))
             write_at(fd, data.data, shard.header.data_start + start)
 
     def place(item: tuple[Shard, list[Tensor]]) -> int:
