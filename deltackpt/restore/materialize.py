@@ -204,7 +204,9 @@ def build(
 
     def write(shard: Shard, data: npt.NDArray[np.uint8], start: int) -> None:
         with space_errors(folder / shard.path), _opened(folder / shard.path, os.O_RDWR) as fd:
-            make_huge_span(fd, shard.size, (shard.header.data_start + start, shard.header.data_start + start + len(data)))
+            make_huge_span(
+                fd, shard.size, (shard.header.data_start + start, shard.header.data_start + start + len(data))
+            )
             write_at(fd, data.data, shard.header.data_start + start)
 
     def place(item: tuple[Shard, list[Tensor]]) -> int:

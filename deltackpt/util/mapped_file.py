@@ -69,8 +69,8 @@ class MappedFile:
     def populate(self, span: Span, *, write: bool) -> None:
         """Map all pages of a span; with ``write`` such that writing to them causes no fault.
 
-        A file in memory has nothing to be told when a page is first written to, so that any page that is mapped will do,
-        and sixteen of them are mapped by one fault.
+        A file in memory is not told when a page is first written to: any page that is mapped will do, and sixteen of
+        them are mapped by one fault.
         """
         blocks, write = _blocks(span), write and not self._in_memory
         if blocks.start < blocks.stop:
@@ -173,7 +173,7 @@ def in_memory(fd: int) -> bool:
     held = ctypes.create_string_buffer(512)
     if not sys.platform.startswith("linux") or _FSTATFS(fd, held):
         return False
-    return int.from_bytes(held[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) == _TMPFS
+    return ctypes.c_long.from_buffer(held).value == _TMPFS
 
 
 def _unmap(before: list[Callable[[], None]], start: int, size: int) -> None:
