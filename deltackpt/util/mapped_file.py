@@ -49,7 +49,7 @@ class MappedFile:
     def __init__(self, fd: int, size: int, spans: Iterable[Span], *, keep: bool = False) -> None:
         self._all = FileMapping(fd, size, writable=True).data
         self._size = size
-        self._in_memory = in_memory(fd)
+        self.in_memory = in_memory(fd)  # on a tmpfs
         self.keep = keep
         self._waiting = np.zeros(-(-size // HUGE), np.int64)  # spans that are not done, for each huge page
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class MappedFile:
         A file in memory is not told when a page is first written to: any page that is mapped will do, and sixteen of
         them are mapped by one fault.
         """
-        blocks, write = _blocks(span), write and not self._in_memory
+        blocks, write = _blocks(span), write and not self.in_memory
         if blocks.start < blocks.stop:
             with suppress(OSError):  # an older kernel does not know it, and maps page by page
                 self._advise(_POPULATE_WRITE if write else _POPULATE_READ, blocks.start, blocks.stop)
