@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,18 @@ from vllm.distributed.parallel_state import get_world_group
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.platforms import current_platform
 
+from deltackpt.engines.memory import flat_of
+from deltackpt.engines.methods import MethodLayer
 from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.traits import quantized
 from deltackpt.engines.vllm import loader
 from deltackpt.engines.vllm.disk import left_out, weights_in
 from deltackpt.engines.vllm.int8 import reloads_right
+from deltackpt.engines.vllm.layers import as_loaded
 from deltackpt.engines.vllm.sleep import STATE, refuse_asleep, watch_sleep
 from deltackpt.engines.vllm.traits import TRAITS
 from deltackpt.engines.vllm.world import everyone
-from deltackpt.errors import CheckpointError
+from deltackpt.errors import ChainError, CheckpointError
 
 
 class VllmRank:
@@ -57,6 +62,37 @@ class VllmRank:
                     info.loaded_weights.clear()
                     info.load_numel = 0
             layerwise.finalize_layerwise_reload(self.model, self.config.model_config)
+
+    @contextmanager
+    def as_loaded(self) -> Iterator[Sequence[MethodLayer]]:
+        """As `HasMethods.as_loaded`."""
+        with as_loaded(self.model, self._current) as found:
+            yield found
+
+    def load_layers(self, tensors: Mapping[str, Sequence[tuple[str, torch.Tensor]]]) -> None:
+        """As `HasMethods.load_layers`: by vLLM's layerwise reload of these layers alone."""
+        layers = torch.nn.ModuleList([self.model.get_submodule(name) for name in tensors])
+        with self._current():
+            layerwise.initialize_layerwise_reload(layers)
+            self.load(iter([pair for given in tensors.values() for pair in given]))
+            layerwise.finalize_layerwise_reload(layers, self.config.model_config)
+        if (what := self.differs(tensors)) is not None:
+            have, need = f"another {what} after its load", "what its method makes of the step's tensors"
+            raise ChainError("engine-refused", where="a layer", have=have, need=need)
+
+    def differs(self, tensors: Mapping[str, Sequence[tuple[str, torch.Tensor]]]) -> str | None:
+        """As `HasMethods.differs`."""
+        with self._current(), torch.no_grad():
+            with as_loaded(self.model, self._current, only=[*tensors]) as layers:
+                self.load(iter([pair for given in tensors.values() for pair in given]))
+                words = [{key: flat_of(t) for key, t in layer.loaded.items() if t.numel()} for layer in layers]
+            for layer, its in zip(layers, words, strict=True):
+                if (what := layer.differs(its)) is not None:
+                    return f"{what} of {layer.name}"
+        return None
+
+    def _current(self) -> AbstractContextManager[Any]:
+        return set_current_vllm_config(self.config)  # type: ignore[no-any-return]
 
     def agree(self, word: Any) -> list[Any]:
         """What each rank passed, by vLLM's group of all ranks."""
