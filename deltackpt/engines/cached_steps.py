@@ -133,8 +133,8 @@ class RepositorySteps:
         return self._repo.digests(self._repo.load(link))
 
     def read(self, link: Link, names: Sequence[str]) -> dict[str, npt.NDArray[np.uint8]]:
-        """All bytes of some tensors of a step, [bytes] uint8 of the caller's own, each proven by its digest. Raises what
-        `restore.materialize.apply` raises of reading."""
+        """All bytes of some tensors of a step, [bytes] uint8 of the caller's own, each proven by its digest. Raises
+        what `restore.materialize.apply` raises of reading."""
         plan, found = self._repo.resolve(link), {}
         layout, digests = self._repo.layout(plan.target), self._repo.digests(plan.target)
         with Replay.open(self._repo, plan, order=names) as state:

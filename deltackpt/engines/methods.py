@@ -2,9 +2,9 @@
 
 A layer is of one of three classes.
 
-moved       Every word that the method leaves is a word of the checkpoint or a constant, whatever the values are, and the
-            layer computes with nothing else. Seen by ids (`ids`), which go the whole way: through the loader into the
-            tensors that it fills, and through the method. Its tensors are mapped like any other: the map is held
+moved       Every word that the method leaves is a word of the checkpoint or a constant, whatever the values are, and
+            the layer computes with nothing else. Seen by ids (`ids`), which go the whole way: through the loader into
+            the tensors that it fills, and through the method. Its tensors are mapped like any other: the map is held
             against the base bit by bit, and steps are scattered into it.
 again       The method computes (requantizes, merges scales), or keeps what cannot be read (weights packed by a
             library). When a step changes one of its tensors, this layer alone is loaded again, by the engine itself,
@@ -54,7 +54,11 @@ class MethodLayer(Protocol):
 
 @runtime_checkable
 class HasMethods(Protocol):
-    """An engine some of whose layers have a method."""
+    """An engine some of whose layers have a method. ``shared`` are storages that another model of the engine has, and
+    brings to a step; ``skipped`` gets the names of the tensors that go there."""
+
+    shared: frozenset[int]
+    skipped: set[str]
 
     def as_loaded(self) -> AbstractContextManager[Sequence[MethodLayer]]:
         """These layers. Within the block the model is as its loader expects it."""
@@ -70,7 +74,7 @@ class HasMethods(Protocol):
 @dataclass
 class Seen:
     """What was seen of layers with a method. ``again``: {tensor: the layer that is loaded again when it changes};
-    ``why``: {layer: why it is not mapped}; ``modules``: the layers of a known class; ``storages``: what they hold, which
+    ``why``: {layer: why it is not mapped}; ``modules``: the layers of a known class; ``storages``: what they hold that
     no map has to cover.
     """
 
@@ -81,18 +85,22 @@ class Seen:
 
 
 def traced(engine: object, load: Load, model: torch.nn.Module, order: Sequence[Tensor]) -> tuple[Trace, Seen]:
-    """The trace of a loader, through the methods of an engine's layers if it has any."""
+    """The trace of a loader, through the methods of an engine's layers if it has any, and without the places that
+    another model of the engine has."""
     if not isinstance(engine, HasMethods):
         return trace(load, model, memories(model), order), Seen()
     with engine.as_loaded() as layers:
         found = trace(load, model, memories(model), order)
     seen = Seen()
+    seen.storages.update(engine.shared)
+    engine.skipped.update(r.tensor for r in found.regions if r.memory in engine.shared)
+    found.regions = [r for r in found.regions if r.memory not in engine.shared]
     if found.broken is None:
-        _look_through(found, layers, {t.name: t for t in order}, seen)
+        _look_through(found, layers, seen)
     return found, seen
 
 
-def _look_through(found: Trace, layers: Sequence[MethodLayer], table: Mapping[str, Tensor], seen: Seen) -> None:
+def _look_through(found: Trace, layers: Sequence[MethodLayer], seen: Seen) -> None:
     """Put in the place of what was loaded into stand-ins where it is now."""
     known: dict[Hashable, _Map | str] = {}
     for layer in layers:
@@ -118,8 +126,8 @@ def _look_through(found: Trace, layers: Sequence[MethodLayer], table: Mapping[st
             continue
         for output, regions in result.items():
             address = layer.live[output].untyped_storage().data_ptr()
-            found.regions += [replace(r, tensor=names[int(r.tensor)], memory=address) for r in regions]
-        seen.storages.update(a for a in storages if not any(r.memory == a for r in found.regions))
+            at = {str(i): name for i, name in enumerate(names)}
+            found.regions += [replace(r, tensor=at.get(r.tensor, ""), memory=address) for r in regions]
 
 
 def _again(found: Trace, layer: MethodLayer, names: Sequence[str], why: str, seen: Seen) -> None:
@@ -159,12 +167,10 @@ def _map_of(layer: MethodLayer, places: Places, count: int) -> _Map | str:
         ids = ids.cpu()
         seen[ids] = True
         made[name] = []
-        for number, (start, end) in enumerate(starts):
+        for number, (start, end) in enumerate([(0, 1), *starts]):  # constants first
             at = torch.nonzero((ids >= start) & (ids < end)).reshape(-1)
-            if len(at) == 0:
-                continue
-            address = layer.live[name].untyped_storage().data_ptr()
-            regions = boxes_of(str(number), address, (ids[at] - start).numpy(), at.numpy())
+            source = (ids[at] - start) if number else at
+            regions = boxes_of(str(number - 1) if number else "", 0, source.numpy(), at.numpy())
             if regions is None:
                 return f"{name} has too many pieces"
             made[name] += regions

@@ -41,15 +41,16 @@ class PatchSource:
         if plan.anchor is not None:
             raise Fallback(f"no patches lead from step {at.step} to {link.step}")
         card = card_of(proof, context.memory)
-        if card is None:
-            with steps.changes(plan) as changes:
-                made = _Decoding(proof, context.memory, steps, at, link).writes(changes)
-                return [*made, *layer_reloads(context, link, changes.names)]
-        with steps.changes(plan, late=True) as changes:
-            table, digests = steps.table(at), (steps.digests(at) or {}, steps.digests(link) or {})
-            made: Sequence[Write] = CardDecoding(card, proof, context.memory, table, at, digests).writes(changes)
+        made: Sequence[Write]
+        with steps.changes(plan, late=card is not None) as changes:
             names = [*changes.names]
-        return [*made, *layer_reloads(context, link, names)]  # the parts have their sha256: that was joined
+            if card is None:
+                made = _Decoding(proof, context.memory, steps, at, link).writes(changes)
+            else:
+                table, digests = steps.table(at), (steps.digests(at) or {}, steps.digests(link) or {})
+                made = CardDecoding(card, proof, context.memory, table, at, digests).writes(changes)
+        # The parts have their sha256: where that ran beside, it was joined.
+        return [*made, *layer_reloads(context, link, names)]
 
 
 class _Decoding:

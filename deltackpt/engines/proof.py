@@ -40,7 +40,12 @@ class Proof:
 
     def summary(self) -> dict[str, Any]:
         """Counts of tensors, for a report."""
-        return {"proven": len(self.regions), "unproven": len(self.unproven), "ties": len(self.ties), "again": len(self.again)}
+        return {
+            "proven": len(self.regions),
+            "unproven": len(self.unproven),
+            "ties": len(self.ties),
+            "again": len(self.again),
+        }
 
     @property
     def layers(self) -> dict[str, list[str]]:
@@ -57,7 +62,7 @@ class Proof:
 
 def prove(
     found: Trace, model: torch.nn.Module, memory: Mapping[int, Memory], table: Mapping[str, Tensor], read: ReadTensor,
-    *, whole: bool, traits: EngineTraits, digests: Mapping[str, TensorDigest] | None = None, seen: Seen = Seen(),
+    *, whole: bool, traits: EngineTraits, digests: Mapping[str, TensorDigest] | None = None, seen: Seen | None = None,
 ) -> Proof:  # fmt: skip
     """Hold a trace against the engine's memory and the bytes of the step that it was loaded from.
 
@@ -68,6 +73,7 @@ def prove(
     else made of its weights is proven; ``traits`` say where to look.
     """
     proof = Proof()
+    seen = seen or Seen()
     known = seen.modules.__contains__
     everything = found.broken or quantized(model, traits, known) or derived(model, memory, traits, known)
     if everything is not None:

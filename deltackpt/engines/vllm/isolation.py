@@ -83,7 +83,9 @@ def _reached(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
     elif isinstance(value, types.MethodType):
         items = [value.__self__]
     elif _holds(value) or type(value).__name__.endswith("QuantConfig"):
-        items = list(value.values() if isinstance(value, dict) else value if isinstance(value, list) else vars(value).values())
+        items = list(
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else vars(value).values()
+        )
     else:
         return
     for item in items:
@@ -118,5 +120,7 @@ def kinds_of(layer: torch.nn.Module) -> tuple[str, ...]:
         if key in _NAMES:
             continue
         for item in _reached(value, seen, _DEEP):
-            told.append(f"{key} {item!r}" if isinstance(item, _TOLD) and not isinstance(item, str) else type(item).__name__)
+            told.append(
+                f"{key} {item!r}" if isinstance(item, _TOLD) and not isinstance(item, str) else type(item).__name__
+            )
     return tuple(told)

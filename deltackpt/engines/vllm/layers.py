@@ -1,8 +1,8 @@
 """Layers of vLLM whose weights a quantization method processes after they are loaded.
 
-What a layer's loader expects, vLLM notes itself, for its layerwise reload: tensors without memory, with their loaders. A
-method is run on a shadow: another object of the layer's class, with tensors of its own, and with copies of all objects
-of vLLM's that hold something of the layer. So what it sets or makes is the shadow's.
+What a layer's loader expects, vLLM notes itself, for its layerwise reload: tensors without memory, with their loaders.
+A method is run on a shadow: another object of the layer's class, with tensors of its own, and with copies of all
+objects of vLLM's that hold something of the layer. So what it sets or makes is the shadow's.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class VllmLayer:
     def differs(self, words: Mapping[str, torch.Tensor]) -> str | None:
         """Is the layer another than what its method makes of ``words``, the flat storages of what is loaded? -> what is
         another."""
+
         def fill(name: str, into: torch.Tensor) -> None:
             into.copy_(words[name])
 
@@ -141,7 +142,8 @@ def as_loaded(model: torch.nn.Module, where: Where, only: Sequence[str] = ()) ->
                 for some in (module._parameters, module._buffers):
                     for key, tensor in some.items():
                         if tensor is not None and tensor.is_meta:
-                            some[key] = meta.materialize_meta_tensor(tensor)
+                            some[key] = made = meta.materialize_meta_tensor(tensor)
+                            made.weight_loader = layerwise._get_original_loader(made)  # a reload has wrapped it
             found.append(VllmLayer(name, module, live, where))
         yield found
     finally:
@@ -153,7 +155,7 @@ def as_loaded(model: torch.nn.Module, where: Where, only: Sequence[str] = ()) ->
 def has_method(module: torch.nn.Module) -> bool:
     """Does a method process a layer's weights?"""
     method = getattr(module, TRAITS.method, None)
-    return isinstance(method, QuantizeMethodBase) and not type(method).__name__.startswith(TRAITS.unprocessed)
+    return bool(isinstance(method, QuantizeMethodBase)) and not type(method).__name__.startswith(TRAITS.unprocessed)
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -228,5 +230,3 @@ class _Guard(TorchDispatchMode):  # type: ignore[misc]
         if any(address_of(t) in self._forbidden for t in written_by(func, args, kwargs or {}) if t.numel()):
             raise Shadowed("it writes to the weights of the engine")
         return func(*args, **(kwargs or {}))
-
-
