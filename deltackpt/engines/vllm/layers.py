@@ -39,10 +39,10 @@ class VllmLayer:
 
     def __init__(self, name: str, module: torch.nn.Module, live: Mapping[str, torch.Tensor], where: Where) -> None:
         self.name, self.module, self.live = name, module, live
-        self.kind = type(getattr(module, TRAITS.method)).__name__
+        self.kind: str = type(getattr(module, TRAITS.method)).__name__
         self._template = _state(module)
-        self.loaded = tensors_of(module)
-        self.alone = isinstance(module, LinearBase)
+        self.loaded: Mapping[str, torch.Tensor] = tensors_of(module)
+        self.alone: bool = isinstance(module, LinearBase)
         self._where, self._forbidden = where, {t.untyped_storage().data_ptr() for t in live.values() if t.numel()}
 
     def key(self) -> Hashable:
@@ -155,7 +155,10 @@ def as_loaded(model: torch.nn.Module, where: Where, only: Sequence[str] = ()) ->
 def has_method(module: torch.nn.Module) -> bool:
     """Does a method process a layer's weights?"""
     method = getattr(module, TRAITS.method, None)
-    return bool(isinstance(method, QuantizeMethodBase)) and not type(method).__name__.startswith(TRAITS.unprocessed)
+    if not isinstance(method, QuantizeMethodBase):
+        return False
+    kind: str = type(method).__name__
+    return not kind.startswith(TRAITS.unprocessed)
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:

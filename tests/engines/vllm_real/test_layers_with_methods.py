@@ -57,7 +57,7 @@ def fp8_layer(monkeypatch, config, *, block, merged=False):
             Fp8BlockScaledMMLinearKernel.process_weights_after_loading(base, layer)
 
     class Block(Fp8BlockScaledMMLinearKernel):
-        def apply_block_scaled_mm(self, *_, **__): ...
+        apply_block_scaled_mm = is_supported = None
 
     def quantize(x, scale):  # the CPU build has no such operator
         return (x.float() / scale).to(FP8), scale
@@ -126,7 +126,7 @@ def test_fp8_in_blocks_is_moved_and_by_tensor_is_requantized(monkeypatch, config
     for name, (address, was) in before.items():  # nothing of the engine was touched
         now = model.get_parameter(name)
         assert now.data_ptr() == address
-        assert torch.equal(now.view(-1).view(torch.uint8), was.view(-1).view(torch.uint8))
+        assert torch.equal(flat_of(now.contiguous()), flat_of(was.contiguous()))
 
 
 def test_a_copy_that_a_kernel_keeps_is_seen(monkeypatch, config):
