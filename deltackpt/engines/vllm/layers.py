@@ -215,7 +215,8 @@ def _answer(layer: torch.nn.Module) -> torch.Tensor:
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     a, b = a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)
-    return torch.equal(a, b)
+    same: bool = torch.equal(a, b)
+    return same
 
 
 def _on_card(layer: torch.nn.Module) -> bool:
