@@ -74,13 +74,15 @@ class HasMethods(Protocol):
 @dataclass
 class Seen:
     """What was seen of layers with a method. ``again``: {tensor: the layer that is loaded again when it changes};
-    ``why``: {layer: why it is not mapped}; ``modules``: the layers of a known class; ``storages``: what they hold that
+    ``why``: {layer: why it is not mapped}; ``modules``: the layers of a known class, ``empty`` those of them
+    that have nothing of a checkpoint; ``storages``: what they hold that
     no map has to cover.
     """
 
     again: dict[str, str] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
     modules: set[torch.nn.Module] = field(default_factory=set)
+    empty: set[torch.nn.Module] = field(default_factory=set)
     storages: set[int] = field(default_factory=set)
 
 
@@ -89,8 +91,11 @@ def traced(engine: object, load: Load, model: torch.nn.Module, order: Sequence[T
     another model of the engine has."""
     if not isinstance(engine, HasMethods):
         return trace(load, model, memories(model), order), Seen()
-    with engine.as_loaded() as layers:
-        found = trace(load, model, memories(model), order)
+    try:
+        with engine.as_loaded() as layers:
+            found = trace(load, model, memories(model), order)
+    except Exception:  # of an engine that keeps no such thing: then its layers have no class
+        layers, found = (), trace(load, model, memories(model), order)
     seen = Seen()
     seen.storages.update(engine.shared)
     engine.skipped.update(r.tensor for r in found.regions if r.memory in engine.shared)
@@ -113,6 +118,7 @@ def _look_through(found: Trace, layers: Sequence[MethodLayer], seen: Seen) -> No
         blamed = next((why for a, why in found.spoiled.items() if a in stand_ins), None)
         if not names and blamed is None:  # nothing of a checkpoint is in it
             seen.storages.update(storages)
+            seen.empty.add(layer.module)
             continue
         why = blamed or next((found.unproven[name] for name in names if name in found.unproven), None)
         places = _places(mine, stand_ins, names)

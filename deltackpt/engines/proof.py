@@ -74,8 +74,9 @@ def prove(
     """
     proof = Proof()
     seen = seen or Seen()
-    known = seen.modules.__contains__
-    everything = found.broken or quantized(model, traits, known) or derived(model, memory, traits, known)
+    tried = seen.modules - seen.empty  # what these hold was looked through, or is made anew
+    everything = found.broken or quantized(model, traits, seen.modules.__contains__)
+    everything = everything or derived(model, memory, traits, tried.__contains__)
     if everything is not None:
         proof.unproven = dict.fromkeys(table, everything)
         return proof

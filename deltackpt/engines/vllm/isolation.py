@@ -48,7 +48,10 @@ def _copy(value: Any, known: dict[int, Any], depth: int) -> Any:
         for key, item in list(made.items() if isinstance(made, dict) else enumerate(made)):
             made[key] = _copy(item, known, depth - 1)
         return made
-    made = known[id(value)] = copy.copy(value)
+    made = copy.copy(value)
+    if made is value or vars(made) is vars(value):  # one that cannot be copied
+        return value
+    known[id(value)] = made
     for key, item in list(vars(made).items()):
         vars(made)[key] = _copy(item, known, depth - 1)
     return made

@@ -26,7 +26,7 @@ from deltackpt.engines.vllm.layers import as_loaded
 from deltackpt.engines.vllm.sleep import STATE, refuse_asleep, watch_sleep
 from deltackpt.engines.vllm.traits import TRAITS
 from deltackpt.engines.vllm.world import everyone
-from deltackpt.errors import ChainError, CheckpointError
+from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 
 
 class VllmRank:
@@ -141,11 +141,16 @@ def attach_draft(
     same = in_the_same_checkpoint(rank.config)
     if not same and not branch:
         return None
-    with set_current_vllm_config(rank.config):
-        draft = VllmRank(model, rank.config, rank.model)
-        origin = (loader.ORIGIN or _local(rank.config)) if same else str(draft.model_config.model)
-        where = cache if same or cache is None else f"{cache}.draft"
-        found = Receiver(draft, repository, where, ref=ref if same else branch, origin=origin, trusted=trusted)
+    try:
+        with set_current_vllm_config(rank.config):
+            draft = VllmRank(model, rank.config, rank.model)
+            origin = (loader.ORIGIN or _local(rank.config)) if same else str(draft.model_config.model)
+            where = cache if same or cache is None else f"{cache}.draft"
+            found = Receiver(draft, repository, where, ref=ref if same else branch, origin=origin, trusted=trusted)
+    except DeltackptError:
+        if not same:  # it was asked for
+            raise
+        return None
     rank.drafted = found.link is not None
     return (found, "" if same else branch) if rank.drafted else None
 
