@@ -4,15 +4,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from support.engine_steps import Run  # noqa: E402
-from support.own_engine import Engine, Following, first_state, next_state  # noqa: E402
+from support.engine_steps import Run
+from support.own_engine import Engine, Following, first_state, next_state
 
-from deltackpt.engines.both_models import BothModels  # noqa: E402
-from deltackpt.engines.memory import Memory  # noqa: E402
-from deltackpt.engines.receiver import Receiver  # noqa: E402
-from deltackpt.engines.sglang import loader as sglang  # noqa: E402
-from deltackpt.engines.update import Update, read_reports  # noqa: E402
-from deltackpt.errors import DeltackptError  # noqa: E402
+from deltackpt.engines.both_models import BothModels
+from deltackpt.engines.memory import Memory
+from deltackpt.engines.receiver import Receiver
+from deltackpt.engines.sglang import loader as sglang
+from deltackpt.engines.update import read_reports
+from deltackpt.errors import DeltackptError
 
 
 class Two(Following):
