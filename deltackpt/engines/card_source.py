@@ -99,6 +99,8 @@ class CardDecoding:
         direct, gathered = list[_Held](), list[_Held]()
         one = len(changes.patches) == 1
         for name in changes.names:
+            if name in self._proof.again:
+                continue
             if name in self._proof.unproven:
                 raise Fallback(f"{name}: {self._proof.unproven[name]}")
             if not (regions := self._proof.regions.get(name, [])):  # the engine passes over it
