@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
-    """The endpoint of an S3 server, one request at a time: it checks a condition and writes in two steps."""
+    """The endpoint of an S3 server with a bucket, one request at a time: it checks a condition and writes in two
+    steps.
+    """
     from moto.server import DomainDispatcherApplication, ThreadedMotoServer
 
     answer, lock = DomainDispatcherApplication.__call__, threading.Lock()
@@ -46,6 +50,11 @@ def moto() -> Iterator[str]:
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    first = http.client.HTTPConnection(host, port, timeout=60)  # it imports the service: QUICK may not wait so long
+    with closing(first):
+        first.request("PUT", f"/{BUCKET}")
+        with first.getresponse() as made:
+            assert (made.status, made.read()) == (200, b"")
     yield f"http://{host}:{port}"
     server.stop()
     DomainDispatcherApplication.__call__ = answer
@@ -69,9 +78,7 @@ def s3(s3_environment: str) -> Any:
     """One file system for all tests that do not open a store by URL: making one takes half a second."""
     import s3fs
 
-    fs = s3fs.S3FileSystem(skip_instance_cache=True, **s3_options(QUICK))
-    fs.call_s3("create_bucket", Bucket=BUCKET)
-    return fs
+    return s3fs.S3FileSystem(skip_instance_cache=True, **s3_options(QUICK))
 
 
 @pytest.fixture
