@@ -76,7 +76,8 @@ called = LocalStore.{method}
 def stalled(*args):
     done = called(*args) if {when == "after"} else None
     os.write(2, b"stalled\\n")
-    time.sleep(60)
+    for _ in range(600):
+        time.sleep(0.1)  # one long sleep may begin just after the signal came, and is then not cut short
 LocalStore.{method} = stalled"""
     line = command(*args, before=before)
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
