@@ -77,7 +77,10 @@ class WarmCommand:
         """What `subprocess.run` returns and raises; None where it has to be a start of its own."""
         mine = self._environment
         differing = {k for k in mine.keys() | environment.keys() if mine.get(k) != environment.get(k)}
-        asked = json.dumps([words, environment, str(Path.cwd())]).encode()
+        try:
+            asked = json.dumps([words, environment, str(Path.cwd())]).encode()
+        except FileNotFoundError:  # a folder that was removed
+            return None
         if any(map(AT_START.match, differing)) or len(asked) > LONGEST or not self._lock.acquire(blocking=False):
             return None
         try:
@@ -85,20 +88,25 @@ class WarmCommand:
         finally:
             self._lock.release()
 
-    def _run(self, words: list[str], asked: bytes, deadline: float) -> subprocess.CompletedProcess[bytes]:
+    def _run(self, words: list[str], asked: bytes, deadline: float) -> subprocess.CompletedProcess[bytes] | None:
         pipes = [os.pipe(), os.pipe()]
         try:
-            socket.send_fds(self._link, [asked], [write for _, write in pipes])
-        finally:
-            for _, write in pipes:
-                os.close(write)
-        child = int(self._link.recv(64))
-        try:
-            out, err = _read_all([read for read, _ in pipes], deadline)
-        except TimeoutError:
-            os.kill(child, signal.SIGKILL)
-            self._link.recv(64)
-            raise subprocess.TimeoutExpired(words, 0) from None
+            try:
+                socket.send_fds(self._link, [asked], [write for _, write in pipes])
+            finally:
+                for _, write in pipes:
+                    os.close(write)
+            child = self._link.recv(64)
+            if not child:  # the server has ended: a start of its own says why
+                return None
+            try:
+                out, err = _read_all([read for read, _ in pipes], deadline)
+            except TimeoutError:
+                os.kill(int(child), signal.SIGKILL)
+                self._link.recv(64)
+                raise subprocess.TimeoutExpired(words, 0) from None
+        except (BrokenPipeError, ConnectionResetError):
+            return None
         finally:
             for read, _ in pipes:
                 os.close(read)
@@ -134,7 +142,7 @@ def run_warm(
     words: list[str], environment: dict[str, str], timeout: float
 ) -> subprocess.CompletedProcess[bytes] | None:
     """The command with these words, of this environment; None where it has to be a start of its own."""
-    if any("\x00" in word for word in words) or not Path.cwd().exists():
+    if any("\x00" in word for word in words):
         return None
     if not _started:
         _started.append(WarmCommand(environment))
