@@ -74,14 +74,18 @@ def replace_file(path: Path, data: bytes, *, sync: bool) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
+    _replace(draft, path, own)
+    if sync:
+        fsync_dir(path.parent)
+
+
+def _replace(draft: Path, path: Path, own: os.stat_result) -> None:
     try:
         os.replace(draft, path)
     except FileNotFoundError:  # a file server that did it, lost its answer, and was asked again
         there = path.stat()
         if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
             raise
-    if sync:
-        fsync_dir(path.parent)
 
 
 def save_file(path: Path, data: bytes) -> None:
@@ -94,7 +98,7 @@ def save_file(path: Path, data: bytes) -> None:
     draft = real.with_name(f".{real.name[:200]}.{secrets.token_hex(4)}")  # what else is there is the person's own
     try:
         draft.write_bytes(data)
-        os.replace(draft, real)
+        _replace(draft, real, draft.stat())
     except BaseException:
         with suppress(OSError):
             draft.unlink()

@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from support.odd_server import ANSWERS, answering, page  # noqa: E402
-from support.running import deltackpt  # noqa: E402
+from support.odd_server import ANSWERS, answering, page
+from support.running import deltackpt
 
-from deltackpt.errors import FormatError, NotFoundError, StoreError  # noqa: E402
-from deltackpt.store.fsspec_store import open_fsspec  # noqa: E402
-from deltackpt.store.retry import RetryPolicy  # noqa: E402
+from deltackpt.errors import FormatError, NotFoundError, StoreError
+from deltackpt.store.fsspec_store import open_fsspec
+from deltackpt.store.retry import RetryPolicy
 
 SHORT = RetryPolicy(total=1, silence=1)
 
