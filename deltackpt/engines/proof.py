@@ -45,14 +45,15 @@ class Proof:
 
 
 def prove(
-    found: Trace, model: torch.nn.Module, memory: Mapping[int, Memory], table: Mapping[str, Tensor], read: ReadTensor,
-    *, whole: bool, traits: EngineTraits, digests: Mapping[str, TensorDigest] | None = None,
+    found: Trace, model: torch.nn.Module, memory: Mapping[int, Memory], table: Mapping[str, Tensor],
+    read: ReadTensor | None, *, whole: bool, traits: EngineTraits, digests: Mapping[str, TensorDigest] | None = None,
 ) -> Proof:  # fmt: skip
     """Hold a trace against the engine's memory and the bytes of the step that it was loaded from.
 
     A tensor is proven if all that the loader did with it was plain copies that nothing overwrote, into parameters
     that hold nothing but such copies and constants, and if every word that was read back is the step's. ``whole``: the
-    engine holds all of the model, so each element has to have a place. ``read`` returns a tensor's bytes; with
+    engine holds all of the model, so each element has to have a place. ``read`` returns a tensor's bytes, None: what is
+    in the memory is of no step, and is not looked at; with
     ``digests`` tensors that are whole on a card are held against those there. Nothing of a model that holds anything
     else made of its weights is proven; ``traits`` say where to look.
     """
@@ -83,6 +84,8 @@ def prove(
     for name, regions in left.items():
         if name in known:
             why = None if known[name] else MISMATCH
+        elif read is None:
+            why = _missing(regions, elements(table[name])) if whole else None
         else:
             why = _read_back(regions, memory, table[name], read(name), whole)
         if why is not None:

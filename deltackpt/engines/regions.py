@@ -18,7 +18,8 @@ Selected = tuple[slice | npt.NDArray[Any], npt.NDArray[Any]]
 class Region:
     """Element (c0, c1, ...) of a box of ``dims`` (size, source stride, target stride) is at ``source`` + the sum of its
     source strides in the tensor, row-major, and at ``target`` + the sum of its target strides in the storage
-    ``memory``. All counts are elements; dims are in falling order of the source strides.
+    ``memory``. All counts are elements; dims are in falling order of the source strides. ``wide``: the dtype of the
+    elements there where it is a wider one than the tensor's, as safetensors names it; see `format.widening`.
     """
 
     tensor: str
@@ -26,11 +27,12 @@ class Region:
     source: int
     target: int
     dims: tuple[tuple[int, int, int], ...]
+    wide: str = ""
 
     @classmethod
     def of(
         cls, tensor: str, memory: int, source: tuple[int, Sequence[int]], target: tuple[int, Sequence[int]],
-        shape: Sequence[int],
+        shape: Sequence[int], wide: str = "",
     ) -> Region | None:  # fmt: skip
         """From two views of one shape, each (offset, strides). None where an element is used twice, or the order of
         the source's strides does not determine coordinates."""
@@ -50,7 +52,7 @@ class Region:
             if s <= reach:
                 return None
             reach += (n - 1) * s
-        return cls(tensor, memory, source[0], target[0], tuple(reversed(merged)))
+        return cls(tensor, memory, source[0], target[0], tuple(reversed(merged)), wide)
 
     def bounds(self, shape: Sequence[int]) -> list[Bounds]:
         """The boxes of a tensor of storage shape ``shape`` that it is, disjoint: what this rank holds of it."""

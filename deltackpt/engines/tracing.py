@@ -20,6 +20,8 @@ from deltackpt.engines.regions import Region
 from deltackpt.engines.weights import to_torch
 from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.widening import Widening
+from deltackpt.torch_views.words import NAMES
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
@@ -41,16 +43,18 @@ class Trace:
 
 
 def trace(
-    load: Load, model: torch.nn.Module, memory: Mapping[int, Memory], tensors: Iterable[Tensor]
+    load: Load, model: torch.nn.Module, memory: Mapping[int, Memory], tensors: Iterable[Tensor], *, wide: bool = False
 ) -> Trace:  # fmt: skip
-    """Run ``load`` over stand-ins of ``tensors``. A loader that raises, or puts other tensors in the place of the
-    model's, breaks the trace; the model is restored."""
+    """Run ``load`` over stand-ins of ``tensors``. ``wide``: a copy into a wider dtype, which is exact, is plain too.
+
+    A loader that raises, or puts other tensors in the place of the model's, breaks the trace; the model is restored.
+    """
     found = Trace()
     before = [(m, dict(m._parameters), dict(m._buffers)) for m in model.modules()]
     data = [
         (t, t.data) for _, params, buffers in before for t in (*params.values(), *buffers.values()) if t is not None
     ]
-    mode = _Mode(found, memory)
+    mode = _Mode(found, memory, wide)
     try:
         with torch.no_grad(), mode:
             load(mode.stand_ins(tensors))
@@ -75,9 +79,9 @@ def _replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, found: Trace, memory: Mapping[int, Memory]) -> None:
+    def __init__(self, found: Trace, memory: Mapping[int, Memory], wide: bool) -> None:
         super().__init__()
-        self._found, self._memory = found, memory
+        self._found, self._memory, self._wide = found, memory, wide
         self._sources: dict[int, str] = {}
         self._made: dict[int, set[str]] = {}  # storages of what was computed from stand-ins
         self._alive: list[torch.Tensor] = []  # so that no two stand-ins ever have one address
@@ -119,9 +123,10 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         if func is torch.ops.aten.copy_.default:
             into, what = args[:2]
             name = self._sources.get(_address(what))
-            if name is not None and (into.dtype, into.shape) == (what.dtype, what.shape) and not _odd(into, what):
+            wide = self._wider(into, what)
+            if name is not None and wide is not None and into.shape == what.shape and not _odd(into, what):
                 at, where = (what.storage_offset(), what.stride()), (into.storage_offset(), into.stride())
-                region = Region.of(name, _address(into), at, where, into.shape)
+                region = Region.of(name, _address(into), at, where, into.shape, wide)
                 if region is not None and into.itemsize == self._memory[_address(into)].flat.itemsize:
                     self._found.regions.append(region)
                     return
@@ -138,6 +143,13 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
             self._found.spoiled.setdefault(_address(t), why)
             if not sources:
                 self._found.strays.add(_address(t))
+
+    def _wider(self, into: torch.Tensor, what: torch.Tensor) -> str | None:
+        """The dtype of ``into`` if it is a wider one, "" if it is the same; None where a copy is not exact."""
+        if into.dtype == what.dtype:
+            return ""
+        source, target = NAMES.get(what.dtype, ""), NAMES.get(into.dtype, "")
+        return target if self._wide and Widening.between(source, target) is not None else None
 
     def _blame(self, sources: set[str], why: str) -> None:
         for name in sources:

@@ -156,6 +156,11 @@ class LiveReceiver:
             raise
         self._wire, self.why = wire, ""
 
+    def offered(self, timeout: float) -> bool:
+        """Is there something to receive, or no session to receive it from, within ``timeout`` seconds? For ranks that
+        have to call `receive` at one time."""
+        return self._wire is None or self._wire.readable(timeout)
+
     def receive(self, timeout: float = 0.0, *, pause: Pause = nullcontext) -> LiveStep | None:
         """Receive the next step, if one is offered within ``timeout`` seconds; None if none is.
 

@@ -22,13 +22,14 @@ from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums
+from deltackpt.format.widening import Widening
 from deltackpt.live.parts import StepParts
 from deltackpt.live.weights import check_sums
 from deltackpt.patch.base import Patch
 from deltackpt.restore.patch_reader import check_origin
 from deltackpt.shares import Cut, HeldTensors, ShareProof, ShareReader
 from deltackpt.shares.bounds import Bounds, disjoint, of_strided, shape_of, whole
-from deltackpt.shares.tensors import HeldTensor
+from deltackpt.shares.tensors import HeldTensor, Place, WideWords
 from deltackpt.torch_views.names import listed
 
 Words = npt.NDArray[Any]
@@ -93,7 +94,7 @@ class SlicedWeights:
         """See `HeldWeights.take`: only the ranges that the boxes touch are pulled. Its `proof` is to be added up.
 
         Raises ChainError ``base-shape`` where a tile needs old elements that other ranks hold, ``base-differs`` for a
-        tensor of which the step has no sums, and what `ShareReader` raises.
+        tensor of which the step has no sums, ``value-inexact``, and what `ShareReader` raises.
         """
         empty = {name: dict.fromkeys(cells, state_digest.ZERO) for name, cells in self._cells.items()}
         proof = ShareProof(empty) if parts.full else self._known_proof()
@@ -108,7 +109,8 @@ class SlicedWeights:
                 if name not in want:  # [F-APPLY-5]: no sum would prove it
                     have, need = "changes of it", "changes of tensors that the step has sums of"
                     raise ChainError("base-differs", where=name[:80], have=have, need=need)
-                old = self.tensors.old(name, found.positions, alike=not parts.full)
+                self.tensors.check(name, found.values)
+                old = self.tensors.old(name, found.positions, known=not parts.full)
                 changes.append((name, found.positions, old, found.values))
                 before = np.zeros_like(old) if parts.full else old
                 proof = proof.after(name, self.tensors.tensors[name].shape, (found.positions, before, found.values))
@@ -131,15 +133,15 @@ class SlicedWeights:
         self._proof, count = None, 0
         for name, tensor in self.tensors.tensors.items():
             words = self._read(name, read, want)
-            for box, array in tensor.places:
-                array[...] = words[tuple(slice(*axis) for axis in box)]
-                count += array.size
+            self.tensors.fill(name, words)
+            count += sum(array.size for _, array in tensor.places)
         return count
 
     def _read(self, name: str, read: ReadTensor, want: Mapping[str, Sums]) -> Words:
         tensor = self.tensors.tensors[name]
         words: Words = read(name).view(uint(tensor.dtype.width))
         check_sums({name: state_digest.of_run(words)}, want)
+        self.tensors.check(name, words)
         return words.reshape(tensor.shape)
 
     def _known_proof(self) -> ShareProof:
@@ -148,27 +150,19 @@ class SlicedWeights:
         return self._proof
 
 
-def traced(load: Load, model: torch.nn.Module, table: Mapping[str, Tensor]) -> SlicedWeights:
-    """The slices that an engine's own loader puts into the parameters of ``model``, in host memory.
+def traced(
+    load: Load, model: torch.nn.Module, table: Mapping[str, Tensor], traits: EngineTraits | None = None
+) -> SlicedWeights:
+    """The slices that an engine's own loader puts into the parameters of ``model``, in host memory. ``traits``: of that
+    engine.
 
-    ``load`` is run once over stand-ins of the tensors of ``table``; nothing is written. Raises CheckpointError
+    ``load`` is run once over stand-ins of the tensors of ``table``; nothing is written. Parameters may be of a wider
+    dtype than the checkpoint's tensor, which holds each of its values exactly. Raises CheckpointError
     ``model-differs`` where it does anything but plain copies.
     """
     memory = memories(model)
-    found = trace(load, model, memory, table.values())
-    regions: dict[str, list[Region]] = {name: [] for name in table}
-    for region in found.regions:
-        if region.tensor:
-            regions[region.tensor].append(region)
-
-    def as_it_is(name: str) -> npt.NDArray[np.uint8]:
-        tensor = table[name]
-        words = np.zeros(_elements(tensor), uint(DTYPES[tensor.dtype].width))
-        for region in regions[name]:
-            region.source_view(words)[...] = region.target_view(memory[region.memory].words())
-        return words.view(np.uint8)
-
-    proof = prove(found, model, memory, table, as_it_is, whole=False, traits=EngineTraits())
+    found = trace(load, model, memory, table.values(), wide=True)
+    proof = prove(found, model, memory, table, None, whole=False, traits=traits or EngineTraits())
     if proof.unproven or proof.ties:
         wrong = [f"{name}: {why}" for name, why in {**proof.ties, **proof.unproven}.items()]
         need, hint = "a loader that only copies", "This rank goes by the repository: `deltackpt serve-updates`."
@@ -184,10 +178,12 @@ def _elements(tensor: Tensor) -> int:
 def _held(tensor: Tensor, regions: Sequence[Region], memory: Mapping[int, Memory]) -> HeldTensor:
     dtype = DTYPES[tensor.dtype]
     shape = storage_shape(dtype, tensor.shape)
-    boxes: dict[Bounds, Words] = {}
-    copies: list[tuple[Bounds, Words]] = []
+    boxes: dict[Bounds, Place] = {}
+    copies: list[tuple[Bounds, Place]] = []
     for region in regions:
-        for box, array in _views(region, shape, memory[region.memory].words()):
+        widening = Widening.between(tensor.dtype, region.wide)
+        for box, words in _views(region, shape, memory[region.memory].words()):
+            array = words if widening is None else WideWords(words, widening, tensor.name)
             if boxes.setdefault(box, array) is not array:
                 copies.append((box, array))
     if _elements(tensor) <= SMALL:  # it has few tiles, or one, so that no slice has all the old words of one

@@ -55,8 +55,8 @@ class HeldWeights(Protocol):
         """Move and prove a step; nothing is written. ``known`` are the sums of what is here, ``want`` those after the
         step, of the tensors that change.
 
-        Raises ChainError ``base-differs`` where the sums do not come out, ``tensor-shape``, ``tied-differs``, and what
-        fetching the parts raises.
+        Raises ChainError ``base-differs`` where the sums do not come out, ``tensor-shape``, ``tied-differs``,
+        ``value-inexact``, and what fetching the parts raises.
         """
 
     def prepare(self, patch: Patch, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> Prepared:
@@ -112,11 +112,12 @@ class PreparedAll:
 
 
 class ModuleWeights:
-    """Implements `HeldWeights` for a torch module that has every tensor of the state, whole, under some name."""
+    """Implements `HeldWeights` for a torch module that has every tensor of the state, whole, under some name, in its
+    dtype or in a wider one that holds each value."""
 
     def __init__(self, model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename | None = None) -> None:
         """Raises what `engines.module.places` raises."""
-        self._found = places(model, table, rename)
+        self._found = places(model, table, rename, wide=True)
 
     whole = True
 
@@ -141,6 +142,7 @@ class ModuleWeights:
             old = place.read()
             new = changed_elements(name, old, place.known, held)
             assert new.positions is not None
+            place.check(new.values)
             words = old.view(uint(place.dtype.width))[new.positions]
             writes[name] = ModuleWrite(place, new.positions, new.values, words)
             sums[name] = state_digest.add(known[name], state_digest.of_change(new.positions, words, new.values))
@@ -157,6 +159,7 @@ class ModuleWeights:
                 have, need = "no such tensor among all weights", f"{place.known[0]} {list(place.known[1])}"
                 raise ChainError("tensor-shape", where=name[:80], have=have, need=need)
             found = held.whole()
+            place.check(found)
             sums[name] = state_digest.of_run(found)
             words.append((place, found.view("u1")))
         check_sums(sums, want)
@@ -189,6 +192,8 @@ class ModuleWeights:
 
 
 def _sums(place: WeightPlace, data: Bytes) -> Sums:
+    """Of bytes that the place can hold."""
+    place.check(data.view(uint(place.dtype.width)))
     return state_digest.of_run(data.view(uint(place.dtype.width)))
 
 

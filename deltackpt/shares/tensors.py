@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,37 @@ from deltackpt.codecs.boxes import inside, runs
 from deltackpt.codecs.types import Elements
 from deltackpt.errors import ChainError, UsageError
 from deltackpt.format.dtypes import DType, uint
+from deltackpt.format.widening import Widening
 from deltackpt.shares.bounds import Bounds, Held, Shape, check, meet, of_run, offset_of, shape_of, size
 from deltackpt.shares.needs import EntryShare
+
+
+@dataclass(frozen=True)
+class WideWords:
+    """Words of tensor ``name`` in ``memory`` of a wider dtype, an array of unsigned words of that one: read and written
+    as those of the tensor, exactly."""
+
+    memory: Elements
+    widening: Widening
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        return self.memory.shape
+
+    @property
+    def size(self) -> int:
+        """Elements of the array."""
+        return self.memory.size
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the tensor's words."""
+        return uint(self.widening.source.width)
+
+
+Place = Elements | WideWords
 
 
 @dataclass(frozen=True)
@@ -26,11 +56,11 @@ class HeldTensor:
 
     dtype: DType
     shape: Shape
-    boxes: Mapping[Bounds, npt.NDArray[np.unsignedinteger]]
-    copies: Sequence[tuple[Bounds, npt.NDArray[np.unsignedinteger]]] = ()
+    boxes: Mapping[Bounds, Place]
+    copies: Sequence[tuple[Bounds, Place]] = ()
 
     @property
-    def places(self) -> list[tuple[Bounds, npt.NDArray[np.unsignedinteger]]]:
+    def places(self) -> list[tuple[Bounds, Place]]:
         """All memory that holds words of the tensor, and which."""
         return [*self.boxes.items(), *self.copies]
 
@@ -66,27 +96,39 @@ class HeldTensors:
         box = tuple((o, o + n) for o, n in zip(offset, shape, strict=True))
         for mine, array in self._boxes(entry.name, shape if not entry.boxed else entry.whole):
             if (common := meet(mine, box)) is not None:
-                flat.reshape(shape)[_within(common, box)] = array[_within(common, mine)]
+                flat.reshape(shape)[_within(common, box)] = _words(array, _within(common, mine), exact=False)
         return flat
 
-    def old(self, name: str, positions: npt.NDArray[np.int64], *, alike: bool = False) -> Elements:
+    def old(self, name: str, positions: npt.NDArray[np.int64], *, known: bool | None = None) -> Elements:
         """The words at flat ``positions`` of a tensor, int64 [n], all of which are held: words [n].
 
-        ``alike``: raise ChainError ``base-differs`` where two places hold other words of one element.
+        ``known``: they are those of a step: raise ChainError ``base-differs`` where two places hold other words of one
+        element, or wider memory a word that is none of the tensor's dtype, which else is cut. None: in the latter case
+        alone.
         """
         tensor = self.tensors[name]
         found = np.zeros(len(positions), uint(tensor.dtype.width))
-        known = np.zeros(len(positions), np.bool_)
-        for box, array in tensor.places if alike else tensor.boxes.items():
+        read = np.zeros(len(positions), np.bool_)
+        for box, array in tensor.places if known else tensor.boxes.items():
             mine, index = _locate(positions, tensor.shape, box)
-            words = np.atleast_1d(array)[index]
-            if alike and (found[mine] != words)[known[mine]].any():
+            words = _words(array, index, exact=known is not False)
+            if known and (found[mine] != words)[read[mine]].any():
                 have, need = f"other words in two places, in {list(box)}"[:120], "the same in all places"
                 hint = "Other code wrote to the weights."
                 raise ChainError("base-differs", where=name[:80], have=have, need=need, hint=hint)
             found[mine] = words
-            known |= mine
+            read |= mine
         return found
+
+    def check(self, name: str, words: Elements) -> None:
+        """Raise ChainError ``value-inexact`` unless all memory of a tensor can hold some words of it exactly."""
+        for widening in {array.widening for _, array in self.tensors[name].places if isinstance(array, WideWords)}:
+            widening.widen(words, name)
+
+    def fill(self, name: str, words: Elements) -> None:
+        """Put all words of a tensor, of its shape, where they are held. Raises ChainError ``value-inexact``."""
+        for box, array in self.tensors[name].places:
+            _put(array, ..., words[tuple(slice(*axis) for axis in box)])
 
     def write(self, name: str, new: Decoded) -> None:
         """Put new words where they are held: flat positions in the whole tensor, int64 [n], and words [n]."""
@@ -94,7 +136,7 @@ class HeldTensors:
         assert new.positions is not None
         for box, array in tensor.places:
             mine, index = _locate(new.positions, tensor.shape, box)
-            np.atleast_1d(array)[index] = new.values[mine]
+            _put(array, index, new.values[mine])
 
     def words_of(self, name: str, box: Bounds) -> Elements:
         """The words of a box that is held, of its shape: gathered where it lies in several."""
@@ -102,19 +144,39 @@ class HeldTensors:
         found = np.zeros(shape_of(box), uint(tensor.dtype.width))
         for mine, array in tensor.boxes.items():
             if (common := meet(mine, box)) is not None:
-                found[_within(common, box)] = array[_within(common, mine)]
+                found[_within(common, box)] = _words(array, _within(common, mine))
         return found
 
-    def _boxes(self, name: str, shape: Shape) -> Iterator[tuple[Bounds, Elements]]:
+    def _boxes(self, name: str, shape: Shape) -> Iterator[tuple[Bounds, Place]]:
         tensor = self.tensors[name]
         if tensor.shape == shape:
             yield from tensor.boxes.items()
             return
         for box, array in tensor.boxes.items():  # a packed dtype in a part of version 1: the same bytes, in rows
+            assert not isinstance(array, WideWords), "no packed dtype has a wider one"
             at, length = runs(tensor.shape, offset_of(box), shape_of(box))
             flat = array.reshape(-1)
             for number, start in enumerate(at.tolist()):
                 yield from _as_boxes(flat[number * length : (number + 1) * length], start, shape)
+
+
+def _words(array: Place, index: Any, *, exact: bool = True) -> Elements:
+    if isinstance(array, WideWords):
+        wide = _at_least_1d(array.memory, index)[index]
+        return array.widening.narrow(wide, array.name, exact=exact)
+    found: Elements = _at_least_1d(array, index)[index]
+    return found
+
+
+def _put(array: Place, index: Any, words: Elements) -> None:
+    if isinstance(array, WideWords):
+        words, array = array.widening.widen(words, array.name), array.memory
+    _at_least_1d(array, index)[index] = words
+
+
+def _at_least_1d(array: Elements, index: Any) -> Elements:
+    """Of rank 0, where `_locate` has found places: an array of one element."""
+    return np.atleast_1d(array) if isinstance(index, tuple) and len(index) > array.ndim else array
 
 
 def _as_boxes(flat: Elements, start: int, shape: Sequence[int]) -> Iterator[tuple[Bounds, Elements]]:

@@ -20,12 +20,14 @@ TIMEOUT = 10.0
 LONGEST = 90.0  # seconds of one step, on a machine with other load
 
 
-@pytest.mark.parametrize("carrier", ["tcp", "gloo"])
+@pytest.mark.parametrize("carrier", ["tcp", "gloo", "nixl"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.heavy)])
 def test_an_engine_rank_is_lost_at_every_phase(tmp_path, how, carrier):
     """One healthy engine, and for each phase another one that dies or stops there, and is woken or started again."""
     if (carrier, how) == ("gloo", signal.SIGSTOP):
         pytest.skip("the same code as with tcp, but for the way of bytes")
+    if carrier == "nixl":
+        pytest.importorskip("nixl_cu13")
     model, events, victims = make_model(), [], []
     live = Session(
         "127.0.0.1:0", token=TOKEN, mode="sync", carrier=carrier, timeout=TIMEOUT, report=events.append, engines=1
@@ -69,10 +71,13 @@ def test_an_engine_rank_is_lost_at_every_phase(tmp_path, how, carrier):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("phase", ["announce", "move", "agree", "write", "live"])
-def test_the_trainer_is_lost_at_every_phase(tmp_path, how, phase):
+@pytest.mark.parametrize("carrier", ["tcp", "nixl"])
+def test_the_trainer_is_lost_at_every_phase(tmp_path, how, phase, carrier):
     """The engine has the old step or the new one, the one that the repository has; a new trainer goes on with it."""
+    if carrier == "nixl":
+        pytest.importorskip("nixl_cu13")
     out, repo = tmp_path / "trainer.json", tmp_path / "repo"
-    first = start(trainer, str(out), str(repo), "127.0.0.1:0", phase, 1, how, 3)
+    first = start(trainer, str(out), str(repo), "127.0.0.1:0", phase, 1, how, 3, carrier)
     try:
         address = until(lambda: noted(out).get("address"))
         receiver = Engine(make_model(zeros=True), address, engine="e", timeout=3.0)

@@ -8,6 +8,8 @@ from support.live_ranks import sharded  # noqa: E402
 from support.ranks import spawn  # noqa: E402
 
 
-@pytest.mark.parametrize(("world", "carrier"), [(2, "tcp"), (3, "gloo")])
+@pytest.mark.parametrize(("world", "carrier"), [(2, "tcp"), (3, "gloo"), (2, "nixl")])
 def test_fsdp_ranks_to_one_engine(tmp_path, world, carrier):
+    if carrier == "nixl":
+        pytest.importorskip("nixl_cu13")
     assert spawn(world, sharded, tmp_path, carrier) == [""] * world

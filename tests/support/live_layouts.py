@@ -15,15 +15,17 @@ SHAPES = {
     "embed": (VOCABULARY, WIDTH), "norm": (WIDTH,), "q": (WIDTH, WIDTH), "k": (32, WIDTH), "v": (32, WIDTH),
     "gate": (INNER, WIDTH), "up": (INNER, WIDTH), "down": (WIDTH, INNER), "late": (WIDTH, WIDTH),
     "even": (24, WIDTH), "odd": (24, WIDTH), "corner": (40, 40),
+    "sixteen": (24, WIDTH), "gains": (WIDTH,), "scale": (1,),
     **{f"experts.{e}.w": (INNER, WIDTH) for e in range(EXPERTS)},
 }  # fmt: skip
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 def whole_state(seed: int = 1) -> dict[str, torch.Tensor]:
-    """What is trained, in bf16."""
+    """What is trained: in bf16, and one in fp16."""
     generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randn(s, generator=generator).mul(0.02).bfloat16() for n, s in SHAPES.items()}
+    state = {n: torch.randn(s, generator=generator).mul(0.02).bfloat16() for n, s in SHAPES.items()}
+    return state | {"sixteen": state["sixteen"].half()}
 
 
 def nudge_state(state: dict[str, torch.Tensor], step: int, share: float = 0.05) -> None:
@@ -37,10 +39,13 @@ def nudge_state(state: dict[str, torch.Tensor], step: int, share: float = 0.05) 
 class Holding(torch.nn.Module):
     """Parameters by name, zeros, and how a tensor of the checkpoint goes into them, by its name."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]], into: dict[str, Callable[[Any, torch.Tensor], None]]):
+    def __init__(
+        self, shapes: dict[str, tuple[int, ...]], into: dict[str, Callable[[Any, torch.Tensor], None]],
+        wide: torch.dtype = torch.bfloat16,
+    ):  # fmt: skip
         super().__init__()
         for name, shape in shapes.items():
-            values = torch.zeros(shape, dtype=torch.bfloat16)
+            values = torch.zeros(shape, dtype=wide)
             self.register_parameter(name, torch.nn.Parameter(values, requires_grad=False))
         self.into = into
 
@@ -130,9 +135,34 @@ def partial(rank: int, ranks: int) -> Holding:
     return Holding({"some": SHAPES["late"]}, {"late": copy})
 
 
+def wide(rank: int, ranks: int) -> Holding:
+    """Parameters in fp32, of tensors in bf16 and fp16: fused rows, columns, transposed, whole, and twice."""
+    rows = WIDTH // ranks
+
+    def heads(model: Any, w: torch.Tensor) -> None:
+        model.qk.data[:rows].copy_(w[cut(WIDTH, rank, ranks)])
+
+    def keys(model: Any, w: torch.Tensor) -> None:
+        model.qk.data[rows:].copy_(w[cut(32, rank, ranks)])
+
+    def twice(model: Any, w: torch.Tensor) -> None:
+        for place in (model.embed, model.head):
+            place.data.copy_(w[cut(VOCABULARY, rank, ranks)])
+
+    into: dict[str, Callable[[Any, torch.Tensor], None]] = {"q": heads, "k": keys, "embed": twice}
+    into["down"] = lambda model, w: model.down.data.copy_(w[:, cut(INNER, rank, ranks)])
+    into["late"] = lambda model, w: model.late.data.copy_(w[cut(WIDTH, rank, ranks)].t())
+    for name in ("sixteen", "gains", "scale"):
+        into[name] = lambda model, w, name=name: getattr(model, name).data.copy_(w)
+    shapes = {"qk": (rows + 32 // ranks, WIDTH), "down": (WIDTH, INNER // ranks), "late": (WIDTH, rows)}
+    shapes |= dict.fromkeys(("embed", "head"), (VOCABULARY // ranks, WIDTH))
+    shapes |= {name: SHAPES[name] for name in ("sixteen", "gains", "scale")}
+    return Holding(shapes, into, torch.float32)
+
+
 LAYOUTS: dict[str, Callable[[int, int], Holding]] = {
     "fused": fused, "vocabulary": vocabulary, "pipeline": pipeline, "experts": experts, "odd pieces": odd_pieces,
-    "partial": partial,
+    "partial": partial, "wide": wide,
 }  # fmt: skip
 
 
@@ -143,12 +173,16 @@ def expected(layout: str, rank: int, ranks: int, state: dict[str, torch.Tensor])
     return made
 
 
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
     """Down to every bit."""
     pairs = zip(a.state_dict().items(), b.state_dict().items(), strict=True)
-    return all(n == m and torch.equal(x.view(torch.int16), y.view(torch.int16)) for (n, x), (m, y) in pairs)
+    return all(n == m and torch.equal(_bytes(x), _bytes(y)) for (n, x), (m, y) in pairs)
 
 
 def moved(model: torch.nn.Module) -> bool:
     """Is there a bit in every parameter that is not zero?"""
-    return all(bool((t.view(torch.int16) != 0).any()) for t in model.state_dict().values())
+    return all(bool((_bytes(t) != 0).any()) for t in model.state_dict().values())

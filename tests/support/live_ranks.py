@@ -73,11 +73,14 @@ def engine(out: str, address: str, name: str, phase: str, step: int, how: int, r
             note(path, step=found.step, digest=digest(model), way=found.way)
 
 
-def trainer(out: str, repo: str, address: str, phase: str, step: int, how: int, steps: int) -> None:
+def trainer(
+    out: str, repo: str, address: str, phase: str, step: int, how: int, steps: int, carrier: str = "tcp"
+) -> None:
     """A trainer that makes ``steps`` steps for one engine, and notes each."""
     torch.set_num_threads(1)
     model, path = make_model(), Path(out)
-    live = Session(address, token=TOKEN, mode="sync", engines=1, timeout=10.0, report=at_phase(phase, step, how))
+    report = at_phase(phase, step, how)
+    live = Session(address, token=TOKEN, mode="sync", carrier=carrier, engines=1, timeout=10.0, report=report)
     with TrainerHook(model, repo, threads=1, live=live) as hook:
         note(path, address=live.address, step=-1)
         for number in range(steps):

@@ -53,10 +53,10 @@ def engine(path: Path | str, *, tp: int = 1, **options: Any) -> Any:
     options = {"weight_transfer_config": {"backend": "deltackpt"}, **options}
     if tp == 1:
         options.setdefault("distributed_executor_backend", "uni")
-    worker = "deltackpt.engines.vllm.worker.DeltaWorker"
+    options.setdefault("worker_extension_cls", "deltackpt.engines.vllm.worker.DeltaWorker")
     return LLM(
         str(path), enforce_eager=True, dtype="bfloat16", max_model_len=512, seed=0, tensor_parallel_size=tp,
-        worker_extension_cls=worker, **options,
+        **options,
     )  # fmt: skip
 
 

@@ -33,11 +33,7 @@ class VllmRank:
         self.load = model.load_weights
         world = get_world_group()
         self.rank, self.whole = world.rank_in_group, world.world_size == 1
-        if why := _packed(model):
-            need = "plain ones, or a load is not proven to reach all of them"
-            hint = "On a CPU, leave DELTACKPT_KEEP_ONEDNN unset; experts, and layers quantized otherwise than to INT8 "
-            hint += "with a scale a row, stay packed there."
-            raise CheckpointError("weights-packed", where="the engine", have=why, need=need, hint=hint)
+        refuse_packed(model)
 
     def native(self, folder: Path) -> list[str]:
         """vLLM's layerwise reload: whole layers of a complete checkpoint, copied into the memory that is there."""
@@ -94,6 +90,15 @@ def watch_workers() -> None:
     module = sys.modules.get("vllm.v1.worker.gpu_worker")
     if module is not None:
         watch_sleep(module.Worker)
+
+
+def refuse_packed(model: torch.nn.Module) -> None:
+    """Raise CheckpointError ``weights-packed`` for weights that vLLM has packed so that no write reaches them."""
+    if why := _packed(model):
+        need = "plain ones, or a load is not proven to reach all of them"
+        hint = "On a CPU, leave DELTACKPT_KEEP_ONEDNN unset; experts, and layers quantized otherwise than to INT8 "
+        hint += "with a scale a row, stay packed there."
+        raise CheckpointError("weights-packed", where="the engine", have=why, need=need, hint=hint)
 
 
 def _packed(model: torch.nn.Module) -> str | None:

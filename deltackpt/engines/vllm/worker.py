@@ -33,7 +33,7 @@ class DeltaWorker:
         found = getattr(self, "_deltackpt", None)
         if found is None:
             found = self._deltackpt = RankEndpoint(self.model_runner.get_model(), self.vllm_config)
-        with _config(self.vllm_config):
+        with with_config(self.vllm_config):
             found.attach(Attachment(repository, cache, ref, **more))
         link = found.receiver.link if found.receiver else None
         return link.step if link else None
@@ -43,7 +43,7 @@ class DeltaWorker:
         from deltackpt.engines.vllm.endpoint import UpdateCall
 
         endpoint = self._deltackpt_endpoint()
-        with _config(self.vllm_config):
+        with with_config(self.vllm_config):
             if change.get("phase", "apply") == "apply":
                 endpoint.start()
             return endpoint.change(UpdateCall(**change))  # type: ignore[no-any-return]
@@ -60,7 +60,7 @@ class DeltaWorker:
         return found
 
 
-def _config(config: Any) -> Any:
+def with_config(config: Any) -> Any:
     """What models of vLLM ask for while their weights are loaded."""
     from vllm.config import set_current_vllm_config
 
