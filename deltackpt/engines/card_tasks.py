@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -77,10 +77,27 @@ class DecodedTasks:
     source: TaskGroup
 
 
-def decode_tasks(device: torch.device, tasks: Sequence[TensorTask]) -> Iterator[DecodedTasks]:
+def staged(part: PartReader, begin: int, end: int, device: torch.device) -> torch.Tensor:
+    """Bytes of a part's payloads in host memory, from where they go to a device, as uint8: pinned there, in memory that
+    is used again, and whole words of 4 bytes, filled up with 0."""
+    data = part.payloads()[begin:end]
+    here = torch.empty(len(data) + -len(data) % 4, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    into = here.numpy()
+    into[: len(data)] = np.frombuffer(data, np.uint8)
+    into[len(data) :] = 0
+    return here
+
+
+BytesOf = Callable[[PartReader, int, int, torch.device], torch.Tensor]
+
+
+def decode_tasks(
+    device: torch.device, tasks: Sequence[TensorTask], bytes_of: BytesOf = staged
+) -> Iterator[DecodedTasks]:
     """Decode tasks, part by part, and those of one dtype together, in groups.
 
-    Of a part is sent to the card, group by group, what lies between the first and the last byte of its tasks. Raises
+    Of a part is sent to the card, group by group, what lies between the first and the last byte of its tasks, unless
+    ``bytes_of`` has it there: of a part's payloads, from one byte to before another, for a device. Raises
     ChainError ``base-differs`` for old values that the patch does not apply to.
     """
     parts: dict[int, list[TensorTask]] = {}
@@ -91,7 +108,7 @@ def decode_tasks(device: torch.device, tasks: Sequence[TensorTask]) -> Iterator[
         sources = deque[TaskGroup]()
         at = 0
         with base_blamed(some[0].part.where):
-            for decoded in decode_groups(_sent(device, some, sources)):
+            for decoded in decode_groups(_sent(device, some, sources, bytes_of)):
                 mine = some[at : at + len(decoded.counts)]
                 at += len(mine)
                 found = DecodedTasks(mine, decoded, sources.popleft())
@@ -100,22 +117,13 @@ def decode_tasks(device: torch.device, tasks: Sequence[TensorTask]) -> Iterator[
                 del found
 
 
-def _sent(device: torch.device, some: Sequence[TensorTask], sources: deque[TaskGroup]) -> Iterator[TaskGroup]:
-    """Groups of tasks of one part, with their bytes on the card, as they are asked for; and in ``sources`` the same in
-    host memory."""
-    payloads = some[0].part.payloads()
+def _sent(
+    device: torch.device, some: Sequence[TensorTask], sources: deque[TaskGroup], bytes_of: BytesOf
+) -> Iterator[TaskGroup]:
+    """Groups of tasks of one part, with their bytes on the card, as they are asked for; and in ``sources`` the same
+    where they were."""
     for group in groups([one.task for one in some]):
         begin = min(task.begin for task in group)
         end = max(task.begin + task.size for task in group)
-        sources.append(TaskGroup(group, staged(payloads[begin:end], device), begin))
+        sources.append(TaskGroup(group, bytes_of(some[0].part, begin, end, device), begin))
         yield replace(sources[-1], data=sources[-1].data.to(device, non_blocking=True))
-
-
-def staged(data: memoryview, device: torch.device) -> torch.Tensor:
-    """Bytes in host memory from which they go to a device, as uint8: pinned there, in memory that is used again, and
-    whole words of 4 bytes, filled up with 0."""
-    here = torch.empty(len(data) + -len(data) % 4, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    into = here.numpy()
-    into[: len(data)] = np.frombuffer(data, np.uint8)
-    into[len(data) :] = 0
-    return here

@@ -7,8 +7,8 @@ are sent up from there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,19 +18,20 @@ from deltackpt.codecs.boxes import slices
 from deltackpt.codecs.full import FullCodec
 from deltackpt.engines import card
 from deltackpt.engines.card_memory import aside
-from deltackpt.engines.card_tasks import TensorTask, tensor_tasks, upload
+from deltackpt.engines.card_tasks import TensorTask, decode_tasks, staged, tensor_tasks
 from deltackpt.engines.card_writes import CardWrites
 from deltackpt.engines.module import ModuleWrite, WeightPlace
 from deltackpt.engines.scatter import Scatter, Write
-from deltackpt.engines.step_changes import base_blamed, changed_elements
+from deltackpt.engines.step_changes import changed_elements
 from deltackpt.engines.transformers import check_ties
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums
-from deltackpt.gpu.decode import DecodedChanges, decode
+from deltackpt.gpu.compile_ahead import join_receiving
 from deltackpt.gpu.digest import sums_of_runs
+from deltackpt.gpu.kept import KeptChanges
 from deltackpt.gpu.places import Place, by_width
 from deltackpt.gpu.transfers import synchronize
 from deltackpt.live.card_changes import PlainTask, plain_changes, plain_task
@@ -106,10 +107,13 @@ class CardWeights(ModuleWeights):
         gained: dict[str, Sums] = {}
         writes: list[Write] = []
         places: list[Place] = []
-        for mine, decoded in _decoded(self.device, tasks):
-            writes.append(decoded)
-            for one, both in zip(mine, decoded.sums, strict=True):
+        join_receiving(self.device)
+        kept = KeptChanges(one.task.scratch for one in tasks)
+        for found in decode_tasks(self.device, tasks, _bytes_of):
+            for one, both in zip(found.tasks, found.decoded.sums, strict=True):
                 gained[one.name] = state_digest.add(gained.get(one.name, state_digest.ZERO), both)
+            writes.append(kept.keep(found.decoded, found.source))
+            del found
         for changes in plain_changes(plain):
             gained |= changes.gained
             places += changes.places
@@ -162,29 +166,11 @@ class CardWeights(ModuleWeights):
         return PreparedOnCard(sums, self.device, made)
 
 
-def _decoded(
-    device: torch.device, tasks: Sequence[TensorTask]
-) -> Iterator[tuple[Sequence[TensorTask], DecodedChanges]]:  # fmt: skip
-    """`engines.card_tasks.decode_tasks`, of parts that may be on the card already."""
-    parts: dict[int, list[TensorTask]] = {}
-    for task in tasks:
-        parts.setdefault(id(task.part), []).append(task)
-    for some in parts.values():
-        some.sort(key=lambda one: one.task.dtype.name)
-        begin = min(one.task.begin for one in some)
-        end = max(one.task.begin + one.task.size for one in some)
-        data, at = _payload(some[0].part, begin, end, device), 0
-        with base_blamed(some[0].part.where):
-            for decoded in decode([replace(one.task, begin=one.task.begin - begin) for one in some], data):
-                mine = some[at : at + len(decoded.counts)]
-                at += len(mine)
-                yield mine, decoded
-
-
-def _payload(part: PartReader, begin: int, end: int, device: torch.device) -> torch.Tensor:
+def _bytes_of(part: PartReader, begin: int, end: int, device: torch.device) -> torch.Tensor:
+    """Of a part that may be on the card already."""
     if isinstance(part, CardPart):
         return part.payload_on_card()[begin:end]
-    return upload(part.payloads()[begin:end], device)
+    return staged(part, begin, end, device)
 
 
 def _on_host(place: WeightPlace, held: Any) -> tuple[ModuleWrite, Sums]:
