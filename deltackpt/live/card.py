@@ -17,6 +17,7 @@ from deltackpt.codecs import Entry
 from deltackpt.codecs.boxes import slices
 from deltackpt.codecs.full import FullCodec
 from deltackpt.engines import card
+from deltackpt.engines.card_compile import compile_for
 from deltackpt.engines.card_memory import aside
 from deltackpt.engines.card_tasks import TensorTask, decode_tasks, staged, tensor_tasks
 from deltackpt.engines.card_writes import CardWrites
@@ -73,8 +74,10 @@ def module_weights(
 ) -> ModuleWeights:  # fmt: skip
     """The weights of a module, held where they are. Raises what `engines.module.places` raises."""
     held = ModuleWeights(model, table, rename)
-    device = card.card_of(held.found)
-    return held if device is None else CardWeights(model, table, rename, device)
+    if (device := card.card_of(held.found)) is None:
+        return held
+    compile_for(place.tensor for place in held.found.values())
+    return CardWeights(model, table, rename, device)
 
 
 class CardWeights(ModuleWeights):
