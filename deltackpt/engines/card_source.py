@@ -81,6 +81,7 @@ class CardDecoding:
         self._device, self._proof, self._memory, self._table, self._at = device, proof, memory, table, at
         self._before, self._after = digests
         self._count = {"card": 0, "host": 0}
+        self._tied = {*proof.ties, *proof.ties.values()}
 
     def writes(self, changes: StepChanges) -> list[Write]:
         """All writes, as absolute words. Nothing is written. Raises what `PatchSource.writes` raises."""
@@ -169,7 +170,8 @@ class CardDecoding:
                         self._place(group, held[one.name], part, one.task.origin)
                     decoded.placed().put(decoded.new)
                 else:
-                    made.append(self._kept.keep(decoded, found.source))
+                    tied = not self._tied.isdisjoint(one.name for one in found.tasks)
+                    made.append(self._kept.keep(decoded, found.source, always=tied))
                 del found, decoded
         except ChainError as error:
             raise self._other(str(error.where)[:80]) from error
