@@ -193,7 +193,7 @@ class CachedSteps(RepositorySteps):
                 yield Slot(root, self.table(link), found.bytes_of)
 
     def read(self, link: Link, names: Sequence[str]) -> dict[str, npt.NDArray[np.uint8]]:
-        """As `RepositorySteps.read`, from the step's slot if there is one."""
+        """As `RepositorySteps.read`, [bytes] uint8 each, from the step's slot if there is one."""
         with self.slot(link) as slot:
             if slot is not None:
                 return {name: slot.read(name).copy() for name in names}

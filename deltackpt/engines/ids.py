@@ -23,7 +23,7 @@ Words = Callable[[torch.Tensor, int], torch.Tensor]  # of numbers [n] int64, by 
 _USUAL = 2  # passes with words as weights have them
 
 
-class Computed(Exception):
+class ComputedWords(Exception):
     """Why outputs are not moved inputs."""
 
 
@@ -46,16 +46,16 @@ class _Output:
         self.constant = self.moved.clone()
 
     def see(self, words: torch.Tensor, width: int) -> None:
-        """Raises Computed for an output of another size than in the first pass."""
+        """Raises ComputedWords for an output of another size than in the first pass."""
         if (len(words), width) != (len(self.first), self.width):
-            raise Computed("an output has another size for other values")
+            raise ComputedWords("an output has another size for other values")
         self.constant &= words == self.first
 
 
 def moved(run: Run, inputs: Mapping[str, Numbered], last: int) -> dict[str, torch.Tensor]:
     """{output: [m] int64, the number of the element in each of its words, 0 for a constant}; numbers are 1 to ``last``.
 
-    Raises Computed, and what ``run`` raises.
+    Raises ComputedWords, and what ``run`` raises.
     """
     widths = {one.dtype.itemsize for one in inputs.values()}
     digits = {width: -(-last.bit_length() // (8 * width)) for width in widths}
@@ -67,7 +67,7 @@ def moved(run: Run, inputs: Mapping[str, Numbered], last: int) -> dict[str, torc
             if name not in found and number == 0:
                 found[name] = _Output(words, width)
             if name not in found:
-                raise Computed("other outputs for other values")
+                raise ComputedWords("other outputs for other values")
             one = found[name]
             one.see(words, width)
             if width not in widths:  # no input has such words
@@ -79,7 +79,7 @@ def moved(run: Run, inputs: Mapping[str, Numbered], last: int) -> dict[str, torc
                 one.moved &= known & (show(torch.where(known, one.ids, 0), width) == words)
     for name, one in found.items():
         if wrong := int((~(one.moved | one.constant)).sum()):
-            raise Computed(f"{wrong:,} of {len(one.first):,} words of {name} are computed")
+            raise ComputedWords(f"{wrong:,} of {len(one.first):,} words of {name} are computed")
     return {name: torch.where(one.moved & ~one.constant, one.ids, 0) for name, one in found.items()}
 
 

@@ -11,7 +11,7 @@ again       The method computes (requantizes, merges scales), or keeps what cann
             and held against what the method makes of the same tensors elsewhere.
 unknown     Nothing can be said of it, not even which tensors are its own: a step that changes them is a reload of all.
 
-A layer in no class that can be proven falls to the next one; what is said of it is in `Seen.why`.
+A layer in no class that can be proven falls to the next one; what is said of it is in `SeenMethods.why`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from deltackpt.engines.boxes import boxes_of
-from deltackpt.engines.ids import Computed, Fill, Numbered, moved
+from deltackpt.engines.ids import ComputedWords, Fill, Numbered, moved
 from deltackpt.engines.memory import flat_of, memories
 from deltackpt.engines.regions import Region
 from deltackpt.engines.tracing import Load, Trace, trace
@@ -72,7 +72,7 @@ class HasMethods(Protocol):
 
 
 @dataclass
-class Seen:
+class SeenMethods:
     """What was seen of layers with a method. ``again``: {tensor: the layer that is loaded again when it changes};
     ``why``: {layer: why it is not mapped}; ``modules``: the layers of a known class, ``empty`` those of them
     that have nothing of a checkpoint; ``storages``: what they hold that
@@ -86,17 +86,17 @@ class Seen:
     storages: set[int] = field(default_factory=set)
 
 
-def traced(engine: object, load: Load, model: torch.nn.Module, order: Sequence[Tensor]) -> tuple[Trace, Seen]:
+def traced(engine: object, load: Load, model: torch.nn.Module, order: Sequence[Tensor]) -> tuple[Trace, SeenMethods]:
     """The trace of a loader, through the methods of an engine's layers if it has any, and without the places that
     another model of the engine has."""
     if not isinstance(engine, HasMethods):
-        return trace(load, model, memories(model), order), Seen()
+        return trace(load, model, memories(model), order), SeenMethods()
     try:
         with engine.as_loaded() as layers:
             found = trace(load, model, memories(model), order)
     except Exception:  # of an engine that keeps no such thing: then its layers have no class
         layers, found = (), trace(load, model, memories(model), order)
-    seen = Seen()
+    seen = SeenMethods()
     seen.storages.update(engine.shared)
     engine.skipped.update(r.tensor for r in found.regions if r.memory in engine.shared)
     found.regions = [r for r in found.regions if r.memory not in engine.shared]
@@ -105,7 +105,7 @@ def traced(engine: object, load: Load, model: torch.nn.Module, order: Sequence[T
     return found, seen
 
 
-def _look_through(found: Trace, layers: Sequence[MethodLayer], seen: Seen) -> None:
+def _look_through(found: Trace, layers: Sequence[MethodLayer], seen: SeenMethods) -> None:
     """Put in the place of what was loaded into stand-ins where it is now."""
     known: dict[Hashable, _Map | str] = {}
     for layer in layers:
@@ -136,7 +136,7 @@ def _look_through(found: Trace, layers: Sequence[MethodLayer], seen: Seen) -> No
             found.regions += [replace(r, tensor=at.get(r.tensor, ""), memory=address) for r in regions]
 
 
-def _again(found: Trace, layer: MethodLayer, names: Sequence[str], why: str, seen: Seen) -> None:
+def _again(found: Trace, layer: MethodLayer, names: Sequence[str], why: str, seen: SeenMethods) -> None:
     seen.why[layer.name] = f"{layer.kind}: {why}"
     for name in names:
         if layer.alone and name not in seen.again:
@@ -160,7 +160,7 @@ def _map_of(layer: MethodLayer, places: Places, count: int) -> _Map | str:
     try:
         inputs, starts, last = _numbered(layer, places, count)
         found = moved(lambda fill: _flat(layer, layer.process(fill)), inputs, last)
-    except Computed as why:
+    except ComputedWords as why:
         return str(why)
     except Exception as error:  # of a method that does not take such values
         return f"its method raised {type(error).__name__}: {str(error)[:120]}"
@@ -221,14 +221,14 @@ def _numbered(
 
 
 def _flat(layer: MethodLayer, made: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The storages of what a method left, if they are laid out like the layer's own. Raises Computed."""
+    """The storages of what a method left, if they are laid out like the layer's own. Raises ComputedWords."""
     there = {name: t for name, t in made.items() if t.numel()}
     live = {name: t for name, t in layer.live.items() if t.numel()}
     if there.keys() != live.keys():
-        raise Computed(f"it leaves {', '.join(sorted(there.keys() ^ live.keys()))[:80]} elsewhere")
+        raise ComputedWords(f"it leaves {', '.join(sorted(there.keys() ^ live.keys()))[:80]} elsewhere")
     for name, t in there.items():
         if _layout(t) != _layout(live[name]):
-            raise Computed(f"{name} is laid out in another way")
+            raise ComputedWords(f"{name} is laid out in another way")
     return {name: flat_of(t) for name, t in there.items()}
 
 

@@ -13,7 +13,7 @@ import torch
 from deltackpt.engines.cached_steps import ReadTensor
 from deltackpt.engines.card_memory import card_of, covers, elements, same_words, target_view, unlike
 from deltackpt.engines.memory import Memory
-from deltackpt.engines.methods import Seen
+from deltackpt.engines.methods import SeenMethods
 from deltackpt.engines.regions import Region
 from deltackpt.engines.tracing import Trace
 from deltackpt.engines.traits import EngineTraits, derived, quantized
@@ -63,7 +63,7 @@ class Proof:
 def prove(
     found: Trace, model: torch.nn.Module, memory: Mapping[int, Memory], table: Mapping[str, Tensor],
     read: ReadTensor | None, *, whole: bool, traits: EngineTraits, digests: Mapping[str, TensorDigest] | None = None,
-    seen: Seen | None = None,
+    seen: SeenMethods | None = None,
 ) -> Proof:  # fmt: skip
     """Hold a trace against the engine's memory and the bytes of the step that it was loaded from.
 
@@ -75,7 +75,7 @@ def prove(
     else made of its weights is proven; ``traits`` say where to look.
     """
     proof = Proof()
-    seen = seen or Seen()
+    seen = seen or SeenMethods()
     tried = seen.modules - seen.empty  # what these hold was looked through, or is made anew
     everything = found.broken or quantized(model, traits, seen.modules.__contains__)
     everything = everything or derived(model, memory, traits, tried.__contains__)

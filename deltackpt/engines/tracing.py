@@ -166,6 +166,7 @@ def _odd(*tensors: torch.Tensor) -> bool:
 
 
 def address_of(tensor: torch.Tensor) -> int:
+    """Of the storage that a tensor lies in; 0 where it has none."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):  # a subclass without a storage

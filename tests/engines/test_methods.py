@@ -13,7 +13,7 @@ from support.engine_steps import Run, nudge  # noqa: E402
 from support.training import raw  # noqa: E402
 
 from deltackpt.engines.boxes import boxes_of  # noqa: E402
-from deltackpt.engines.ids import Computed, Numbered, moved  # noqa: E402
+from deltackpt.engines.ids import ComputedWords, Numbered, moved  # noqa: E402
 from deltackpt.engines.memory import flat_of  # noqa: E402
 from deltackpt.engines.methods import HasMethods  # noqa: E402
 from deltackpt.engines.receiver import Receiver  # noqa: E402
@@ -90,7 +90,7 @@ COMPUTED = {
 
 @pytest.mark.parametrize("kind", COMPUTED)
 def test_what_computes_is_no_move(kind):
-    with pytest.raises(Computed):
+    with pytest.raises(ComputedWords):
         seen(COMPUTED[kind], w=((6, 4), BF16), s=((2,), FP32))
 
 

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 
 from types import SimpleNamespace  # noqa: E402
 
-from deltackpt.engines.ids import Computed, Numbered, moved  # noqa: E402
+from deltackpt.engines.ids import ComputedWords, Numbered, moved  # noqa: E402
 from deltackpt.engines.memory import flat_of  # noqa: E402
 from deltackpt.engines.methods import traced  # noqa: E402
 from deltackpt.format.safetensors_header import Tensor  # noqa: E402
@@ -211,5 +211,5 @@ def test_experts_with_a_scale_each_are_requantized(monkeypatch):
         w, s = fp8_utils.process_fp8_weight_tensor_strategy_moe(w, s, 8, 2)
         return {"w": flat_of(w), "s": flat_of(s)}
 
-    with pytest.raises(Computed):
+    with pytest.raises(ComputedWords):
         moved(run, inputs, 516)
