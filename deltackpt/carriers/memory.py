@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 from deltackpt.errors import FormatError, NotFoundError
 from deltackpt.format.manifest import File
 from deltackpt.patch.index import Span
+from deltackpt.patch.source import PartBytes, to_host
 from deltackpt.publish.sink import EncodedPart
+
+UNHASHED = "f" * 64  # in the place of a part's sha256: the checksums of its table, and sums, prove it
 
 
 class PartsInMemory:
@@ -20,9 +25,13 @@ class PartsInMemory:
 
     def put(self, name: str, part: EncodedPart) -> File:
         """Offer a part under a name; -> what a receiver asks for, with the sha256 of its bytes."""
+        return replace(self.put_unhashed(name, part), sha256=part.sha256)
+
+    def put_unhashed(self, name: str, part: EncodedPart) -> File:
+        """The same without a sha256, for which bytes on a card would have to come to the host."""
         with self._lock:
             self._parts[name] = part
-        return File(name, part.size, part.sha256)
+        return File(name, part.size, UNHASHED)
 
     def drop(self, names: Iterable[str]) -> None:
         """Offer some no more; who is reading one has it to the end."""
@@ -41,7 +50,15 @@ class PartsInMemory:
 
 
 def spans_of(part: EncodedPart, spans: Sequence[Span]) -> Iterator[memoryview]:
-    """The bytes of every span, in the order given, in pieces, in host memory.
+    """The bytes of every span, in the order given, in pieces, in host memory: no others are copied to it.
+
+    Raises what `pieces_of` raises.
+    """
+    return map(to_host, pieces_of(part, spans))
+
+
+def pieces_of(part: EncodedPart, spans: Sequence[Span]) -> Iterator[PartBytes]:
+    """The bytes of every span, in the order given, in pieces, where they are.
 
     Raises FormatError ``object-short`` for a span outside of the part, before the first piece.
     """
@@ -52,11 +69,11 @@ def spans_of(part: EncodedPart, spans: Sequence[Span]) -> Iterator[memoryview]:
     return _pieces(part, spans)
 
 
-def _pieces(part: EncodedPart, spans: Sequence[Span]) -> Iterator[memoryview]:
-    chunks, at, chunk = part.host_chunks(), 0, memoryview(b"")
+def _pieces(part: EncodedPart, spans: Sequence[Span]) -> Iterator[PartBytes]:
+    chunks, at, chunk = _chunks(part), 0, cast(Any, memoryview(b""))
     for start, end in spans:
         if start < at:  # rising spans, which is what ranks ask for, take one pass over the chunks
-            chunks, at, chunk = part.host_chunks(), 0, memoryview(b"")
+            chunks, at, chunk = _chunks(part), 0, memoryview(b"")
         while start < end:
             if start >= at + len(chunk):
                 at += len(chunk)
@@ -65,3 +82,8 @@ def _pieces(part: EncodedPart, spans: Sequence[Span]) -> Iterator[memoryview]:
             last = min(end, at + len(chunk))
             yield chunk[start - at : last - at]
             start = last
+
+
+def _chunks(part: EncodedPart) -> Iterator[Any]:
+    """Those in host memory as uint8; those of a card are cut as they are."""
+    return (chunk if hasattr(chunk, "to_host") else to_host(chunk) for chunk in part.chunks)

@@ -1,25 +1,33 @@
 """Payload over torch.distributed: a process group of two for each pair of ranks that exchanges parts.
 
 A group of its own for each pair, so that the death of one peer breaks nothing but its pair, and who joins late needs
-nothing of the others. Requests go over the connection that made the pair; only bytes of parts go here. Gloo moves host
-memory; a backend for devices would take the same calls with tensors on them.
+nothing of the others. Requests go over the connection that made the pair; only bytes of parts go here, as tensors of
+the group's device: with Gloo in host memory, with NCCL on cards, where no byte that is on a card comes to the host.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
+from deltackpt.carriers.groups import BACKENDS, backend_of, end_group
 from deltackpt.carriers.one_sided import OneSided, api
+from deltackpt.carriers.watched import WatchedCalls
 from deltackpt.carriers.wire import Deadline, Wire, foreign, lost
-from deltackpt.errors import UsageError
+from deltackpt.gpu.device_bytes import CardBytes
 
 PIECE = 16 << 20  # bytes of one message
+AHEAD = 3  # messages that are on their way at a time
+POLL = 0.00005  # seconds between two looks at a message of NCCL
 
 
 class Payload(Protocol):
@@ -33,47 +41,151 @@ class Payload(Protocol):
 
 
 class Pair:
-    """One end of a pair of ranks, 0 the publisher's. Raises StoreError ``live-lost`` where the other is silent."""
+    """One end of a pair of ranks, 0 the publisher's. Raises StoreError ``live-lost`` where the other is silent.
 
-    def __init__(self, store: Any, prefix: str, rank: int, host: str, where: str, deadline: Deadline) -> None:
+    ``device`` is where its tensors lie: here chunks may lie on the host or there.
+    """
+
+    def __init__(
+        self, store: Any, prefix: str, rank: int, wire: Wire, carrier: str, device: torch.device | None,
+        deadline: Deadline,
+    ) -> None:  # fmt: skip
         import torch.distributed as dist
 
-        self._where, self._peer = where, 1 - rank
-        try:
-            options = dist.ProcessGroupGloo._Options()
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-            options._timeout = timedelta(seconds=max(0.1, deadline.left))
-            self._group = dist.ProcessGroupGloo(dist.PrefixStore(prefix, store), rank, 2, options)
-        except RuntimeError as error:
-            raise _lost(where, error) from error
+        backend = backend_of(carrier)
+        self.device = device or backend.device()
+        self._peer, self._cards = 1 - rank, self.device.type == "cuda"
+        self._group: Any = None
+        self._stream = torch.cuda.Stream(self.device) if self._cards else None
+        self._slots: list[_Slot] = []
+        self._calls = WatchedCalls(wire, self._abort)
+        host, seconds = wire.local_host, max(0.1, deadline.left)
 
-    def send(self, chunks: Iterable[memoryview], total: int, deadline: Deadline) -> None:
-        """So many bytes, uint8, copied into messages of one size."""
-        import torch
+        def make() -> None:
+            with self._current():
+                self._group = backend.make(dist.PrefixStore(prefix, store), rank, host, seconds)
 
-        for piece in _blocks(chunks, total):
-            self._wait(self._group.send([torch.from_numpy(piece)], self._peer, 0), deadline)
+        self._calls.run(make, deadline)
+
+    def send(self, chunks: Iterable[Any], total: int, deadline: Deadline) -> None:
+        """So many bytes, uint8, copied into messages of one size where the pair's tensors lie."""
+        self._calls.run(lambda: self._send(chunks, total, deadline), deadline)
 
     def receive(self, into: memoryview, deadline: Deadline) -> None:
         """So many bytes as ``into`` has, uint8."""
-        import torch
+        if not self._cards:
+            data = torch.frombuffer(into, dtype=torch.uint8) if len(into) else torch.empty(0, dtype=torch.uint8)
+            self._calls.run(lambda: self._receive(data, deadline), deadline)
+            return
+        into[:] = CardBytes(self.receive_tensor(len(into), deadline)).to_host()
 
-        for at in range(0, len(into), PIECE):
-            piece = torch.frombuffer(into[at : at + PIECE], dtype=torch.uint8)
-            self._wait(self._group.recv([piece], self._peer, 0), deadline)
+    def receive_tensor(self, size: int, deadline: Deadline) -> torch.Tensor:
+        """So many bytes, uint8 [size] on the pair's device, complete when it returns."""
+        data = torch.empty(size, dtype=torch.uint8, device=self.device)
+        if self._stream is not None:  # the memory may be in use there until now
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        self._calls.run(lambda: self._receive(data, deadline), deadline)
+        return data
 
-    def _wait(self, work: Any, deadline: Deadline) -> None:
-        try:
-            work.wait(timedelta(seconds=max(0.001, deadline.left)))
-        except RuntimeError as error:
-            raise _lost(self._where, error) from error
+    def close(self) -> None:
+        """Leave the pair. Can be called again."""
+        self._calls.close()
+
+    # By the pair's own thread
+
+    def _send(self, chunks: Iterable[Any], total: int, deadline: Deadline) -> None:
+        with self._current():
+            for slot, size in self._filled(chunks, total, deadline):
+                slot.work = self._group.send([slot.data[:size]], self._peer, 0)
+            for slot in self._slots:
+                self._finish(slot, deadline)
+
+    def _receive(self, into: torch.Tensor, deadline: Deadline) -> None:
+        waiting: deque[_Slot] = deque()
+        with self._current():
+            for piece in into.split(PIECE):
+                if not piece.numel():
+                    continue
+                slot = _Slot(piece, piece)
+                slot.work = self._group.recv([piece], self._peer, 0)
+                waiting.append(slot)
+                if len(waiting) == AHEAD:
+                    self._finish(waiting.popleft(), deadline)
+            for slot in waiting:
+                self._finish(slot, deadline)
+
+    def _filled(self, chunks: Iterable[Any], total: int, deadline: Deadline) -> Iterator[tuple[_Slot, int]]:
+        """The bytes in messages of PIECE, each in a slot of which nothing is on its way any more."""
+        left, turn, slot, held = total, 0, self._slot(0, deadline) if total else None, 0
+        for chunk in chunks:
+            at = 0
+            while at < len(chunk):
+                assert slot is not None
+                count = min(len(chunk) - at, min(PIECE, left) - held)
+                slot.put(held, chunk[at : at + count])
+                at, held = at + count, held + count
+                if held == min(PIECE, left):
+                    yield slot, held
+                    left, held, turn = left - held, 0, (turn + 1) % AHEAD
+                    slot = self._slot(turn, deadline) if left else None
+
+    def _slot(self, turn: int, deadline: Deadline) -> _Slot:
+        if turn == len(self._slots):
+            host = torch.empty(PIECE, dtype=torch.uint8, pin_memory=self._cards)
+            there = torch.empty(PIECE, dtype=torch.uint8, device=self.device) if self._cards else host
+            self._slots.append(_Slot(host, there))
+        self._finish(self._slots[turn], deadline)
+        return self._slots[turn]
+
+    def _finish(self, slot: _Slot, deadline: Deadline) -> None:
+        """Wait for the host to see that a message has passed: NCCL's own wait would hold up a stream, and not it."""
+        work, slot.work = slot.work, None
+        if work is None:
+            return
+        while self._cards and not work.is_completed():
+            if self._calls.given_up or deadline.left <= 0:
+                raise RuntimeError("a message that did not pass in time")
+            time.sleep(POLL)
+        work.wait(timedelta(seconds=max(0.001, deadline.left)))
+        if self._calls.given_up:  # what was aborted looks as if it were done
+            raise RuntimeError("a pair that was given up")
+
+    def _current(self) -> AbstractContextManager[Any]:
+        found = ExitStack()
+        if self._stream is not None:
+            found.enter_context(torch.cuda.device(self.device))
+            found.enter_context(torch.cuda.stream(self._stream))
+        return found
+
+    def _abort(self) -> None:
+        if self._group is not None:
+            end_group(self._group)
+
+
+class _Slot:
+    """Memory of one message: ``host``, and ``data`` on the device, which are one where that is the host."""
+
+    def __init__(self, host: torch.Tensor, data: torch.Tensor) -> None:
+        self.host, self.data = host, data
+        self.work: Any = None
+
+    def put(self, at: int, chunk: Any) -> None:
+        """Bytes at a place."""
+        end = at + len(chunk)
+        if isinstance(chunk, CardBytes):
+            self.data[at:end].copy_(chunk.tensor, non_blocking=True)
+            return
+        self.host.numpy()[at:end] = np.frombuffer(chunk, np.uint8)
+        if self.data is not self.host:
+            self.data[at:end].copy_(self.host[at:end], non_blocking=True)
 
 
 class PairHost:
     """The publisher's end: it has the store at which both ends of a pair meet, made when the first pair is wanted."""
 
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
+    def __init__(self, timeout: float, device: torch.device | None = None) -> None:
+        """``device``: where the tensors of its pairs lie; None: where the carrier says."""
+        self._timeout, self._device = timeout, device
         self._store: Any = None
         self._lock = threading.Lock()
 
@@ -81,8 +193,8 @@ class PairHost:
         """Tell the peer where to meet, and meet it."""
         if carrier == "nixl":
             return OneSided(wire)
-        if carrier != "gloo":
-            raise foreign(wire.where, f"a carrier {carrier!r}", "gloo or nixl")
+        if carrier not in BACKENDS:
+            raise foreign(wire.where, f"a carrier {carrier!r}"[:100], f"nixl, {', '.join(BACKENDS)}")
         import torch.distributed as dist
 
         with self._lock:
@@ -91,15 +203,15 @@ class PairHost:
                 self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=limit)
         prefix, deadline = secrets.token_hex(16), Deadline(self._timeout)
         wire.send({"port": self._store.port, "prefix": prefix}, deadline)
-        return Pair(self._store, prefix, 0, wire.local_host, wire.where, deadline)
+        return Pair(self._store, prefix, 0, wire, carrier, self._device, deadline)
 
     def close(self) -> None:
         """Let the store go."""
         self._store = None
 
 
-def meet(wire: Wire, host: str, carrier: str, deadline: Deadline) -> Payload:
-    """The receiver's end of a pair with the publisher at ``host``."""
+def meet(wire: Wire, host: str, carrier: str, device: torch.device | None, deadline: Deadline) -> Payload:
+    """The receiver's end of a pair with the publisher at ``host``; ``device`` as `PairHost` has it."""
     if carrier == "nixl":
         return OneSided(wire)
     import torch.distributed as dist
@@ -111,35 +223,14 @@ def meet(wire: Wire, host: str, carrier: str, deadline: Deadline) -> Payload:
     try:
         store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=max(0.1, deadline.left)))
     except RuntimeError as error:
-        raise _lost(wire.where, error) from error
-    return Pair(store, prefix, 1, wire.local_host, wire.where, deadline)
+        text = (str(error).splitlines() or [""])[0][:200]
+        raise lost(wire.where, f"torch.distributed: {text}", "the other rank of the pair") from error
+    return Pair(store, prefix, 1, wire, carrier, device, deadline)
 
 
 def check_carrier(name: str) -> None:
     """Raise UsageError ``live-option``, or ExtraMissingError, unless what a carrier needs is there."""
     if name == "nixl":
         api()
-    import torch.distributed as dist
-
-    if name == "gloo" and not (dist.is_available() and dist.is_gloo_available()):
-        need = "torch.distributed with Gloo"
-        raise UsageError("live-option", where="carrier", have="a torch without it", need=need)
-
-
-def _blocks(chunks: Iterable[memoryview], total: int) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
-    block, held, left = np.empty(min(PIECE, total), np.uint8), 0, total
-    for chunk in chunks:
-        view = np.frombuffer(chunk, np.uint8)
-        while len(view):
-            count = min(len(view), len(block) - held)
-            block[held : held + count] = view[:count]
-            view, held = view[count:], held + count
-            if held == len(block):
-                yield block
-                left -= held
-                block, held = np.empty(min(PIECE, left), np.uint8), 0
-
-
-def _lost(where: str, error: RuntimeError) -> Exception:
-    text = (str(error).splitlines() or [""])[0][:200]
-    return lost(where, f"torch.distributed: {text}", "the other rank of the pair")
+    if name in BACKENDS:
+        backend_of(name)

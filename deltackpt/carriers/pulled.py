@@ -4,42 +4,59 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+import torch
+
+from deltackpt.carriers.groups import BACKENDS
 from deltackpt.carriers.handshake import introduce
-from deltackpt.carriers.pairs import Payload, meet
+from deltackpt.carriers.memory import UNHASHED
+from deltackpt.carriers.pairs import Pair, Payload, meet
 from deltackpt.carriers.wire import Deadline, Wire, error_of, foreign
 from deltackpt.errors import FormatError
 from deltackpt.format.manifest import File
 from deltackpt.patch.index import Span
 from deltackpt.patch.part import PartReader
 
-CARRIERS = ("tcp", "gloo", "nixl")
+CARRIERS = ("tcp", "gloo", "nccl", "nixl")
 Address = tuple[str, int]
+T = TypeVar("T")
 
 
 class PulledParts:
     """A `PartSource` over one publishing rank, at ``address``.
 
-    ``carrier`` says what the payload goes over: "tcp", the connection itself, "gloo" or "nixl". ``timeout`` in seconds
-    is for one request, its bytes included. It connects when it is first asked, and again after an error.
+    ``carrier`` says what the payload goes over: "tcp", the connection itself, "gloo", "nccl" or "nixl"; with "nccl"
+    what is wanted in host memory comes over the connection too, and what `tensors` is asked for to ``device``.
+    ``timeout`` in seconds is for one request, its bytes included. It connects when it is first asked, and again after
+    an error.
     """
 
     parallel = 1
 
-    def __init__(self, address: Address, rank: int, token: str, carrier: str, timeout: float) -> None:
+    def __init__(
+        self, address: Address, rank: int, token: str, carrier: str, timeout: float,
+        device: torch.device | None = None,
+    ) -> None:  # fmt: skip
         self.url = f"trainer rank {rank} at {address[0]}:{address[1]}"
         self.received = 0  # bytes of payload, in all
         self.timeout = timeout
-        self._address, self._token, self._carrier = address, token, carrier
+        self._address, self._token, self._carrier, self._device = address, token, carrier, device
+        self._cards = carrier in BACKENDS and BACKENDS[carrier].cards  # with a receiver on the host no pair is made
+        self.to_card = self._cards and device is not None
         self._wire: Wire | None = None
         self._pair: Payload | None = None
         self._lock = threading.Lock()
 
     def part(self, file: File) -> memoryview:
         """A whole part, uint8. For bytes with another sha256 FormatError ``object-hash`` names the rank, and the first
-        tensor of the part that is damaged; else raises what `PartSource.part` does."""
-        data = self._request(file, None, [file.size])
+        tensor of the part that is damaged; of a part that nobody hashed all checksums of its table are compared. Else
+        raises what `PartSource.part` does."""
+        data = self._to_host(file, None, [file.size])
+        if file.sha256 == UNHASHED:
+            check_all(PartReader(data, f"{self.url}/{file.name}"))
+            return data
         found = hashlib.sha256(data).hexdigest()
         if found != file.sha256:
             where = f"{self.url}, {file.name}{_first_damaged(data)}"
@@ -49,50 +66,69 @@ class PulledParts:
     def ranges(self, file: File, spans: Sequence[Span]) -> list[memoryview]:
         """The bytes of every span, uint8, by one request."""
         sizes = [end - start for start, end in spans]
-        data, found, at = self._request(file, spans, sizes), [], 0
-        for size in sizes:
-            found.append(data[at : at + size])
-            at += size
-        return found
+        return _cut(self._to_host(file, spans, sizes), sizes)
+
+    def tensors(self, file: File, spans: Sequence[Span]) -> list[torch.Tensor]:
+        """The same as tensors on the pair's device, uint8 [bytes]: on a card none of them was on the host. For the
+        carriers "gloo" and "nccl"."""
+        sizes = [end - start for start, end in spans]
+
+        def receive(wire: Wire, deadline: Deadline) -> torch.Tensor:
+            assert isinstance(self._pair, Pair)
+            return self._pair.receive_tensor(sum(sizes), deadline)
+
+        return list(self._request(file, spans, sizes, receive, wire=False).split(sizes))
 
     def close(self) -> None:
         """End the connection."""
         if self._wire is not None:
             self._wire.close()
+        if isinstance(self._pair, Pair):
+            self._pair.close()
         self._wire = self._pair = None
 
-    def _request(self, file: File, spans: Sequence[Span] | None, sizes: list[int]) -> memoryview:
+    def _to_host(self, file: File, spans: Sequence[Span] | None, sizes: list[int]) -> memoryview:
+        def receive(wire: Wire, deadline: Deadline) -> memoryview:
+            into = memoryview(bytearray(sum(sizes)))
+            if self._pair is not None and not self._cards:
+                self._pair.receive(into, deadline)
+            else:
+                wire.receive_into(into, deadline)
+            return into.toreadonly()
+
+        return self._request(file, spans, sizes, receive, wire=self._cards)
+
+    def _request(
+        self, file: File, spans: Sequence[Span] | None, sizes: list[int], receive: Callable[[Wire, Deadline], T], *,
+        wire: bool,
+    ) -> T:  # fmt: skip
+        """Ask for bytes, and ``receive`` them: with ``wire`` over the connection itself."""
         deadline = Deadline(self.timeout)
         with self._lock:
             try:
-                wire = self._connected(deadline)
-                wire.send(
-                    {"part": file.name, "spans": [list(s) for s in spans] if spans is not None else None}, deadline
-                )
-                answer = wire.receive(deadline)
+                peer = self._connected(deadline)
+                asked = [list(s) for s in spans] if spans is not None else None
+                peer.send({"part": file.name, "spans": asked, **({"wire": True} if wire else {})}, deadline)
+                answer = peer.receive(deadline)
                 if "error" in answer:
                     raise error_of(answer["error"], self.url)
                 if answer.get("sizes") != sizes:
                     have = f"{answer.get('sizes')} bytes"
                     raise FormatError("object-short", where=f"{self.url}, {file.name}", have=have, need=f"{sizes}")
-                into = memoryview(bytearray(sum(sizes)))
-                if self._pair is not None:
-                    self._pair.receive(into, deadline)
-                else:
-                    wire.receive_into(into, deadline)
+                found = receive(peer, deadline)
             except BaseException:  # what is left of the answer is nothing that the next request has asked for
                 self.close()
                 raise
-        self.received += len(into)
-        return into.toreadonly()
+        self.received += sum(sizes)
+        return found
 
     def _connected(self, deadline: Deadline) -> Wire:
         if self._wire is None:
             wire = Wire.connect(self._address, self.url, deadline)
             try:
-                pair = None if self._carrier == "tcp" else self._carrier
+                pair = None if self._carrier == "tcp" or self._cards > self.to_card else self._carrier
                 introduce(wire, self._token, {"kind": "pull", "pair": pair}, deadline)
-                self._pair = meet(wire, self._address[0], pair, deadline) if pair else None
+                self._pair = meet(wire, self._address[0], pair, self._device, deadline) if pair else None
             except BaseException:
                 wire.close()
                 raise
@@ -117,10 +153,33 @@ class ManySources:
         """The bytes of every span, uint8, from the part's rank."""
         return self._of(file).ranges(file, spans)
 
+    def tensors(self, file: File, spans: Sequence[Span]) -> list[torch.Tensor]:
+        """The bytes of every span on the pair's device, from the part's rank."""
+        return self._of(file).tensors(file, spans)
+
+    @property
+    def to_card(self) -> bool:
+        """Do `tensors` lie on a card?"""
+        return any(owner.to_card for owner in self._owners.values())
+
     def _of(self, file: File) -> PulledParts:
         if file.name not in self._owners:
             raise foreign(self.url, f"a part {file.name!r} of no rank", "one that was announced")
         return self._owners[file.name]
+
+
+def check_all(part: PartReader) -> None:
+    """Raise FormatError unless the bytes of every entry have the checksums of the part's own table."""
+    for entry in part.entries:
+        part.check(entry)
+
+
+def _cut(data: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    found, at = [], 0
+    for size in sizes:
+        found.append(data[at : at + size])
+        at += size
+    return found
 
 
 def _first_damaged(data: memoryview) -> str:

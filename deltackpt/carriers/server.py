@@ -8,12 +8,13 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from typing import Any
 
+import torch
+
 from deltackpt.carriers.handshake import accept
-from deltackpt.carriers.memory import PartsInMemory, spans_of
-from deltackpt.carriers.pairs import PairHost
+from deltackpt.carriers.memory import PartsInMemory, pieces_of, spans_of
+from deltackpt.carriers.pairs import Pair, PairHost, Payload
 from deltackpt.carriers.wire import Deadline, Wire, foreign
 from deltackpt.errors import ConflictError, DeltackptError, UsageError
 
@@ -31,17 +32,20 @@ class PartServer:
 
     A connection of kind "pull" asks for parts of ``parts``; one of another kind goes to the handler that is registered
     for it, which returns whether it keeps the connection. ``timeout`` in seconds is how long sending one answer may
-    take. Raises ConflictError ``live-taken`` where another process listens there, UsageError ``live-option`` for an
-    address that this host does not have.
+    take; ``device`` is where the tensors of pairs lie. Raises ConflictError ``live-taken`` where another process
+    listens there, UsageError ``live-option`` for an address that this host does not have.
     """
 
-    def __init__(self, host: str, port: int, token: str, parts: PartsInMemory, timeout: float) -> None:
+    def __init__(
+        self, host: str, port: int, token: str, parts: PartsInMemory, timeout: float,
+        device: torch.device | None = None,
+    ) -> None:  # fmt: skip
         self.handlers: dict[str, Handler] = {}
         self._token, self._parts, self._timeout = token, parts, timeout
         self._closed = threading.Event()
         self._wires: set[Wire] = set()
         self._lock = threading.Lock()
-        self._pairs = PairHost(timeout)
+        self._pairs = PairHost(timeout, device)
         try:
             self._sock = socket.create_server((host, port), backlog=1024)
         except OSError as error:
@@ -106,24 +110,32 @@ class PartServer:
 
     def _serve_pulls(self, wire: Wire, hello: Mapping[str, Any]) -> None:
         pair = self._pairs.open(wire, str(hello["pair"])) if hello.get("pair") else None
-        while not self._closed.is_set():
-            if not wire.readable(IDLE):
-                continue
-            deadline = Deadline(self._timeout)
-            request = wire.receive(deadline)
-            try:
-                part = self._parts.find(str(request.get("part")))
-                spans = _spans(wire.where, request.get("spans"), part.size)
-                chunks = spans_of(part, spans)
-            except DeltackptError as error:
-                wire.send({"error": error.to_dict()}, deadline)
-                continue
-            sizes = [end - start for start, end in spans]
-            wire.send({"sizes": sizes}, deadline)
-            if pair is None:
-                wire.send_bytes(chunks, deadline)
-            else:
-                pair.send(chain(chunks), sum(sizes), deadline)
+        try:
+            while not self._closed.is_set():
+                if wire.readable(IDLE):
+                    self._serve_one(wire, pair)
+        finally:
+            if isinstance(pair, Pair):
+                pair.close()
+
+    def _serve_one(self, wire: Wire, pair: Payload | None) -> None:
+        """One request; with "wire" the answer comes over the connection itself."""
+        deadline = Deadline(self._timeout)
+        request = wire.receive(deadline)
+        over_pair = pair if request.get("wire") is not True else None
+        try:
+            part = self._parts.find(str(request.get("part")))
+            spans = _spans(wire.where, request.get("spans"), part.size)
+            chunks: Any = pieces_of(part, spans) if isinstance(over_pair, Pair) else spans_of(part, spans)
+        except DeltackptError as error:
+            wire.send({"error": error.to_dict()}, deadline)
+            return
+        sizes = [end - start for start, end in spans]
+        wire.send({"sizes": sizes}, deadline)
+        if over_pair is None:
+            wire.send_bytes(chunks, deadline)
+        else:
+            over_pair.send(chunks, sum(sizes), deadline)
 
 
 def _spans(where: str, found: object, size: int) -> Sequence[tuple[int, int]]:

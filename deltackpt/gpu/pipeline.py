@@ -27,19 +27,21 @@ from deltackpt.util.extras import install_line
 Job = Generator[None, None, Any]
 
 
-def capture(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str) -> None:
+def capture(
+    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str, *, keep: bool = False
+) -> None:  # fmt: skip
     """Append the delta of every piece that changed to ``found``, and move the snapshot on to it.
 
     All pieces are on one device, the snapshot is there or in host memory. At any instant every delta whose words the
     snapshot may hold is in ``found``. ``encoding`` is what the trainer asks for. Kernels encode what `encode.grid_for`
     finds tiles for; with any other delta goes what the host needs of the old words (`Delta.keeping`). Without kernels
-    torch operations find what changed.
+    torch operations find what changed. With ``keep`` deltas refer to what kernels found, on the device, as well.
     """
     if not pieces:
         return
     device = pieces[0].tensor.device
     if has_kernels(device):
-        _capture_by_kernels(pieces, snapshot, found, encoding)
+        _capture_by_kernels(pieces, snapshot, found, encoding, keep)
         return
     warn_without_kernels(device)
     if apart(snapshot, pieces[0]):
@@ -64,11 +66,13 @@ def _warn_once() -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
-def _capture_by_kernels(pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str) -> None:
+def _capture_by_kernels(
+    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str, keep: bool
+) -> None:  # fmt: skip
     device = pieces[0].tensor.device
     side = copy_stream(device)
     mine: list[Delta] = []
-    jobs = (_deltas(group, snapshot, (found, mine), encoding, side) for group in groups(pieces, snapshot))
+    jobs = (_deltas(group, snapshot, (found, mine), encoding, side, keep) for group in groups(pieces, snapshot))
     with current(device):
         try:
             for _ in interleaved(jobs):
@@ -104,7 +108,7 @@ def _go_on(running: deque[Job]) -> Iterable[Any]:
 
 
 def _deltas(
-    group: Group, snapshot: Snapshot, into: Sequence[list[Delta]], encoding: str, side: CopyStream | None
+    group: Group, snapshot: Snapshot, into: Sequence[list[Delta]], encoding: str, side: CopyStream | None, keep: bool
 ) -> Job:
     """Append the deltas of a group to the lists ``into``, and move a snapshot on the same device on to them."""
     changes = group.changes
@@ -122,7 +126,7 @@ def _deltas(
     positions, old, new = (t.numpy() for t in arrays.wait())
     words = {i: on_host(base, others[i].dtype) for i, base in zip(others, bases.wait(), strict=True)}
     gains, odd = sums.wait()
-    deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, gains), not int(odd))
+    deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, gains), not int(odd), keep)
     for found in into:
         found += deltas
     if not apart(snapshot, changes.pieces[0]):

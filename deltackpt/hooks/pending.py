@@ -32,6 +32,12 @@ class CapturedStep:
     nonfinite: int = 0
     captured: float = field(default_factory=time.monotonic)  # the first of them
 
+    def off_card(self) -> CapturedStep:
+        """The same without what cards hold of it, for who waits with it in host memory alone."""
+        if all(delta.on_card is None for delta in self.deltas.values()):
+            return self
+        return replace(self, deltas={name: replace(d, on_card=None) for name, d in self.deltas.items()})
+
     def then(self, later: CapturedStep) -> CapturedStep:
         """Both as one step, exact: the old words are those of the last published state."""
         deltas = dict(self.deltas)

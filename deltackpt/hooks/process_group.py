@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from deltackpt.errors import DeltackptError, StoreError
+from deltackpt.errors import DeltackptError, StoreError, UsageError
 
 T = TypeVar("T")
 
@@ -59,11 +59,16 @@ class Processes:
     """All ranks of the default process group, over a gloo group of their own: that of the training is not used.
 
     ``timeout`` in seconds is how long a rank waits for another; then, or when one has ended, StoreError ``rank-lost``.
+    Raises UsageError ``hook-option`` for a torch without Gloo.
     """
 
     def __init__(self, timeout: float) -> None:
         import torch.distributed as dist
 
+        if not dist.is_gloo_available():
+            have, need = "a torch without Gloo", "torch.distributed with Gloo, beside what the training uses"
+            hint = "The ranks' messages are in host memory, which NCCL does not move."
+            raise UsageError("hook-option", where="the trainer hook, sharded=", have=have, need=need, hint=hint)
         self._dist = dist
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()

@@ -199,7 +199,7 @@ class TrainerHook:
 
     def _publisher(self, group: ProcessGroup, plan: Mapping[str, Global], start: TrainingStart) -> Publisher:
         options = self._options
-        state = TrainerState(plan, start.files, self._capture.words, self._capture.sums)
+        state = TrainerState(plan, start.files, self._capture.words, self._capture.sums, self._capture.instead)
         encode = EncodeOptions(options.encoding, options.threads_or_default)
         publishing = PublishOptions(options.anchor, encode, dict(options.metadata or {}))
         publisher = Publisher(self.repo, options.ref, group, state, publishing)
@@ -257,7 +257,7 @@ class TrainerHook:
                     number, deltas, decision.whole, dict(metadata or {}),
                     seconds=time.monotonic() - waited, waited=waited - began, nonfinite=sum(counts.values()),
                 )  # fmt: skip
-                self._pending.put(item, into_last=decision.merge)
+                self._pending.put(item.off_card(), into_last=decision.merge)
                 self._capture.nonfinite = counts
         finally:
             if self._pending.was_put(number):

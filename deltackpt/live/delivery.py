@@ -59,6 +59,8 @@ class Delivery:
         self._trainer, self._options, self._members = trainer, options, members
         self._gate, self._parts, self._tell = gate, parts, tell
         self._link = LinkRate(options.rate)
+        # Bytes on a card are hashed, on the host, only for who has to sign them.
+        self._hashed = options.carrier != "nccl" or trainer.repository.signer is not None
         self._round = 0
         self._signed = 0  # when the last announcement was
         self._asked: list[Member] = []  # who was in when the step was planned
@@ -69,7 +71,7 @@ class Delivery:
         began = time.monotonic()
         group = self._trainer.group
         plan = share(group, lambda: self._plan(captured))
-        sink = MemorySink(self._parts, captured.step)
+        sink = MemorySink(self._parts, captured.step, hashed=self._hashed)
         try:
             offer, error = _Offer(Share(), []), None
             try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,23 +15,30 @@ from deltackpt.codecs import Change, Encoded, encode
 from deltackpt.codecs.registry import FULL
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.manifest import File
+from deltackpt.hooks.encode import sums_of
 from deltackpt.hooks.live import LiveTrainer
 from deltackpt.hooks.parts import BYTES, Share, encode_deltas
 from deltackpt.hooks.pending import CapturedStep
 from deltackpt.hooks.publish import TrainerState
+from deltackpt.live.card_encode import fits_card, full_on_card, plain_on_card, settled
 from deltackpt.live.link_rate import LinkRate
 from deltackpt.patch.encode import fitting_entry
 from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.sink import EncodedPart
 from deltackpt.torch_views.boxes import Box
+from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.words import on_host
 
 
 class MemorySink:
-    """A `PartSink` into a rank's own memory. ``files`` are the parts that it took, under names never used before."""
+    """A `PartSink` into a rank's own memory. ``files`` are the parts that it took, under names never used before.
 
-    def __init__(self, parts: PartsInMemory, step: int) -> None:
+    Unless they are ``hashed``, checksums and sums alone prove them: then parts may lie on a card, and stay there.
+    """
+
+    def __init__(self, parts: PartsInMemory, step: int, *, hashed: bool = True) -> None:
         self.files: list[File] = []
+        self.hashed = hashed
         self._parts, self._folder = parts, f"live/{step:08d}-{secrets.token_hex(8)}"
 
     def part_bytes(self, most: int) -> int:
@@ -39,7 +47,9 @@ class MemorySink:
 
     def put(self, part: EncodedPart) -> None:
         """Offer a part."""
-        self.files.append(self._parts.put(f"{self._folder}/part-{part.number:05d}.safetensors", part))
+        name = f"{self._folder}/part-{part.number:05d}.safetensors"
+        put = self._parts.put if self.hashed else self._parts.put_unhashed
+        self.files.append(put(name, part))
 
     def withdraw(self) -> None:
         """Offer nothing of this step any more."""
@@ -52,12 +62,46 @@ def encode_changes(
     """The changes of a step: entries encoded as those of the repository's parts are, or plainly for a fast ``link``."""
     names, options = set(trainer.state.tensors), link.choose(trainer.encode)
     deltas = captured.deltas
-    if options is not trainer.encode:  # what was encoded as it was captured is not what is wanted
-        deltas = {name: replace(d, encoded=None) if d.base is not None else d for name, d in deltas.items()}
-    share = encode_deltas(sink, origin, deltas, names, options, number=_numbers(trainer))
+    if options is not trainer.encode and any(delta.box.proper for delta in deltas.values()):
+        options = trainer.encode  # there are no plain changes of boxes
+    plainly = options is not trainer.encode
+    ready = [d for _, d in sorted(deltas.items()) if fits_card(d, names)] if plainly and not sink.hashed else []
+    done = {id(delta) for delta in ready}
+    rest = {name: delta for name, delta in deltas.items() if id(delta) not in done}
+    if plainly:  # what was encoded as it was captured is not what is wanted
+        rest = {name: replace(d, encoded=None) if d.base is not None else d for name, d in rest.items()}
+    made = _on_card(sink, origin, ready, _numbers(trainer))
+    count = len(sink.files)
+    share = encode_deltas(sink, origin, rest, names, options, number=lambda i: _numbers(trainer)(count + i))
+    _add(share, made)
     size = sum(file.size for file in sink.files)
     link.saw(options, sum(share.changed.values()), share.seconds["encode"], size)
     return share
+
+
+def _on_card(sink: MemorySink, origin: Origin, deltas: Sequence[Delta], number: Callable[[int], int]) -> Share:
+    """Changes that are on a card, as one part that stays there."""
+    share, began = Share(), time.monotonic()
+    if not deltas:
+        return share
+    writer = PartWriter(origin)
+    for delta, entry, encoded in plain_on_card(deltas):
+        writer.add(entry, encoded)
+        share.sums[delta.name] = sums_of(delta)
+        share.changed[delta.name] = len(delta.positions)
+        share.encodings[entry.encoding] = share.encodings.get(entry.encoding, 0) + 1
+    sink.put(EncodedPart.of(writer, number(0)))
+    share.seconds = {"encode": time.monotonic() - began}
+    return share
+
+
+def _add(share: Share, other: Share) -> None:
+    """What another part of the same rank's step was."""
+    share.sums |= other.sums
+    share.changed |= other.changed
+    for name, count in other.encodings.items():
+        share.encodings[name] = share.encodings.get(name, 0) + count
+    share.seconds["encode"] += other.seconds.get("encode", 0.0)
 
 
 def encode_all(sink: MemorySink, trainer: LiveTrainer, origin: Origin) -> Share:
@@ -69,7 +113,7 @@ def encode_all(sink: MemorySink, trainer: LiveTrainer, origin: Origin) -> Share:
         for owner, box in state.tensors[name].owners:
             if owner != rank:
                 continue
-            entry, encoded = _full(state, name, box)
+            entry, encoded = _full(state, name, box, stay=not sink.hashed)
             writer.add(entry, encoded)
             if writer.size >= BYTES:
                 sink.put(EncodedPart.of(writer, number(index)))
@@ -79,9 +123,12 @@ def encode_all(sink: MemorySink, trainer: LiveTrainer, origin: Origin) -> Share:
     return Share(sums=state.sums())
 
 
-def _full(state: TrainerState, name: str, box: Box) -> tuple[Any, Encoded]:
+def _full(state: TrainerState, name: str, box: Box, *, stay: bool) -> tuple[Any, Encoded]:
     dtype, names = DTYPES[state.tensors[name].dtype], set(state.tensors)
-    target = on_host(state.read(name), dtype)
+    words = state.read(name)
+    if stay:
+        return full_on_card(name, dtype, box, settled(words))
+    target = on_host(words, dtype)
     shape = storage_shape(dtype, box.shape)
     none = np.zeros(0, uint(dtype.width))
     change = Change(dtype, shape, np.zeros(0, np.int64), none, none, None, target)

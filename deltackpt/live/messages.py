@@ -25,7 +25,8 @@ _HEX32 = re.compile("[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class PartOffer:
-    """A part, and the trainer's rank that offers it, which listens at ``address``."""
+    """A part, and the trainer's rank that offers it, which listens at ``address``. Where nobody asks for signatures
+    and bytes go from card to card, its sha256 is `carriers.memory.UNHASHED`."""
 
     file: File
     rank: int

@@ -134,7 +134,7 @@ class RankState:
             raise ChainError("state-unexpected", where=f"step {step.step}, as it was announced", have=have, need=need)
         self._tell(LiveEvent("move", step.step))
         before = self.received
-        parts = StepParts(self._source(step), step.hop, step.full)
+        parts = StepParts(self._source(step), step.hop, step.full, hashed=self._check is not None)
         prepared = self._weights.take(parts, self._sums, sums if step.full else step.sums)
         self._tell(LiveEvent("prove", step.step))
         self.moved = self.received - before
@@ -205,7 +205,8 @@ class RankState:
         limit = self._welcome.load_timeout if step.full else self._welcome.timeout
         for part in step.parts:
             if part.address not in self._sources:
-                made = PulledParts(part.address, part.rank, self._token, self._welcome.carrier, limit)
+                device = getattr(self._weights, "device", None)
+                made = PulledParts(part.address, part.rank, self._token, self._welcome.carrier, limit, device)
                 self._sources[part.address] = made
             owners[part.file.name] = self._sources[part.address]
             owners[part.file.name].timeout = limit

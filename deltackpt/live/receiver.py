@@ -22,13 +22,14 @@ from deltackpt.errors import (
     StoreError,
     UsageError,
 )
+from deltackpt.live.card import module_weights
 from deltackpt.live.events import LiveEvent, Report, teller
 from deltackpt.live.messages import Announcement, Welcome
 from deltackpt.live.options import check_seconds, check_token, host_and_port, require
 from deltackpt.live.rank_state import RankState
 from deltackpt.live.slices import traced
 from deltackpt.live.store_way import Pause, StoredStep
-from deltackpt.live.weights import HeldWeights, ModuleWeights
+from deltackpt.live.weights import HeldWeights
 from deltackpt.repository import Repository
 from deltackpt.torch_views.names import Rename
 
@@ -97,7 +98,7 @@ def join(
     def made(welcome: Welcome) -> HeldWeights:
         if not isinstance(model, torch.nn.Module):
             return model(welcome)
-        return ModuleWeights(model, welcome.table, rename) if load is None else traced(load, model, welcome.table)
+        return module_weights(model, welcome.table, rename) if load is None else traced(load, model, welcome.table)
 
     hello = {"kind": "join", "engine": engine, "rank": rank[0], "ranks": rank[1]}
     receiver = LiveReceiver(address, token, hello, made, repository, timeout, teller(report))

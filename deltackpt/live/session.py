@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+from deltackpt.carriers.groups import device_of
 from deltackpt.carriers.memory import PartsInMemory
 from deltackpt.carriers.pairs import check_carrier
 from deltackpt.carriers.server import PartServer
@@ -36,7 +37,8 @@ class Session:
                      "sync": when the engines have it
     ``durable``      "first": engines switch when the repository has the step; "behind": at once, and the session tells
                      of steps that the repository does not get
-    ``carrier``      what bytes go over: "tcp"; "gloo", that of torch.distributed; or "nixl", one-sided reads
+    ``carrier``      what bytes go over: "tcp"; "gloo", that of torch.distributed; "nccl", the same between cards: each
+                     rank's is the one that is current when its hook, or receiver, is made; or "nixl", one-sided reads
     ``engines``      how many engine ranks the first step waits for, at most ``load_timeout`` seconds
     ``timeout``      seconds that one rank waits for another with a step
     ``load_timeout`` the same, where all of the weights go
@@ -80,6 +82,11 @@ class Session:
         return self
 
     # What a user asks
+
+    @property
+    def keeps_on_card(self) -> bool:
+        """Are changes wanted where a card found them? They take 6 bytes each there, until the step is live."""
+        return self.options.carrier == "nccl" and self.options.rate is not None
 
     @property
     def mode(self) -> str:
@@ -130,8 +137,10 @@ class Session:
                 need = "one that is new"
                 raise UsageError("live-closed", where="a live session", have="one that was used", need=need)
             here = host if leads else reachable_host(host)
-            limit = max(options.timeout, options.load_timeout)
-            self._server = PartServer(here, port if leads else 0, options.token, self._parts, limit)
+            # A card's kernels wait for a receiver that stands still: no longer than for a step.
+            limit = options.timeout if options.carrier == "nccl" else max(options.timeout, options.load_timeout)
+            device = device_of(options.carrier)
+            self._server = PartServer(here, port if leads else 0, options.token, self._parts, limit, device)
             mine = (here, self._server.port)
         except Exception as failed:
             error = failed

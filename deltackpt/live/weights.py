@@ -117,17 +117,15 @@ class ModuleWeights:
 
     def __init__(self, model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename | None = None) -> None:
         """Raises what `engines.module.places` raises."""
-        self._found = places(model, table, rename, wide=True)
+        self.found = places(model, table, rename, wide=True)
 
     whole = True
 
     def digest(self) -> dict[str, Sums]:
         """The sums of every tensor."""
-        return {name: sums for name, (_, _, sums) in weights_of(self._found).items()}
+        return {name: sums for name, (_, _, sums) in weights_of(self.found).items()}
 
-    def take(
-        self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]
-    ) -> PreparedChanges | PreparedAll:
+    def take(self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> Prepared:
         """See `HeldWeights.take`. Whole parts are fetched."""
         with parts.patch() as patch:
             return self._prepare_all(patch, want) if parts.full else self.prepare(patch, known, want)
@@ -137,7 +135,7 @@ class ModuleWeights:
         writes: dict[str, ModuleWrite] = {}
         sums = dict(known)
         for name in sorted(patch.names, key=str.encode):
-            place, held = self._place(name), patch.tensor(name)
+            place, held = self.place(name), patch.tensor(name)
             assert held is not None
             old = place.read()
             new = changed_elements(name, old, place.known, held)
@@ -147,13 +145,13 @@ class ModuleWeights:
             writes[name] = ModuleWrite(place, new.positions, new.values, words)
             sums[name] = state_digest.add(known[name], state_digest.of_change(new.positions, words, new.values))
         check_sums(sums, {**known, **want})
-        check_ties(self._found, writes)
+        check_ties(self.found, writes)
         return PreparedChanges(sums, Scatter(list(writes.values())))
 
     def _prepare_all(self, patch: Patch, want: Mapping[str, Sums]) -> PreparedAll:
         sums: dict[str, Sums] = {}
         words: list[tuple[WeightPlace, Bytes]] = []
-        for name, place in self._found.items():
+        for name, place in self.found.items():
             held = patch.tensor(name)
             if held is None or (held.dtype.name, tuple(held.shape)) != place.known:
                 have, need = "no such tensor among all weights", f"{place.known[0]} {list(place.known[1])}"
@@ -164,7 +162,7 @@ class ModuleWeights:
             words.append((place, found.view("u1")))
         check_sums(sums, want)
         first: dict[object, str] = {}
-        for name, place in self._found.items():
+        for name, place in self.found.items():
             if sums[other := first.setdefault(place.alias, name)] != sums[name]:
                 have, need = (
                     f"values that differ from those of {other[:80]!r}",
@@ -175,20 +173,21 @@ class ModuleWeights:
 
     def load(self, read: ReadTensor, want: Mapping[str, Sums], *, prove_first: bool) -> int:
         """See `HeldWeights.load`."""
-        for name, place in self._found.items() if prove_first else ():
+        for name, place in self.found.items() if prove_first else ():
             check_sums({name: _sums(place, read(name))}, want)
-        for name, place in self._found.items():
+        for name, place in self.found.items():
             data = read(name)
             if not prove_first:
                 check_sums({name: _sums(place, data)}, want)
             place.fill(data)
-        return sum(place.tensor.numel() for place in self._found.values())
+        return sum(place.tensor.numel() for place in self.found.values())
 
-    def _place(self, name: str) -> WeightPlace:
-        if name not in self._found:  # [F-APPLY-5]
+    def place(self, name: str) -> WeightPlace:
+        """Where a tensor of a patch lives. Raises ChainError ``tensor-shape`` for one that is not here."""
+        if name not in self.found:  # [F-APPLY-5]
             have, need = "a tensor that was added", "the same tensors"
             raise ChainError("tensor-shape", where=name[:80], have=have, need=need)
-        return self._found[name]
+        return self.found[name]
 
 
 def _sums(place: WeightPlace, data: Bytes) -> Sums:

@@ -133,14 +133,16 @@ def _order(item: tuple[Entry, Encoded]) -> tuple[str, tuple[int, ...]]:
 
 
 def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Runs of small pieces as one: to write, hash or send each by itself would cost more than its bytes."""
+    """Runs of small pieces as one: to write, hash or send each by itself would cost more than its bytes. Those of an
+    accelerator stay as they are."""
     small, size = list[Buffer](), 0
     for piece in pieces:
-        if len(piece) >= SMALL or size >= JOINED:
+        alone = len(piece) >= SMALL or hasattr(piece, "to_host")
+        if alone or size >= JOINED:
             if small:
                 yield b"".join(small)
             small, size = [], 0
-        if len(piece) >= SMALL:
+        if alone:
             yield piece
         else:
             small.append(piece)

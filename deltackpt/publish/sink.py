@@ -47,7 +47,7 @@ class EncodedPart:
     def of(cls, writer: PartWriter, number: int) -> EncodedPart:
         """What ``writer`` has collected. Nothing is added to it after this."""
         chunks = tuple(writer.chunks())
-        size = sum(memoryview(chunk).nbytes for chunk in chunks)
+        size = sum(len(chunk) if isinstance(chunk, bytes) else chunk.nbytes for chunk in chunks)
         return cls(number, writer.origin, writer.entries, chunks, size)
 
     def host_chunks(self) -> Iterator[memoryview]:

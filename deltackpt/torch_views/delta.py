@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from deltackpt.codecs import Change, ChangedElements, Encoded, alone, parse_choice, wants_base
 from deltackpt.format.dtypes import DType, storage_shape
@@ -17,6 +18,15 @@ Words = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
+class CardWords:
+    """A change as a card found it, there: flat ``positions`` in the box, int32 [n] rising, and ``new``, [n] integers of
+    the dtype's width. Not written to any more."""
+
+    positions: torch.Tensor
+    new: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Delta:
     """Changed storage elements of a box: flat ``positions`` in it, rising, and the words before and after.
 
@@ -24,7 +34,7 @@ class Delta:
     elements. ``encoded`` is the change as it was encoded when they were at hand. A delta may have neither: one that was
     made of two. ``xxh3`` is of the whole tensor's new bytes, None where not all of them were read. ``elements`` are the
     storage elements of the box, ``sums`` what the tensor's sums of the state digest gain, where a device has computed
-    it; ``finite``: it has seen no infinity or NaN in ``old`` and ``new``.
+    it; ``finite``: it has seen no infinity or NaN in ``old`` and ``new``; ``on_card``: what it has kept of it.
     """
 
     name: str
@@ -39,6 +49,7 @@ class Delta:
     encoded: Encoded | None = None
     sums: Sums | None = None
     finite: bool = False
+    on_card: CardWords | None = None
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,72 @@
+"""A trainer rank's share of a live step, made where its weights are: plain changes, or all of the weights, on a card.
+
+What the capture found is on the card already; a part is put together of views of it, and of a header and a table, which
+are made on the host. No changed word is copied to host memory for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, cast
+
+import torch
+
+from deltackpt.codecs import Encoded, Entry
+from deltackpt.codecs.index import INDICES, VALUES, IndexCodec
+from deltackpt.codecs.plain import Checked
+from deltackpt.codecs.registry import FULL
+from deltackpt.codecs.types import PlainTensor
+from deltackpt.format.dtypes import DType
+from deltackpt.gpu.crc_runs import crc32_of, joined_crc
+from deltackpt.gpu.device_bytes import CardBytes
+from deltackpt.patch.encode import collides
+from deltackpt.torch_views.boxes import Box
+from deltackpt.torch_views.delta import CardWords, Delta
+from deltackpt.util.grouped import grouped
+
+TOGETHER = 1 << 28  # bytes whose checksums are taken at once
+
+
+def fits_card(delta: Delta, names: AbstractSet[str]) -> bool:
+    """Can the change go out of the card's memory plainly: is it there, of a whole tensor, under names that are free?"""
+    if delta.on_card is None or delta.box.proper or not len(delta.positions):
+        return False
+    return not collides(_entry(delta, Checked(len(delta.positions), 0)), names)
+
+
+def plain_on_card(deltas: Sequence[Delta]) -> Iterator[tuple[Delta, Entry, Encoded]]:
+    """Changes that `fits_card`, as `index` entries whose bytes are on the card."""
+    for some in grouped(deltas, lambda delta: len(delta.positions) * (4 + delta.dtype.width), TOGETHER):
+        held = [cast(CardWords, delta.on_card) for delta in some]
+        runs = [CardBytes(words) for one in held for words in (one.positions, one.new)]
+        sums = crc32_of(torch.cat([run.tensor for run in runs]), [len(run) for run in runs])
+        for i, delta in enumerate(some):
+            at, new = runs[2 * i], runs[2 * i + 1]
+            detail = Checked(len(delta.positions), joined_crc(sums[2 * i], sums[2 * i + 1], len(new)))
+            entry = _entry(delta, detail)
+            tensors = [
+                PlainTensor(spec.suffix, spec.dtype, spec.shape, cast(Any, data))
+                for spec, data in zip(entry.plain_tensors, (at, new), strict=True)
+            ]
+            assert [tensor.suffix for tensor in tensors] == [INDICES, VALUES]
+            yield delta, entry, Encoded(detail, plain=tensors)
+
+
+def full_on_card(name: str, dtype: DType, box: Box, words: torch.Tensor) -> tuple[Entry, Encoded]:
+    """All words of a box, flat on a card, in `full`; they may not change as long as the entry is in use."""
+    data = CardBytes(words)
+    detail = Checked(words.numel(), crc32_of(data.tensor, [len(data)])[0])
+    entry = Entry(name, FULL.name, dtype, box.shape, box.whole, box.offset, detail)
+    return entry, Encoded(detail, payload=cast(Any, [data]))
+
+
+def settled(words: torch.Tensor) -> torch.Tensor:
+    """The same, once all that any stream of its device was given is done: the snapshot is made by another thread."""
+    if words.device.type == "cuda":
+        torch.cuda.synchronize(words.device)
+    return words
+
+
+def _entry(delta: Delta, detail: Checked) -> Entry:
+    return Entry(delta.name, IndexCodec.name, delta.dtype, delta.box.shape, delta.box.whole, delta.box.offset, detail)

@@ -1,0 +1,52 @@
+"""bench/live_cards.py, which is written for cards, runs here in small: no figures, but every way through it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.heavy  # kernels are interpreted
+
+
+def bench(*given):
+    """Run it, and give its output; fails where it says that something is wrong."""
+    line = [sys.executable, str(ROOT / "bench" / "live_cards.py"), "--device", "cpu", "--size", "tiny", *given]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "bench")])}
+    found = subprocess.run(line, capture_output=True, text=True, timeout=580, env=env, check=False)
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-2000:]
+    assert "WRONG" not in found.stdout
+    return found.stdout
+
+
+def test_a_pair_free_and_limited():
+    out = bench("--turns", "0", "--cases", "pair", "limited", "--first-load")
+    assert '"way": "plain, no limit"' in out
+    assert '"way": "coder, 25 Gb/s"' in out
+    assert '"way": "coder, 1 Gb/s"' in out
+
+
+def test_several_trainers_and_engines():
+    out = bench("--turns", "0", "--trainers", "2", "--engines", "2", "--cases", "pair", "hook")
+    assert '"way": "coder, no limit"' in out
+    assert '"ranks": 1' in out
+    assert '"ranks": 2' in out
+
+
+@pytest.mark.parametrize("trainers", ["1", "2"])
+def test_kills(trainers):
+    out = bench("--trainers", trainers, "--engines", "2", "--cases", "kill-engine", "kill-trainer")
+    for phase in ("announce", "move", "prove", "agree", "write"):
+        assert f'"killed_in": "{phase}"' in out
+        assert f'"trainer_killed_in": "{phase}"' in out
+
+
+@pytest.mark.parametrize("given", [["--trainers", "0"], ["--engines", "0"]])
+def test_what_cannot_run_is_told_at_once(given):
+    with pytest.raises(AssertionError):
+        bench(*given)

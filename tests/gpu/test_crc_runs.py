@@ -1,0 +1,32 @@
+"""The crc32 of runs on a device, put together of pieces, is zlib's."""
+
+import os
+import zlib
+from itertools import accumulate, pairwise
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from support.device_changes import WHERE  # noqa: E402 isort:skip
+
+from deltackpt.gpu import crc_runs  # noqa: E402
+
+SIZES = [0, 1, 3, 4, 511, 512, 513, 1500, 2048, 0, 3000]
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_runs_of_many_sizes(monkeypatch, kernels):
+    monkeypatch.setattr(crc_runs, "PIECE", 512)
+    monkeypatch.setattr(crc_runs, "has_kernels", lambda device: kernels)
+    data = os.urandom(sum(SIZES))
+    there = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(WHERE)
+    ends = [0, *accumulate(SIZES)]
+    assert crc_runs.crc32_of(there, SIZES) == [zlib.crc32(data[a:b]) for a, b in pairwise(ends)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 255, 256, 70_000])
+def test_two_runs_in_a_row(size):
+    first, then = os.urandom(100), os.urandom(size)
+    assert crc_runs.joined_crc(zlib.crc32(first), zlib.crc32(then), size) == zlib.crc32(first + then)
