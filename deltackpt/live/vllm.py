@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from deltackpt.engines.vllm.traits import TRAITS
-from deltackpt.engines.vllm.worker import DeltaWorker, with_config
+from deltackpt.engines.vllm.worker import with_config
 from deltackpt.errors import DeltackptError, UsageError
 from deltackpt.live.messages import Welcome
 from deltackpt.live.receiver import LiveReceiver, LiveStep, join
@@ -26,14 +26,18 @@ BESIDE = 5.0  # seconds after which a step that one rank was offered has come to
 TURNS = 8  # how often ranks that read the repository at different moments look again
 
 
-class LiveWorker(DeltaWorker):
-    """Mixed into vLLM's worker. Every method is called on all ranks at once, by `collective_rpc`, and returns on each
-    {"step", "state": where the weights are, None for no step, "way": how they came there if they were moved: "live" or
-    "store", "agreed": are all ranks at one step, "error": as `DeltackptError.to_dict`, or None}.
+class LiveWorker:
+    """Mixed into vLLM's worker, whose ``model_runner`` and ``vllm_config`` it uses.
+
+    Every method is called on all ranks at once, by `collective_rpc`, and returns on each {"step", "state": where the
+    weights are, None for no step, "way": how they came there if they were moved: "live" or "store", "agreed": are all
+    ranks at one step, "error": as `DeltackptError.to_dict`, or None}.
 
     Errors are returned and not raised, since vLLM reads no more answers after the first error.
     """
 
+    model_runner: Any
+    vllm_config: Any
     _deltackpt_live: LiveReceiver | None = None
 
     def deltackpt_join(
