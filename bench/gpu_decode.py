@@ -84,7 +84,7 @@ def measure(args: argparse.Namespace, density: float, state: dict[str, torch.Ten
         here = here.pin_memory()
         torch.cuda.reset_peak_memory_stats()
     resident = torch.cuda.memory_allocated() if where.type == "cuda" else 0
-    found: list[Any] = []
+    found, made = list[Any](), list[Any]()
 
     def take() -> None:
         found.extend(decode(tasks, here.to(where, non_blocking=True)))
@@ -96,12 +96,14 @@ def measure(args: argparse.Namespace, density: float, state: dict[str, torch.Ten
                 raise SystemExit(f"gpu_decode: other sums of {name}")
 
     def write() -> None:
-        for group in found:
-            group.apply()
+        made.extend(group.placed() for group in found)
+        for write in made:
+            write.apply()
 
     def back() -> None:
-        for group in found:
-            group.revert()
+        for write in made:
+            write.revert()
+        made.clear()
         found.clear()
 
     result = {"part, MB": len(data) / 1e6, "changes, million": sum(t.index.changes for t in tasks) / 1e6}

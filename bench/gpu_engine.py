@@ -4,7 +4,11 @@ A hook publishes; a module is refreshed; a receiver without a cache moves a mode
 rows, a padded vocabulary). All are on one card; the weights and changes are bench/gpu_hook.py's. Every result is
 compared with the trainer's weights bit by bit. Without a GPU small shapes run in Triton's interpreter: no figures.
 
-    python bench/gpu_engine.py [--density 0.001 0.01 0.05] [--size 8b|1b|small|tiny] [--repeat 2] [--json FILE]
+"compiled late" counts the kernels that were compiled after those that hook and receivers compile from their making on
+had ended: none should be. Each step is printed at once; none is begun after --seconds.
+
+    python bench/gpu_engine.py [--density 0.001 0.01 0.05] [--size 8b|1b|small|tiny] [--repeat 2] [--seconds 240]
+                               [--json FILE]
 """
 
 from __future__ import annotations
@@ -34,15 +38,16 @@ from gpu_hook import SIZES, change, model, scratch
 from deltackpt.engines import card, card_memory
 from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.sglang.loader import SglangRank
-from deltackpt.engines.transformers import refresh
+from deltackpt.engines.transformers import prepare, refresh
 from deltackpt.engines.update import Update
+from deltackpt.gpu import compile_ahead
 from deltackpt.hooks import TrainerHook
 from deltackpt.publish.manifest import AnchorPolicy
 
 AIMS = {  # at 1 %
     "step() blocks": 120.0, "step() to durable": 200.0, "refresh, next": 40.0, "staged without a cache": 150.0,
     "pause": 25.0, "step() called to refresh proven": 350.0, "memory beyond weights: refresh": 1.0,
-    "memory beyond weights: staged": 1.0, "first step() blocks": 2000.0,
+    "memory beyond weights: staged": 1.0, "first step() blocks": 2000.0, "refresh, first": 2000.0, "compiled late": 0.0,
 }  # fmt: skip
 CUDA = torch.cuda.is_available()
 
@@ -96,6 +101,21 @@ class Laid(torch.nn.Module):
                 getattr(self, self.of[name][0]).data[weight.shape[0] :].fill_(0)
 
 
+def compiled() -> int:
+    """How many kernels this process has compiled or loaded, of all that Triton makes of ours."""
+    import importlib
+    import pkgutil
+
+    from deltackpt.gpu import triton as ours
+
+    found = 0
+    for module in pkgutil.iter_modules(ours.__path__):
+        for value in vars(importlib.import_module(f"{ours.__name__}.{module.name}")).values():
+            for cache in getattr(value, "device_caches", {}).values():
+                found += len(cache[0])
+    return found
+
+
 def wait() -> None:
     if CUDA:
         torch.cuda.synchronize()
@@ -144,6 +164,7 @@ class Bench:
         self.module: Tree | None = None
         self.hook: TrainerHook | None = None
         self.receiver: Receiver | None = None
+        self.ahead = 0
 
     def sized(self, state: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
         """As many tensors as the storage has room for: an anchor and the patches."""
@@ -169,11 +190,15 @@ class Bench:
             self.receiver = Receiver(SglangRank(laid), str(self.url), None, origin=str(origin))
         proof = self.receiver.proof
         print(f"receiver: {proof.summary() if proof else None}; {self.receiver.why}", flush=True)
+        begun = [*self.hook.compiling, *prepare(self.module)]
         with start.time("waited for kernels"):
-            for ahead in self.hook.compiling:
+            for ahead in begun:
                 ahead.wait(60)
-        for ahead in self.hook.compiling:
+        self.ahead = compiled()
+        start.values["compiled ahead"] = self.ahead
+        for ahead in begun:
             print(f"compiled ahead: {ahead.seconds} s {ahead.error}", flush=True)
+        print(json.dumps(start.values), flush=True)
 
     def step(self, density: float, first: bool) -> Row:
         row, hook = Row(), self.hook
@@ -198,6 +223,8 @@ class Bench:
 
         row.part("refresh", follow)
         row.part("receiver", lambda: self.receive(row))
+        row.values["compiled late"], self.ahead = compiled() - self.ahead, compiled()
+        print(f"{density:.1%}{' first' if first else ''}", json.dumps(row.values), flush=True)
         return row
 
     def receive(self, row: Row) -> None:
@@ -234,10 +261,11 @@ def main() -> None:
     parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.001, 0.05])
     parser.add_argument("--size", choices=SIZES, default="8b" if CUDA else "tiny")
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if not CUDA:
-        for module in (card, card_memory):
+        for module in (card, card_memory, compile_ahead):
             module.has_kernels = lambda device: True
     name = torch.cuda.get_device_name() if CUDA else "CPU, interpreted: no figures"
     began = time.perf_counter()
@@ -253,7 +281,12 @@ def main() -> None:
         found["first"] = first.values
         wrong += first.wrong
         for density in args.density:
-            rows = [bench.step(density, False) for _ in range(args.repeat)]
+            rows = [
+                bench.step(density, False) for _ in range(args.repeat) if time.perf_counter() - began < args.seconds
+            ]
+            if not rows:
+                print(f"no time for {density:.1%}", flush=True)
+                continue
             found[f"{density:.1%}"] = medians(rows)
             wrong += [line for row in rows for line in row.wrong]
             print(density, json.dumps(found[f"{density:.1%}"]), f"{time.perf_counter() - began:.0f} s", flush=True)

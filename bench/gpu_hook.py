@@ -33,7 +33,7 @@ from deltackpt.format import state_digest
 from deltackpt.gpu import digest, pipeline, torch_diff
 from deltackpt.gpu.changes import DeviceChanges
 from deltackpt.gpu.diff import groups
-from deltackpt.gpu.encode import encode, takes
+from deltackpt.gpu.encode import encode, grid_for
 from deltackpt.gpu.transfers import CopyStream, copy_stream
 from deltackpt.hooks import TrainerHook
 from deltackpt.hooks.capture import Capture
@@ -162,7 +162,8 @@ def coded(group: Any, snapshot: Snapshot, side: CopyStream | None) -> Any:
     if group is None:
         return {}
     pieces, counts = group.changes.pieces, group.changes.counts
-    which = [i for i, piece in enumerate(pieces) if takes(piece, counts[i], "auto")]
+    grids = {i: grid_for(piece, counts[i], "auto") for i, piece in enumerate(pieces)}
+    which = {i: grid for i, grid in grids.items() if grid is not None}
     made = yield from encode(group, which, snapshot, side)
     return {pieces[i].name: tiles for i, tiles in made.items()}
 

@@ -38,6 +38,20 @@ _ROW = np.dtype(
         *((name, np.int32) for name in ("dtype", "rank", "classes", "sized", "top", "anchor")),
     ]
 )
+_DETAIL = [
+    "height",
+    "width",
+    "rows",
+    "columns",
+    "classes",
+    "sized",
+    "top",
+    "anchor",
+    "tiles",
+    "list",
+    "tile",
+    "checksums",
+]
 _CALL = np.dtype(
     [
         *((name, np.int64) for name in ("table", "bytes", "at", "entries", "dtypes")),
@@ -180,11 +194,10 @@ class EntryTable(Sequence[Entry]):
         return found
 
     def _detail(self, row: Any) -> ListIndex:
-        height, width, rows, columns = (int(row[name]) for name in ("height", "width", "rows", "columns"))
-        scale = ClassScale(*(int(row[name]) for name in ("classes", "sized", "top", "anchor")))
-        tiles, first, at = int(row["tiles"]), int(row["list"]), int(row["tile"])
+        height, width, rows, columns, *four, tiles, first, at, begin = row[_DETAIL].item()
+        scale = ClassScale(*four)
         counts = self.counts[first : first + tiles * scale.lists].reshape(tiles, scale.lists)
-        checksums = np.frombuffer(self.data, "<u4", tiles, int(row["checksums"]))
+        checksums = np.frombuffer(self.data, "<u4", tiles, begin)
         return ListIndex(
             TileGrid(height, width, rows, columns), scale, counts, self.lengths[at : at + tiles], checksums
         )

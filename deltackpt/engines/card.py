@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,19 +9,24 @@ import torch
 
 from deltackpt.engines.card_tasks import TensorTask, decode_tasks, tensor_tasks
 from deltackpt.engines.module import WeightPlace
+from deltackpt.engines.scatter import Write
 from deltackpt.format.state_digest import ZERO, Sums, add
-from deltackpt.gpu.decode import DecodedChanges
+from deltackpt.gpu.compile_ahead import join_receiving
 from deltackpt.gpu.digest import has_kernels
+from deltackpt.gpu.kept import KeptChanges
+from deltackpt.gpu.places import PlacedWords, lend_room
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.torch_views.words import words
 
 
 @dataclass
 class CardChanges:
-    """What was decoded on a card. ``gained``: what the sums of these tensors gain; all others are left to the host."""
+    """What was decoded on a card. ``gained``: what the sums of these tensors gain; all others are left to the host.
+    ``spent``: bytes that are kept there, of the hops before too."""
 
-    writes: list[DecodedChanges] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
     gained: dict[str, Sums] = field(default_factory=dict)
+    spent: int = 0
 
 
 def card_of(found: Mapping[str, WeightPlace]) -> torch.device | None:
@@ -32,22 +36,29 @@ def card_of(found: Mapping[str, WeightPlace]) -> torch.device | None:
     return device if device is not None and has_kernels(device) else None
 
 
-def decode_on(device: torch.device, patch: PatchReader, found: Mapping[str, WeightPlace]) -> CardChanges:
-    """Decode the tensors of a patch for which there are kernels. Nothing is written.
+def decode_on(
+    device: torch.device, patch: PatchReader, found: Mapping[str, WeightPlace], spent: int = 0
+) -> CardChanges:
+    """Decode the tensors of a patch for which there are kernels. Nothing is written. ``spent``: what the hops before
+    it keep.
 
     Left to the host are other encodings, boxes whose elements lie apart, weights that do not lie in row-major order,
     and those that several names share. Raises ChainError ``base-differs`` for old values that the patch does not apply
     to.
     """
-    names = Counter(place.alias for place in found.values())
     changes, tasks = CardChanges(), list[TensorTask]()
     for name in patch.names:
         place, encoded = found.get(name), patch.tensor(name)
-        if place is None or encoded is None or names[place.alias] > 1 or not place.tensor.is_contiguous():
+        if place is None or encoded is None or place.shared or not place.tensor.is_contiguous():
             continue
         tasks += tensor_tasks(encoded, words(place.tensor, place.dtype), place.known) or ()
-    for mine, decoded in decode_tasks(device, tasks):
-        changes.writes.append(decoded)
-        for one, both in zip(mine, decoded.sums, strict=True):
+    join_receiving(device)
+    kept = KeptChanges((one.task.scratch for one in tasks), spent)
+    for found_of in decode_tasks(device, tasks):
+        for one, both in zip(found_of.tasks, found_of.decoded.sums, strict=True):
             changes.gained[one.name] = add(changes.gained.get(one.name, ZERO), both)
+        changes.writes.append(kept.keep(found_of.decoded, found_of.source))
+        del found_of
+    changes.spent = kept.spent
+    lend_room([write for write in changes.writes if isinstance(write, PlacedWords)])
     return changes

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from deltackpt.codecs import Entry
+from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.engines.card_memory import TOGETHER, aside, elements, lies_whole, mappable, placed, sums_of, words_of
 from deltackpt.engines.card_tasks import TensorTask, decode_tasks, tensor_tasks
 from deltackpt.engines.card_writes import CardWrites
@@ -23,7 +24,9 @@ from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums, TensorDigest
-from deltackpt.gpu.decode import DecodedChanges
+from deltackpt.gpu.compile_ahead import join_receiving
+from deltackpt.gpu.decode import DecodedChanges, scratch
+from deltackpt.gpu.kept import KeptChanges
 from deltackpt.gpu.places import Place, by_width
 from deltackpt.patch.tensor import EncodedTensor
 from deltackpt.restore.patch_reader import PatchReader
@@ -38,6 +41,7 @@ class _Held:
     tensor: Tensor
     regions: Sequence[Region]
     size: int  # bytes that it takes on the card: of a copy, and of what is sent of it
+    need: int = 0  # and while it is decoded where it lies
 
     @property
     def name(self) -> str:
@@ -65,8 +69,9 @@ class _Group:
 
 
 class CardDecoding:
-    """One move of an engine on one card. What the card holds beside the weights is some TOGETHER bytes at a time, or
-    one tensor, and what will be written: 8 bytes a change of 2 bytes."""
+    """One move of an engine on one card. What the card holds beside the weights is said in `gpu.kept`; and of tensors
+    that do not lie whole, or that several patches change, copies of TOGETHER bytes, or of one tensor, at a time, and 4
+    bytes and a word for each of their changes."""
 
     def __init__(
         self, device: torch.device, proof: Proof, memory: Mapping[int, Memory], table: Mapping[str, Tensor], at: Link,
@@ -81,6 +86,8 @@ class CardDecoding:
         """All writes, as absolute words. Nothing is written. Raises what `PatchSource.writes` raises."""
         patches, made = changes.patches, list[Write]()
         direct, gathered = self._sorted_out(changes)
+        join_receiving(self._device)
+        self._kept = KeptChanges(one.need for one in direct)
         with aside(self._device):
             for copied, held in ((False, direct), (True, gathered)):
                 for some in _groups(held):
@@ -100,9 +107,10 @@ class CardDecoding:
                 raise Fallback(f"{name}: a place of 2^31 elements or more")
             tensor = self._table[name]
             total = elements(tensor)
-            sent = sum(entry.payload for patch in changes.patches for entry in _entries(patch, name))
+            entries = [entry for patch in changes.patches for entry in _entries(patch, name)]
+            sent = sum(entry.payload for entry in entries)
             if one and lies_whole(regions, total):
-                direct.append(_Held(tensor, regions, sent))
+                direct.append(_Held(tensor, regions, sent, _need(entries, total)))
             else:
                 gathered.append(_Held(tensor, regions, sent + total * DTYPES[tensor.dtype].width))
         self._check_ties({held.name for held in (*direct, *gathered)})
@@ -150,15 +158,17 @@ class CardDecoding:
         """Decode on the card. -> writes; changes of copies become places of the group instead."""
         made = list[Write]()
         try:
-            for mine, decoded in decode_tasks(self._device, tasks):
-                for one, sums in zip(mine, decoded.sums, strict=True):
+            for found in decode_tasks(self._device, tasks):
+                decoded = found.decoded
+                for one, sums in zip(found.tasks, decoded.sums, strict=True):
                     group.gain(one.name, sums)
                 if group.copied:
-                    decoded.apply()
-                    for one, part in zip(mine, _parts(decoded), strict=True):
+                    for one, part in zip(found.tasks, _parts(decoded), strict=True):
                         self._place(group, held[one.name], part, one.task.origin)
+                    decoded.placed().put(decoded.new)
                 else:
-                    made.append(decoded)
+                    made.append(self._kept.keep(decoded, found.source))
+                del found, decoded
         except ChainError as error:
             raise self._other(str(error.where)[:80]) from error
         return made
@@ -192,6 +202,11 @@ class CardDecoding:
 def _entries(patch: PatchReader, name: str) -> Sequence[Entry]:
     found = patch.tensor(name)
     return found.entries if found is not None else ()
+
+
+def _need(entries: Sequence[Entry], total: int) -> int:
+    found = [entry.detail for entry in entries if isinstance(entry.detail, ListIndex)]
+    return sum(scratch(index, total, entries[0].dtype.width) for index in found)
 
 
 def _groups(held: Sequence[_Held]) -> Iterator[list[_Held]]:

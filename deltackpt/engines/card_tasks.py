@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from deltackpt.codecs import Entry
 from deltackpt.codecs.packed.encoding import PackedCodec
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.engines.step_changes import base_blamed
-from deltackpt.gpu.decode import DecodedChanges, DecodeTask, decode, takes
+from deltackpt.gpu.decode import DecodedChanges, DecodeTask, TaskGroup, decode_groups, groups, takes
 from deltackpt.patch.base import Known
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import EncodedTensor
@@ -67,32 +68,54 @@ def _origin(entry: Entry) -> int | None:
     return sum(at * step for at, step in zip(entry.offset, steps, strict=True))
 
 
-def decode_tasks(
-    device: torch.device, tasks: Sequence[TensorTask]
-) -> Iterator[tuple[Sequence[TensorTask], DecodedChanges]]:
-    """Decode tasks, part by part, and those of one dtype together; each result with the tasks that it is of.
+@dataclass(frozen=True)
+class DecodedTasks:
+    """Some ``tasks``, what was ``decoded`` of them, and what they were decoded from in host memory."""
 
-    Of a part is sent to the card what lies between the first and the last byte of its tasks. Raises ChainError
-    ``base-differs`` for old values that the patch does not apply to.
+    tasks: Sequence[TensorTask]
+    decoded: DecodedChanges
+    source: TaskGroup
+
+
+def decode_tasks(device: torch.device, tasks: Sequence[TensorTask]) -> Iterator[DecodedTasks]:
+    """Decode tasks, part by part, and those of one dtype together, in groups.
+
+    Of a part is sent to the card, group by group, what lies between the first and the last byte of its tasks. Raises
+    ChainError ``base-differs`` for old values that the patch does not apply to.
     """
     parts: dict[int, list[TensorTask]] = {}
     for task in tasks:
         parts.setdefault(id(task.part), []).append(task)
     for some in parts.values():
         some.sort(key=lambda one: one.task.dtype.name)
-        begin = min(one.task.begin for one in some)
-        end = max(one.task.begin + one.task.size for one in some)
-        data = upload(some[0].part.payloads()[begin:end], device)
+        sources = deque[TaskGroup]()
         at = 0
         with base_blamed(some[0].part.where):
-            for decoded in decode([replace(one.task, begin=one.task.begin - begin) for one in some], data):
+            for decoded in decode_groups(_sent(device, some, sources)):
                 mine = some[at : at + len(decoded.counts)]
                 at += len(mine)
-                yield mine, decoded
+                found = DecodedTasks(mine, decoded, sources.popleft())
+                del decoded  # while the next group is decoded only what is kept of it takes memory
+                yield found
+                del found
 
 
-def upload(data: memoryview, device: torch.device) -> torch.Tensor:
-    """Bytes in host memory, on a device, as uint8 [bytes]."""
-    here = torch.empty(len(data), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    here.numpy()[:] = np.frombuffer(data, np.uint8)
-    return here.to(device, non_blocking=True)
+def _sent(device: torch.device, some: Sequence[TensorTask], sources: deque[TaskGroup]) -> Iterator[TaskGroup]:
+    """Groups of tasks of one part, with their bytes on the card, as they are asked for; and in ``sources`` the same in
+    host memory."""
+    payloads = some[0].part.payloads()
+    for group in groups([one.task for one in some]):
+        begin = min(task.begin for task in group)
+        end = max(task.begin + task.size for task in group)
+        sources.append(TaskGroup(group, staged(payloads[begin:end], device), begin))
+        yield replace(sources[-1], data=sources[-1].data.to(device, non_blocking=True))
+
+
+def staged(data: memoryview, device: torch.device) -> torch.Tensor:
+    """Bytes in host memory from which they go to a device, as uint8: pinned there, in memory that is used again, and
+    whole words of 4 bytes, filled up with 0."""
+    here = torch.empty(len(data) + -len(data) % 4, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    into = here.numpy()
+    into[: len(data)] = np.frombuffer(data, np.uint8)
+    into[len(data) :] = 0
+    return here

@@ -11,7 +11,8 @@ from deltackpt.engines.card_writes import CardWrites
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.scatter import Fallback, Words, Write
 from deltackpt.gpu.changes import NARROW
-from deltackpt.gpu.places import Place, by_width
+from deltackpt.gpu.compile_ahead import join_receiving
+from deltackpt.gpu.places import Place, by_width, other
 from deltackpt.gpu.transfers import put
 
 
@@ -42,12 +43,14 @@ class CardUpload:
         waiting, self._waiting, self._size = self._waiting, [], 0
         if not waiting:
             return
+        join_receiving(self._device)
         with aside(self._device):
             widths = sorted({new.itemsize for _, _, _, new, _ in waiting})
             for width in widths:
                 some = [one for one in waiting if one[3].itemsize == width]
-                (made,) = by_width(list(self._places(some, width)))
-                if (number := made.other()) is not None:
+                places = self._places(some, width)
+                (made,) = by_width(places)
+                if (number := other(places, made)) is not None:
                     raise Fallback(f"{some[number][0]}: the engine's memory is not that of the step before")
                 self._made.append(made)
 

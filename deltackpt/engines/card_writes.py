@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from deltackpt.engines.card_memory import aside
 from deltackpt.engines.scatter import Write
-from deltackpt.gpu.transfers import synchronize
+from deltackpt.gpu.places import PlacedWords, lend_room
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,10 @@ class CardWrites:
     writes: Sequence[Write]
     decoded: Mapping[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """What is needed while words are written is allocated now, and not in an engine's pause."""
+        lend_room([write for write in self.writes if isinstance(write, PlacedWords)])
+
     @property
     def elements(self) -> int:
         """How many."""
@@ -26,12 +31,12 @@ class CardWrites:
 
     def apply(self) -> None:
         """Put the new words in place, in order; they are there when it returns."""
-        for write in self.writes:
-            write.apply()
-        synchronize(self.device)
+        with aside(self.device):
+            for write in self.writes:
+                write.apply()
 
     def revert(self) -> None:
         """Put the old words back."""
-        for write in reversed(self.writes):
-            write.revert()
-        synchronize(self.device)
+        with aside(self.device):
+            for write in reversed(self.writes):
+                write.revert()

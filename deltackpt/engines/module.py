@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +29,14 @@ from deltackpt.torch_views.words import dtype_of, from_host, on_host, shape_of, 
 
 @dataclass(frozen=True)
 class WeightPlace:
-    """Where a checkpoint's tensor lives in a module. Names that are tied share one storage. ``dtype`` is the
-    checkpoint's; ``widening`` leads to that of the module, where it is a wider one."""
+    """Where a checkpoint's tensor lives in a module. Names that are tied share one storage: ``shared``. ``dtype`` is
+    the checkpoint's; ``widening`` leads to that of the module, where it is a wider one."""
 
     name: str
     tensor: torch.Tensor
     dtype: DType
     shape: tuple[int, ...]
+    shared: bool = True  # for all that is known
     widening: Widening | None = None
 
     @property
@@ -122,6 +125,26 @@ class ModuleWrite:
         return np.array_equal(self.positions, other.positions) and np.array_equal(self.new, other.new)
 
 
+@dataclass(frozen=True)
+class _PlacePlan:
+    """Where a layout's tensors are in a module, by its own names; it holds for a state dict of the ``memory`` that it
+    was found for, and keeps none of that. ``shared``: names of tensors that others share memory with."""
+
+    table: Mapping[str, Tensor]
+    rename: Rename | None
+    wide: bool
+    memory: list[_Memory] | None
+    parts: list[_Part]
+    shared: frozenset[str]
+
+
+# Name, the tensor that it is of, dtype and shape, and what widens it.
+_Part = tuple[str, str, Slice, DType, tuple[int, ...], Widening | None]
+_Memory = tuple[str, int, torch.Size, tuple[int, ...], torch.dtype]  # name, address, shape, strides, dtype
+_PLANS: WeakKeyDictionary[torch.nn.Module, _PlacePlan] = WeakKeyDictionary()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 def places(
     model: torch.nn.Module, table: Mapping[str, Tensor], rename: Rename | None = None, *, wide: bool = False
 ) -> dict[str, WeightPlace]:
@@ -129,25 +152,56 @@ def places(
     one that holds each value.
 
     A tensor of the module that the checkpoint does not name must be tied to one that it does, or be left out by
-    ``rename``. Raises CheckpointError ``model-differs`` with what is missing, over, or of another dtype or shape.
+    ``rename``. Raises CheckpointError ``model-differs`` with what is missing, over, or of another dtype or shape. What
+    was found for a module is used again while its tensors are where they were.
     """
-    views, wrong = _views(model, model.state_dict(keep_vars=True), table, rename)
-    found: dict[str, WeightPlace] = {}
-    for name, tensor in views.items():
-        dtype = dtype_of(tensor.dtype, name)
-        found[name] = WeightPlace(name, tensor, dtype, shape_of(tensor, dtype))
-        known = found[name].known
+    state = model.state_dict(keep_vars=True)
+    memory = _memory(state)
+    plan = _PLANS.get(model)
+    same = plan is not None and memory is not None and plan.memory == memory and plan.wide == wide
+    if plan is None or not same or plan.rename is not rename or not _same_table(plan.table, table):
+        plan = _PLANS[model] = _plan(model, state, table, rename, memory, wide)
+    found = {}
+    for name, source, part, dtype, shape, widening in plan.parts:
+        found[name] = WeightPlace(name, whole_view(state[source], part), dtype, shape, name in plan.shared, widening)
+    return found
+
+
+def _memory(state: Mapping[str, torch.Tensor]) -> list[_Memory] | None:
+    """Equal for two state dicts that have the same names for the same memory; None where not all are plain tensors."""
+    if not all(type(t) in _PLAIN and t.layout == torch.strided for t in state.values()):
+        return None
+    return [(name, t.data_ptr(), t.shape, t.stride(), t.dtype) for name, t in state.items()]
+
+
+def _same_table(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a is b or (
+        a.keys() == b.keys() and all((t.dtype, t.shape) == (b[n].dtype, b[n].shape) for n, t in a.items())
+    )
+
+
+def _plan(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], table: Mapping[str, Tensor], rename: Rename | None,
+    memory: list[_Memory] | None, wide: bool,
+) -> _PlacePlan:  # fmt: skip
+    """Raises CheckpointError ``model-differs``."""
+    slices, wrong = _slices(model, state, table, rename)
+    parts, alias = list[_Part](), dict[str, Any]()
+    for name, (source, part) in slices.items():
+        view = whole_view(state[source], part)
+        dtype, widening = dtype_of(view.dtype, name), None
+        shape, alias[name] = shape_of(view, dtype), _alias(view)
         if name in table and wide and (widening := Widening.between(table[name].dtype, dtype.name)) is not None:
-            found[name] = WeightPlace(name, tensor, widening.source, shape_of(tensor, dtype), widening)
-            known = found[name].known
-        if name in table and known != (table[name].dtype, tuple(table[name].shape)):
-            wrong.append(f"{name} is {dtype.name} {list(known[1])}, not {table[name].dtype} {list(table[name].shape)}")
-    memory = {place.alias for name, place in found.items() if name in table}
-    wrong += [
-        f"{name} is not in the checkpoint" for name in found if name not in table and found[name].alias not in memory
-    ]
+            dtype = widening.source
+        parts.append((name, source, part, dtype, shape, widening))
+        if name in table and (dtype.name, shape) != (table[name].dtype, tuple(table[name].shape)):
+            wrong.append(f"{name} is {dtype.name} {list(shape)}, not {table[name].dtype} {list(table[name].shape)}")
+    known = {alias[name] for name in alias if name in table}
+    wrong += [f"{name} is not in the checkpoint" for name in alias if name not in table and alias[name] not in known]
     _refuse(wrong)
-    return {name: place for name, place in found.items() if name in table}
+    held = [part for part in parts if part[0] in table]
+    count = Counter(alias[name] for name, *_ in held)
+    return _PlacePlan(table, rename, wide, memory, held, frozenset(name for name, *_ in held if count[alias[name]] > 1))
 
 
 def state_dict_for(
@@ -175,12 +229,21 @@ def _views(
     model: torch.nn.Module, state: Mapping[str, torch.Tensor], table: Mapping[str, Tensor], rename: Rename | None
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The model's tensors as a checkpoint names and shapes them, views of ``state``; and what of ``table`` is none."""
+    slices, wrong = _slices(model, state, table, rename)
+    return {name: whole_view(state[source], part) for name, (source, part) in slices.items()}, wrong
+
+
+def _slices(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], table: Mapping[str, Tensor], rename: Rename | None
+) -> tuple[dict[str, tuple[str, Slice]], list[str]]:
+    """Of each of a checkpoint's tensors, which one of ``state`` it is a slice of; and what of ``table`` is none."""
     known = Known({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in table.items()})
     named = Naming(model, rename, known).find(state)
-    views = {n: whole_view(named.state[p.source], p) for n, p in named.parts.items() if isinstance(p, Slice)}
-    computed = named.parts.keys() - views.keys()
+    own = {id(tensor): name for name, tensor in state.items()}  # wrappers add to the names
+    slices = {n: (own[id(named.state[p.source])], p) for n, p in named.parts.items() if isinstance(p, Slice)}
+    computed = named.parts.keys() - slices.keys()
     wrong = [f"{name} is no view of the model's weights" for name in computed]
-    return views, wrong + [f"no {name}" for name in table.keys() - views.keys() - computed]
+    return slices, wrong + [f"no {name}" for name in table.keys() - slices.keys() - computed]
 
 
 def _refuse(wrong: list[str]) -> None:

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 
 from deltackpt.engines.cached_steps import CachedSteps, Steps
+from deltackpt.engines.card_compile import compile_for
 from deltackpt.engines.context import RankContext
 from deltackpt.engines.engine import Engine, attempt, model_differs, raise_on_all
 from deltackpt.engines.held import differing, known_digests
@@ -35,6 +36,7 @@ class Receiver:
     """``link`` is the step that the weights are, None where it is not known; ``proof`` the map of the engine's memory,
     and ``why`` says what keeps a step from being scattered. ``wedged``: the weights may be those of no step.
     ``version``: the step that was last made final; ``reports``: the folder that reports go to, by default the cache.
+    ``compiling``: what compiles kernels in the background since the receiver was made; the first step waits for it.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Receiver:
         self.why = "the engine was not started from a step of this repository"
         self.wedged = False
         self.memory = memories(engine.model)
+        self.compiling = compile_for(t for storage in self.memory.values() for _, t, _ in storage.tensors)
         self._source = source or (PatchSource() if cache is None else JournalSource())
         self._absences = self._proven = 0  # how often the weights were put aside, and had been when they were proven
         self._staged: StagedStep | None = None

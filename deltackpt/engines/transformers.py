@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from deltackpt.engines.card import CardChanges, card_of, decode_on
+from deltackpt.engines.card_compile import compile_for
 from deltackpt.engines.module import ModuleWrite, WeightPlace, places, weights_of
 from deltackpt.engines.scatter import Scatter
 from deltackpt.engines.step_changes import StepChanges
@@ -20,6 +21,7 @@ from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.format.state_digest import Sums, TensorDigest
+from deltackpt.gpu.compile_ahead import CompileAhead
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
@@ -60,6 +62,20 @@ class _Known:
 _MODULES: WeakKeyDictionary[torch.nn.Module, _Known] = WeakKeyDictionary()
 
 
+def _weights_in(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """All parameters and buffers."""
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def prepare(model: torch.nn.Module) -> Sequence[CompileAhead]:
+    """Begin, in the background, to compile the kernels that `refresh` needs for a module on a card: 10 s and more in a
+    process that finds none in Triton's cache. A `refresh` waits for them, and begins it by itself if nobody did. -> of
+    each card, what compiles: ``wait()``, ``seconds``, ``error``.
+    """
+    return compile_for(_weights_in(model))
+
+
 def refresh(
     model: torch.nn.Module,
     repo: Repository,
@@ -79,6 +95,8 @@ def refresh(
     """
     began = time.monotonic()
     known = _MODULES.get(model)
+    if known is None:
+        prepare(model)
     if known is not None and (full or known.repository != repo.id):
         known = None
     with pinned(repo, step, ref, have=known.link if known else None) as (link, _):
@@ -119,14 +137,15 @@ def _move(repo: Repository, plan: Plan, changes: StepChanges, found: dict[str, W
     """
     card = card_of(found) if changes.patches else None
     written: list[Scatter] = []
-    sums = known.sums
+    sums, spent = known.sums, 0
     try:
         if card is None:
             sums = _hop(plan.target, repo, changes, found, known, written, CardChanges())
         else:
             for number, hop in enumerate(plan.patches):
                 target, start = repo.load(hop.end), _Known(known.repository, hop.start, sums)
-                decoded = decode_on(card, changes.patches[number], found)
+                decoded = decode_on(card, changes.patches[number], found, spent)
+                spent = decoded.spent
                 sums = _hop(target, repo, changes.hop(number), found, start, written, decoded)
     except BaseException:
         for scatter in reversed(written):
@@ -200,6 +219,8 @@ def check_ties(found: dict[str, WeightPlace], changes: Changes) -> None:
     """Names that share memory have to change alike. Raises ChainError ``tied-differs``."""
     owners: dict[Any, str] = {}
     for name, place in found.items():
+        if not place.shared:
+            continue
         first = owners.setdefault(place.alias, name)
         if first != name and not _same(changes.get(first), changes.get(name)):
             have, need = f"values that differ from those of {first[:80]!r}", "one value for tensors that share memory"

@@ -155,10 +155,10 @@ def of_tensor(data: npt.NDArray[np.uint8], dtype: DType) -> TensorDigest:
 def state(tensors: Iterable[tuple[str, str, tuple[int, ...], Sums]]) -> str:
     """The state digest, hex: sha256 over (name, dtype, shape, D) of every tensor in the order of its name's bytes."""
     ordered = sorted(tensors, key=lambda t: t[0].encode())
-    names, forms = [t[0] for t in ordered], [(t[1], t[2]) for t in ordered]
-    return StateText(names, np.arange(len(forms)), forms).digest(
-        np.array([sums for *_, sums in ordered], np.uint64).reshape(-1, LANES)
-    )
+    forms: dict[tuple[str, tuple[int, ...]], int] = {}  # few tensors have one of their own
+    form = np.array([forms.setdefault((t[1], t[2]), len(forms)) for t in ordered], np.int64)
+    text = StateText([t[0] for t in ordered], form, list(forms))
+    return text.digest(np.array([t[3] for t in ordered], np.uint64).reshape(-1, LANES))
 
 
 class StateText:

@@ -9,36 +9,36 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
 from deltackpt.format.dtypes import DTYPES, DType
-from deltackpt.gpu import pipeline
-from deltackpt.gpu.digest import has_kernels, sums_of_pieces
-from deltackpt.torch_views.boxes import Box
-from deltackpt.torch_views.delta import Delta
+from deltackpt.gpu.compile_rounds import capture_round, receive_round
+from deltackpt.gpu.digest import has_kernels
 from deltackpt.torch_views.extract import Piece
-from deltackpt.torch_views.snapshot import Snapshot
-from deltackpt.torch_views.words import INTS, NAMES
+from deltackpt.torch_views.words import INTS
 
-ROUNDS = (3, 16)  # tensors: Triton compiles anew for counts that are a multiple of 16
-SHAPE = (256, 512)
 log = logging.getLogger(__name__)
+_RECEIVING: dict[torch.device, list[CompileAhead]] = {}
+_LOCK = threading.Lock()
 
 
 class CompileAhead:
-    """Compiles what captures changes of weights of ``dtypes`` on a device, in a thread of its own.
+    """Compiles what steps of some ``dtypes`` need on a device, in a thread of its own.
 
     ``seconds``: how long it took, None until it ended; ``error``: what went wrong, which a step would say again.
     """
 
-    def __init__(self, device: torch.device, dtypes: Iterable[DType], *, host: bool = False) -> None:
-        """``host``: for a snapshot in host memory."""
+    def __init__(
+        self, device: torch.device, dtypes: Iterable[DType], one: Callable[[torch.device, DType], None], what: str
+    ) -> None:
+        """``one`` goes the way of a step of a dtype. ``what``: the word for that in the log."""
         self.seconds: float | None = None
         self.error: str = ""
-        self._device, self._host = device, host
-        self._dtypes = sorted(set(dtypes), key=lambda dtype: dtype.name)
+        self.dtypes = sorted(set(dtypes), key=lambda dtype: dtype.name)
+        self._device, self._one, self._what = device, one, what
         self._thread = threading.Thread(target=self._run, name="deltackpt-compile")
         self._thread.start()
 
@@ -50,44 +50,57 @@ class CompileAhead:
     def _run(self) -> None:
         began = time.monotonic()
         try:
-            for dtype in self._dtypes:
-                for count in ROUNDS:
-                    if not threading.main_thread().is_alive():  # the process ends, and waits for this thread
-                        return
-                    self._round(dtype, count)
+            for dtype in self.dtypes:
+                if not threading.main_thread().is_alive():  # the process ends, and waits for this thread
+                    return
+                with _aside(self._device):
+                    self._one(self._device, dtype)
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             log.warning("kernels were not compiled ahead, a step will do it: %s", self.error)
         finally:
             self.seconds = time.monotonic() - began
         if not self.error:
-            log.info("kernels for %s are compiled, in %.1f s", ", ".join(d.name for d in self._dtypes), self.seconds)
-
-    def _round(self, dtype: DType, count: int) -> None:
-        """Some tensors, of which some elements change."""
-        with _aside(self._device):
-            names = {safe: made for made, safe in NAMES.items()}
-            pieces = []
-            for number in range(count):
-                words = torch.ones(SHAPE, dtype=INTS[dtype.width], device=self._device)
-                pieces.append(Piece(f"w{number}", dtype, Box.all_of(SHAPE), words.view(names[dtype.name])))
-            snapshot, found = Snapshot(pieces, host=self._host), list[Delta]()
-            for piece in pieces:
-                piece.tensor.view(INTS[dtype.width]).view(-1)[::61] += 1
-            sums_of_pieces(pieces)
-            pipeline.capture(pieces, snapshot, found, "auto")
+            names = ", ".join(dtype.name for dtype in self.dtypes)
+            log.info("kernels for %s are compiled%s, in %.1f s", names, self._what, self.seconds)
 
 
 def _aside(device: torch.device) -> torch.cuda.StreamContext:
-    """A stream of its own on a card, so that training goes on beside; else nothing."""
+    """A stream of its own on a card, so that work goes on beside; else nothing."""
     return torch.cuda.stream(torch.cuda.Stream(device) if device.type == "cuda" else None)
 
 
 def compile_ahead(pieces: Iterable[Piece], *, host: bool = False) -> list[CompileAhead]:
-    """For every device that has kernels, in the background, what the capture of these pieces needs."""
+    """For every device that has kernels, in the background, what the capture of these pieces needs. ``host``: against
+    a snapshot in host memory."""
+    found = _by_device((piece.tensor.device, piece.dtype) for piece in pieces)
+    one = partial(capture_round, host=host)
+    return [CompileAhead(device, dtypes, one, "") for device, dtypes in found.items()]
+
+
+def compile_receiving(weights: Iterable[tuple[torch.device, DType]]) -> Sequence[CompileAhead]:
+    """For every device that has kernels, in the background, what it takes to receive steps of such weights: to decode,
+    prove, write and undo them. Once in a process for each dtype. -> what compiles now, or did."""
+    with _LOCK:
+        for device, dtypes in _by_device(weights).items():
+            begun = _RECEIVING.setdefault(device, [])
+            new = dtypes - {dtype for one in begun for dtype in one.dtypes}
+            if new:
+                begun.append(CompileAhead(device, new, receive_round, " for receiving"))
+        return [one for begun in _RECEIVING.values() for one in begun]
+
+
+def join_receiving(device: torch.device) -> None:
+    """Wait for what `compile_receiving` began for a device, rather than compile the same beside it."""
+    with _LOCK:
+        begun = list(_RECEIVING.get(device, ()))
+    for one in begun:
+        one.wait()
+
+
+def _by_device(weights: Iterable[tuple[torch.device, DType]]) -> dict[torch.device, set[DType]]:
     wanted: dict[torch.device, set[str]] = {}
-    for piece in pieces:
-        device = piece.tensor.device
-        if has_kernels(device) and INTS.get(piece.dtype.width) is not None and piece.dtype.name != "F4":
-            wanted.setdefault(device, set()).add(piece.dtype.name)
-    return [CompileAhead(device, (DTYPES[name] for name in names), host=host) for device, names in wanted.items()]
+    for device, dtype in weights:
+        if has_kernels(device) and INTS.get(dtype.width) is not None and dtype.name != "F4":
+            wanted.setdefault(device, set()).add(dtype.name)
+    return {device: {DTYPES[name] for name in names} for device, names in wanted.items()}

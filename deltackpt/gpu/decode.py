@@ -1,5 +1,5 @@
 """`packed` entries decoded on a device: from the bytes of a part there to positions, old and new words, and what the
-digests gain. Nothing is written to the tensors before `DecodedChanges.apply` is called.
+digests gain. Nothing is written to the tensors before `DecodedChanges.placed` is applied.
 
 The bytes are not trusted: every read and write is in bounds, and the first defect by entry and tile is what the host
 would name.
@@ -8,8 +8,9 @@ would name.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -25,11 +26,12 @@ from deltackpt.format.dtypes import DType
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.changes import NARROW
 from deltackpt.gpu.digest import keys, power
+from deltackpt.gpu.places import PlacedWords, PlaceTable
 from deltackpt.gpu.tiles import elements, fits, grid_table, segments
 from deltackpt.gpu.transfers import Copy, Sent, current, owners, send
 from deltackpt.util.grouped import grouped
 
-AT_ONCE = 1 << 29  # elements whose tiles are decoded at once: their scratch memory is an eighth of that and more
+SCRATCH = 352 << 20  # bytes that tiles take which are decoded at once; see `kept` for all that a step takes
 MAX_TILE_BYTES = 1 << 28  # from here on its bits are not counted in int32
 LISTS = 32  # columns of the counts: one for each class, and for the long changes of each
 
@@ -48,13 +50,27 @@ class DecodeTask:
     where: str
     origin: int = 0
 
+    @cached_property
+    def scratch(self) -> int:
+        """About the bytes that it takes on the device while it is decoded."""
+        return scratch(self.index, self.words.numel(), self.dtype.width)
+
+
+@dataclass(frozen=True)
+class TaskGroup:
+    """Tasks of one dtype and one part; ``data`` are its bytes from ``begin`` on, uint8, as far as they are needed."""
+
+    tasks: Sequence[DecodeTask]
+    data: torch.Tensor
+    begin: int = 0
+
 
 @dataclass(frozen=True)
 class DecodedChanges:
     """The changes of some tasks of one dtype, on their device, by task, tile, class and rank.
 
     ``positions`` (int32, [changes]) are flat in each task's words; ``old`` and ``new`` the words there. ``counts[i]``
-    of them are of ``tasks[i]``, and ``sums[i]`` is what they add to the sums of its tensor.
+    of them are of ``tasks[i]``, and ``sums[i]`` is what they add to the sums of its tensor. ``table``: where they are.
     """
 
     tasks: Sequence[DecodeTask]
@@ -63,49 +79,53 @@ class DecodedChanges:
     old: torch.Tensor
     new: torch.Tensor
     sums: Sequence[Sums]
-    _owner: torch.Tensor
-    _starts: torch.Tensor
-    _addresses: torch.Tensor
+    table: PlaceTable
 
     @property
     def elements(self) -> int:
         """How many."""
         return int(self.positions.numel())
 
-    def apply(self) -> None:
-        """Put the new words in place."""
-        self._put(self.new)
-
-    def revert(self) -> None:
-        """Put the old words back."""
-        self._put(self.old)
-
-    def _put(self, values: torch.Tensor) -> None:
-        from deltackpt.gpu.triton.compare import advance
-
-        with current(values.device):
-            advance(self._addresses, self._owner, self._starts, self.positions, values)
+    def placed(self) -> PlacedWords:
+        """What writes them, and takes them back. It writes to ``new`` when it is applied."""
+        return PlacedWords(self.table, self.positions, self.new)
 
 
 def takes(task: DecodeTask) -> bool:
     """Is there a kernel for it? Not for tensors whose places int32 does not hold, tiles of 2^28 bytes or more, and
     classes of a dtype that has no exponent; those are decoded on the host."""
     index = task.index
-    small = int(index.lengths.max(initial=0)) < MAX_TILE_BYTES
+    small = task.size < MAX_TILE_BYTES or int(index.lengths.max(initial=0)) < MAX_TILE_BYTES
     return fits(index.grid) and small and (task.dtype.exponent[1] > 0 or index.scale.classes == 1)
 
 
 def decode(tasks: Sequence[DecodeTask], data: torch.Tensor) -> Iterator[DecodedChanges]:
     """Decode what `takes` every one of, in groups of one dtype, in the order of the tasks.
 
-    ``data``: the bytes of a part, uint8 on the device. Raises FormatError for the first defect of a group: those that
-    `codecs.packed.decode` raises, but for what only the tile's number tells apart.
+    ``data``: the bytes of a part, uint8 on the device. Raises what `decode_groups` raises.
     """
-    padded = _as_words(data)
+    return decode_groups(TaskGroup(group, data) for group in groups(tasks))
+
+
+def decode_back(group: TaskGroup) -> DecodedChanges:
+    """The inverse, of a group whose changes were written, but for those that led to another exponent: these are not.
+
+    ``old`` are the words that are there, ``new`` those from which the others came. Raises what `decode_groups` raises.
+    """
+    with current(group.data.device):
+        return _launch(group, back=True)()
+
+
+def decode_groups(found: Iterable[TaskGroup]) -> Iterator[DecodedChanges]:
+    """Decode groups of tasks, whose bytes are on the device.
+
+    Raises FormatError for the first defect of a group: those that `codecs.packed.decode` raises, but for what only the
+    tile's number tells apart.
+    """
     ahead: Callable[[], DecodedChanges] | None = None
-    for group in _groups(tasks):
-        with current(data.device):
-            after = _launch(group, data, padded)
+    for group in found:
+        with current(group.data.device):
+            after = _launch(group)
         if ahead is not None:
             yield ahead()
         ahead = after  # its kernels run while the host prepares the next group's
@@ -113,10 +133,17 @@ def decode(tasks: Sequence[DecodeTask], data: torch.Tensor) -> Iterator[DecodedC
         yield ahead()
 
 
-def _groups(tasks: Sequence[DecodeTask]) -> Iterator[list[DecodeTask]]:
-    """Runs of tasks of one dtype, of at most AT_ONCE elements unless one has more."""
+def groups(tasks: Sequence[DecodeTask]) -> Iterator[list[DecodeTask]]:
+    """Runs of tasks of one dtype whose decoding takes SCRATCH bytes on the device, unless one takes more."""
     for _, of_dtype in groupby(tasks, lambda task: task.dtype):
-        yield from grouped(of_dtype, lambda task: task.words.numel(), AT_ONCE)
+        yield from grouped(of_dtype, lambda task: task.scratch, SCRATCH)
+
+
+def scratch(index: ListIndex, elements: int, width: int) -> int:
+    """About the bytes that an entry of so many elements takes on the device while it is decoded: for each 64 elements
+    32 of counts; for each change a position, an excess and two words; for each number in unary 8."""
+    changes, long = index.changes, int(index.counts[:, index.scale.classes :].sum())
+    return elements // 2 + changes * (5 + 2 * width) + 8 * (changes + 2 * long)
 
 
 def _as_words(data: torch.Tensor) -> torch.Tensor:
@@ -144,6 +171,7 @@ class _SentTiles:
     firsts: torch.Tensor
     checksums: torch.Tensor
     counts: torch.Tensor
+    bases: torch.Tensor
     total: int
     numbers: int
     of: list[int]
@@ -152,15 +180,16 @@ class _SentTiles:
     sent: Sent
 
 
-def _launch(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -> Callable[[], DecodedChanges]:
+def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChanges]:
     """Launch all kernels. -> what waits for what they say of the bytes."""
     from deltackpt.gpu.triton.crc import first_defects
     from deltackpt.gpu.triton.locate import locate
     from deltackpt.gpu.triton.step_back import step
     from deltackpt.gpu.triton.unlist import unlist
 
+    tasks, data, padded = group.tasks, group.data, _as_words(group.data)
     dtype, device, words = tasks[0].dtype, data.device, tasks[0].words
-    t = _send(tasks, data.numel(), device)
+    t = _send(group)
     defects = first_defects(data, t.spans, t.checksums)
     counted = t.plan.scan(
         t.grids, t.owner, t.places, t.block_tiles, t.scales, t.owner, dtype.width, dtype.exponent, False
@@ -174,39 +203,42 @@ def _launch(tasks: list[DecodeTask], data: torch.Tensor, padded: torch.Tensor) -
     )  # fmt: skip
     table = keys(device, power(max(task.words.numel() + task.origin for task in tasks)))
     new, sums = step(
-        t.grids, t.owner, t.scales, padded, t.spans, lists.runs, t.starts, found, table, defects, dtype.exponent
-    )
+        t.grids, t.owner, t.scales, padded, t.spans, lists.runs, t.starts, found, table, defects, dtype.exponent,
+        back,
+    )  # fmt: skip
     known = Copy([defects, sums, _short(t, data)])
 
     def finish() -> DecodedChanges:
         flags, gained, short = (a.numpy() for a in known.wait())
         _refuse(tasks, t, flags, short)
         both = [(int(x) % (1 << 64), int(y) % (1 << 64)) for x, y in gained.tolist()]
-        return DecodedChanges(tasks, t.of, found[0], found[1], new, both, t.owner, t.starts, t.grids[7])
+        table = PlaceTable(t.bases, t.owner, t.starts, [task.words for task in tasks])
+        return DecodedChanges(tasks, t.of, found[0], found[1], new, both, table)
 
     return finish
 
 
-def _require(tasks: Sequence[DecodeTask], counts: npt.NDArray[np.int32], of: Ints, lengths: Ints, size: int) -> None:
-    """What the host's decoder checks before it looks at a tile: of all tasks at once, and of each if there is a defect.
+def _of_tasks(tasks: Sequence[DecodeTask]) -> Ints:
+    """[4, tasks]: where each one's payload begins in the part, its bytes, its origin, and where its words are."""
+    rows = [(task.begin, task.size, task.origin, task.words.data_ptr()) for task in tasks]
+    found: Ints = np.array(rows, np.int64).T
+    return found
 
-    ``counts`` [tiles, LISTS] are those of `_columns`, ``of`` [tiles] the changes of each tile, ``lengths`` its bytes.
-    """
+
+def _require(group: TaskGroup, grids: Ints, lengths: Ints, ends: Ints) -> None:
+    """What `takes` and the caller have seen to: kernels read and write by it. ``grids``: the table of the kernels,
+    ``lengths`` [tiles] the bytes of tiles, ``ends`` [tasks] where payloads end."""
     assert int(lengths.max(initial=0)) < MAX_TILE_BYTES
-    for task in tasks:
-        grid = task.index.grid
-        assert fits(grid)
-        assert task.words.is_contiguous()
-        assert task.words.numel() == grid.height * grid.width
-    assert all(0 <= task.begin <= task.begin + task.size <= size for task in tasks)
-    held = np.concatenate([elements(task.index.grid) for task in tasks])
+    assert all(fits(task.index.grid) and task.words.is_contiguous() for task in group.tasks)
+    assert [task.words.numel() for task in group.tasks] == grids[12].tolist()
+    assert all(task.begin >= group.begin for task in group.tasks)
+    assert int(ends.max(initial=0)) <= group.begin + group.data.numel()
+
+
+def _odd(counts: npt.NDArray[np.int32]) -> bool:
+    """Are there counts, [tiles, LISTS] as `_columns` makes them, that the host's decoder refuses?"""
     long = counts[:, LISTS // 2 :] > counts[:, : LISTS // 2]
-    ends = starts(lengths)[starts(np.array([task.index.grid.tiles for task in tasks]))]
-    sizes = np.array([task.size for task in tasks])
-    over = (of > np.minimum(held, 8 * lengths)).any() or (np.diff(ends) != sizes).any()
-    if over or long.any() or counts.min(initial=0) < 0:
-        for task in tasks:
-            _refuse_index(task)
+    return bool(long.any() or counts.min(initial=0) < 0)
 
 
 def _refuse_index(task: DecodeTask) -> None:
@@ -217,46 +249,54 @@ def _refuse_index(task: DecodeTask) -> None:
         raise FormatError("tile-length", where=task.where, have=f"{task.size:,} bytes", need=f"{need:,} of the tiles")
 
 
-def _send(tasks: Sequence[DecodeTask], size: int, device: torch.device) -> _SentTiles:
-    """The tables of all tasks, in one copy. ``size``: bytes of the part."""
+def _send(group: TaskGroup) -> _SentTiles:
+    """The tables of all tasks, in one copy."""
     from deltackpt.gpu.triton.lists_scan import SPAN, Populations
 
+    tasks = group.tasks
     indices = [task.index for task in tasks]
     several = tasks[0].dtype.exponent[1] > 0  # classes, perhaps
     plan = Populations(np.concatenate([segments(i.grid, SPAN) * several for i in indices]))
     tiles = [i.grid.tiles for i in indices]
     first = [0, *accumulate(tiles)]
-    none = [0] * len(tasks)
-    grids = grid_table([i.grid for i in indices], first, none, [task.words for task in tasks], plan.first_block)
-    grids = np.vstack([grids, [[task.origin for task in tasks]]])
+    begins, sizes, origins, addresses = _of_tasks(tasks)
+    grids = grid_table([i.grid for i in indices], first[:-1], [0] * len(tasks), addresses, plan.first_block)
+    grids = np.vstack([grids, origins])
     lengths = np.concatenate([i.lengths for i in indices])
     ends = starts(lengths)
-    begins = ends[:-1] + np.repeat(np.array([task.begin for task in tasks]) - ends[first[:-1]], tiles)
+    at = ends[:-1] + np.repeat(begins - group.begin - ends[first[:-1]], tiles)
     crcs = np.concatenate([i.checksums for i in indices]).astype(np.int64)
-    short = [(i, int(begins[i]), int(lengths[i]), int(crcs[i])) for i in np.flatnonzero(lengths < 4).tolist()]
+    short = [(i, int(at[i]), int(lengths[i]), int(crcs[i])) for i in np.flatnonzero(lengths < 4).tolist()]
     counts = _columns(indices, first)
     of, long = counts[:, : LISTS // 2].sum(axis=1), counts[:, LISTS // 2 :].sum(axis=1)
-    _require(tasks, counts, of, lengths, size)
+    held = np.concatenate([elements(i.grid) for i in indices])
+    if (of > np.minimum(held, 8 * lengths)).any() or (np.diff(ends[first]) != sizes).any() or _odd(counts):
+        for task in tasks:  # what the host's decoder checks before it looks at a tile
+            _refuse_index(task)
+    _require(group, grids, lengths, begins + sizes)
     changes, numbers = starts(of), starts(of + 2 * long)  # a long change has a code, if it is listed, and an excess
     sent = send(
-        device,
+        group.data.device,
         grids,
         owners(tiles),
         np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]]),
         plan.block_tiles,
         np.array([_scale(i) for i in indices], np.int64),
-        np.stack([8 * begins, 8 * lengths], axis=1),
+        np.stack([8 * at, 8 * lengths], axis=1),
         changes,
         numbers[:-1],
         crcs,
         counts.view(np.int64),
+        grids[7],  # by itself: kernels are compiled for addresses that are a multiple of 16
         bypass=False,
     )
-    table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums, pairs = sent.arrays
+    table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums, pairs, bases = (
+        sent.arrays
+    )
     return _SentTiles(
         table, owner, places, block_tiles, scales, spans, first_changes, first_numbers, checksums,
-        pairs.view(torch.int32), int(changes[-1]), int(numbers[-1]), np.diff(changes[first]).tolist(), short, plan,
-        sent,
+        pairs.view(torch.int32), bases, int(changes[-1]), int(numbers[-1]), np.diff(changes[first]).tolist(), short,
+        plan, sent,
     )  # fmt: skip
 
 

@@ -257,9 +257,9 @@ def _joined(parts: Sequence[Group]) -> Group:
 
 def advance(group: Group, snapshot: Snapshot) -> None:
     """Write what the group has found to the snapshot, which is on the same device."""
-    from deltackpt.gpu.triton import compare as kernels
+    from deltackpt.gpu.triton.places import put_words
 
     changes = group.changes
     bases = [snapshot.of(p.name).data_ptr() + changes.start * p.dtype.width for p in changes.pieces]
     device = group.owner.device
-    kernels.advance(put(np.array(bases), device), group.owner, group.offsets, changes.positions, changes.new)
+    put_words(put(np.array(bases), device), group.owner, group.offsets, changes.positions, changes.new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
@@ -44,12 +44,12 @@ class _Measured:
 
 
 def encode(
-    group: Group, which: Sequence[int], snapshot: Snapshot, side: CopyStream | None = None, shares: int = 0
+    group: Group, which: Mapping[int, TileGrid], snapshot: Snapshot, side: CopyStream | None = None
 ) -> Generator[None, None, dict[int, Encoded]]:
     """Encode the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
 
-    -> by index of the piece, each of which `takes` has been asked of: the list index, and the tiles in host memory. The
-    bytes are those of `codecs.packed`, with tiles for so many ``shares``. ``snapshot`` still holds the old words.
+    By index of the piece: ``which`` has the grid that `grid_for` found, what is returned the list index, and the tiles
+    in host memory. The bytes are those of `codecs.packed` on that grid. ``snapshot`` still holds the old words.
     """
     pieces = group.changes.pieces
     if not which:
@@ -57,8 +57,7 @@ def encode(
         yield
         yield
         return {}
-    grids = [choose_grid(pieces[i].storage, group.changes.counts[i], shares) for i in which]
-    measured = _measure(group, which, grids, snapshot)
+    measured = _measure(group, list(which), list(which.values()), snapshot)
     known = Copy([measured.lists.counts, measured.sizes, measured.scales])
     yield
 
@@ -80,11 +79,13 @@ def encode(
     return made
 
 
-def takes(piece: Piece, changes: int, encoding: str) -> bool:
-    """Do kernels encode so many changed elements of a piece, where ``encoding`` is asked for?"""
+def grid_for(piece: Piece, changes: int, encoding: str) -> TileGrid | None:
+    """The tiles in which kernels encode so many changed elements of a piece, where ``encoding`` is asked for; None if
+    they do not."""
     if wide(piece) or changes == 0 or wants_base(encoding, piece.dtype, piece.elements, changes):
-        return False
-    return fits(choose_grid(piece.storage, changes, parse_choice(encoding).shares))
+        return None
+    grid = choose_grid(piece.storage, changes, parse_choice(encoding).shares)
+    return grid if fits(grid) else None
 
 
 def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot: Snapshot) -> _Measured:
@@ -99,7 +100,9 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     first = [0, *accumulate(tiles)]
     several = dtype.exponent[1] > 0  # classes, perhaps
     plan = lists_scan.Populations(np.concatenate([segments(grid, lists_scan.SPAN) * several for grid in grids]))
-    columns = grid_table(grids, first, [group.words[i] for i in which], words, plan.first_block)
+    columns = grid_table(
+        grids, first[:-1], [group.words[i] for i in which], [w.data_ptr() for w in words], plan.first_block
+    )
     places = np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]])
     sent = send(group.owner.device, columns, owners(tiles), places, plan.block_tiles, bypass=group.staged)
     table_, owner, places_, block_tiles = sent.arrays

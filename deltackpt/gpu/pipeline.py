@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from deltackpt.codecs import parse_choice
 from deltackpt.format.dtypes import not_finite
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.changes import DeviceChanges, deltas_of, join_runs, wide
 from deltackpt.gpu.diff import Group, advance, apart, groups
 from deltackpt.gpu.digest import has_kernels, has_triton, of_changes, to_whole
-from deltackpt.gpu.encode import encode, takes
+from deltackpt.gpu.encode import encode, grid_for
 from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
@@ -34,9 +33,9 @@ def capture(
     """Append the delta of every piece that changed to ``found``, and move the snapshot on to it.
 
     All pieces are on one device, the snapshot is there or in host memory. At any instant every delta whose words the
-    snapshot may hold is in ``found``. ``encoding`` is what the trainer asks for. Kernels encode what `encode.takes`;
-    with any other delta goes what the host needs of the old words (`Delta.keeping`). Without kernels torch operations
-    find what changed. With ``keep`` deltas refer to what kernels found, on the device, as well.
+    snapshot may hold is in ``found``. ``encoding`` is what the trainer asks for. Kernels encode what `encode.grid_for`
+    finds tiles for; with any other delta goes what the host needs of the old words (`Delta.keeping`). Without kernels
+    torch operations find what changed. With ``keep`` deltas refer to what kernels found, on the device, as well.
     """
     if not pieces:
         return
@@ -116,8 +115,9 @@ def _deltas(
     changed = [(i, piece, n) for i, (piece, n) in enumerate(zip(changes.pieces, changes.counts, strict=True)) if n]
     if not changed:
         return
-    which = [i for i, piece, n in changed if takes(piece, n, encoding)]
-    work = encode(group, which, snapshot, side, parse_choice(encoding).shares)
+    grids = {i: grid_for(piece, n, encoding) for i, piece, n in changed}
+    which = {i: grid for i, grid in grids.items() if grid is not None}
+    work = encode(group, which, snapshot, side)
     others = {i: piece for i, piece, _ in changed if i not in which and not wide(piece)}
     bases = Copy([snapshot.of(piece.name) for piece in others.values()], side)
     arrays = Copy([changes.positions, changes.old, changes.new], side)

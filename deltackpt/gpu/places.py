@@ -27,56 +27,96 @@ class Place:
     old: torch.Tensor
 
 
-class PlacedWords:
-    """The words of some places, of one width and one device. Implements `engines.scatter.Write`."""
+@dataclass(frozen=True)
+class PlaceTable:
+    """Places as `triton.places` numbers its programs, int64 on the device: the addresses ``bases`` [places], ``owner``
+    [programs], ``offsets`` [programs + 1]. ``held``: whose memory that is; it stays as long as the table does."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        """Copies all that it needs; of ``flat`` it keeps the tensor."""
-        device = places[0].flat.device
-        counts = [place.positions.numel() for place in places]
-        self._held = [place.flat for place in places]
-        self._counts = counts
-        self.positions = torch.cat([place.positions.to(torch.int32) for place in places])
-        self.new = torch.cat([place.new for place in places])
-        self.old = torch.cat([place.old for place in places])
-        owner = np.repeat(np.arange(len(places)), [-(-n // _AT_ONCE) for n in counts])
-        first = np.cumsum([0, *counts])[:-1]
-        offsets = [start + np.arange(0, n, _AT_ONCE) for start, n in zip(first.tolist(), counts, strict=True)]
-        width = places[0].flat.element_size()
-        addresses = [place.flat.data_ptr() + place.start * width for place in places]
-        self._bases = put(np.array(addresses, np.int64), device)
-        self._owner = put(owner.astype(np.int64), device)
-        self._offsets = put(np.concatenate([*offsets, [sum(counts)]]).astype(np.int64), device)
+    bases: torch.Tensor
+    owner: torch.Tensor
+    offsets: torch.Tensor
+    held: Sequence[torch.Tensor]
+
+
+class PlacedWords:
+    """Words of one width for some places on one device, each position once in a place. Implements
+    `engines.scatter.Write`.
+
+    Beside the ``positions`` it keeps, for every change, the word that is not in place: the new one before `apply`, what
+    was there after. Where two places share memory and words, they may be undone in the order opposite to that in which
+    they were written.
+    """
+
+    def __init__(self, table: PlaceTable, positions: torch.Tensor, new: torch.Tensor) -> None:
+        """``positions`` int32 [n], and the words ``new`` [n]; both are kept, and ``new`` is written to."""
+        self.positions = positions
+        self._table, self._words = table, new
+        self._done = False
+        self._out: torch.Tensor | None = None  # what was there, while it is being written over
+        self._room: torch.Tensor | None = None
 
     @property
     def elements(self) -> int:
         """How many."""
         return int(self.positions.numel())
 
+    @property
+    def room(self) -> int:
+        """Bytes that are needed while words are written."""
+        return int(self._words.nbytes)
+
+    def lend(self, room: torch.Tensor) -> None:
+        """Memory on the device, uint8, at least `room` bytes, which nothing else uses while words are written. Without
+        it some is allocated then."""
+        self._room = room[: self.room].view(self._words.dtype)
+
     def apply(self) -> None:
         """Put the new words in place."""
-        self._put(self.new)
+        if not self._done:
+            self._out = self.fetched()  # at any instant from here on `revert` has the old words
+            self.put(self._words)
+            self._words.copy_(self._out)
+            self._done, self._out = True, None
 
     def revert(self) -> None:
-        """Put the old words back."""
-        self._put(self.old)
+        """Put the old words back, also where `apply` ended in the middle."""
+        if self._out is not None:
+            self.put(self._out)
+            self._done, self._out = False, None
+        elif self._done:
+            before = self.fetched()
+            self.put(self._words)
+            self._done = False
+            self._words.copy_(before)
 
-    def other(self) -> int | None:
-        """The index of the first place that does not hold its old words now; None where all of them do."""
+    def fetched(self) -> torch.Tensor:
+        """The words that are in place now, [n]."""
+        found = self._room if self._room is not None else torch.empty_like(self._words)
+        self._fetch(found)
+        return found
+
+    def put(self, words: torch.Tensor) -> None:
+        """Write other ``words``, [n], there; what is kept is as before."""
+        from deltackpt.gpu.triton.places import put_words
+
+        t = self._table
+        with current(words.device):
+            put_words(t.bases, t.owner, t.offsets, self.positions, words)
+
+    def _fetch(self, found: torch.Tensor) -> None:
         from deltackpt.gpu.triton.places import fetch_words
 
-        with current(self.old.device):
-            found = fetch_words(self._bases, self._owner, self._offsets, self.positions, self.old.dtype)
-        if torch.equal(found, self.old):
-            return None
-        first = int((found != self.old).nonzero()[0])
-        return int(np.searchsorted(np.cumsum(self._counts), first, side="right"))
+        t = self._table
+        with current(found.device):
+            fetch_words(t.bases, t.owner, t.offsets, self.positions, found)
 
-    def _put(self, words: torch.Tensor) -> None:
-        from deltackpt.gpu.triton.compare import advance
 
-        with current(words.device):
-            advance(self._bases, self._owner, self._offsets, self.positions, words)
+def lend_room(writes: Sequence[PlacedWords]) -> None:
+    """Allocate what some of one device need while they are written, one after the other: once, for all of them."""
+    if writes:
+        room = torch.empty(max(w.room for w in writes), dtype=torch.uint8, device=writes[0].positions.device)
+        for write in writes:
+            write.lend(room)
 
 
 def fits(span: int) -> bool:
@@ -86,8 +126,43 @@ def fits(span: int) -> bool:
 
 def by_width(places: Sequence[Place]) -> list[PlacedWords]:
     """All places that have positions, together with those of their width."""
+    return [_placed(some) for some in _of_width(places)]
+
+
+def other(places: Sequence[Place], made: PlacedWords) -> int | None:
+    """The first of places of one width, all with positions, whose old words are not what ``made`` of them finds there
+    now; None where all of them are."""
+    found, old = made.fetched(), torch.cat([place.old for place in places])
+    if torch.equal(found, old):
+        return None
+    first = int((found != old).nonzero()[0])
+    ends = np.cumsum([place.positions.numel() for place in places])
+    return int(np.searchsorted(ends, first, side="right"))
+
+
+def _of_width(places: Sequence[Place]) -> list[list[Place]]:
     found: dict[int, list[Place]] = {}
     for place in places:
         if place.positions.numel():
             found.setdefault(place.flat.element_size(), []).append(place)
-    return [PlacedWords(some) for some in found.values()]
+    return list(found.values())
+
+
+def _placed(places: Sequence[Place]) -> PlacedWords:
+    """Of places of one width. Copies all words and positions."""
+    device = places[0].flat.device
+    counts = np.array([place.positions.numel() for place in places], np.int64)
+    programs = -(-counts // _AT_ONCE)
+    owner = np.repeat(np.arange(len(places)), programs)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(programs) - programs, programs)  # within its place
+    offsets = (np.cumsum(counts) - counts)[owner] + number * _AT_ONCE
+    width = places[0].flat.element_size()
+    bases = [place.flat.data_ptr() + place.start * width for place in places]
+    table = PlaceTable(
+        put(np.array(bases, np.int64), device),
+        put(owner.astype(np.int64), device),
+        put(np.append(offsets, counts.sum()).astype(np.int64), device),
+        [place.flat for place in places],
+    )
+    positions = torch.cat([place.positions.to(torch.int32) for place in places])
+    return PlacedWords(table, positions, torch.cat([place.new for place in places]))

@@ -7,20 +7,19 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.gpu.changes import NARROW
-from deltackpt.gpu.transfers import table
 
 
+@lru_cache(maxsize=4096)
 def fits(grid: TileGrid) -> bool:
     """Do the kernels' int32 hold the places of all elements, and those of tiles that do not exist?"""
     high, wide = grid.rows * grid.tile_height, grid.columns * grid.tile_width
     return high * wide < NARROW and grid.height * grid.width < NARROW
 
 
-@lru_cache(maxsize=512)  # layers have the same grids
+@lru_cache(maxsize=512)
 def segments(grid: TileGrid, span: int) -> npt.NDArray[np.int64]:
     """How many segments each tile has, of at most ``span`` elements of one row; bands of rows are one row each.
 
@@ -40,23 +39,32 @@ def elements(grid: TileGrid) -> npt.NDArray[np.int64]:
 
 
 def grid_table(
-    grids: Sequence[TileGrid], first: Sequence[int], words: Sequence[int], there: Sequence[torch.Tensor],
+    grids: Sequence[TileGrid], first: Sequence[int], words: Sequence[int], addresses: Sequence[int],
     blocks: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:  # fmt: skip
     """The table ``grids`` of the kernels in `triton.lists`, int64: a column for each of ``grids``.
 
-    Of each, ``first`` is its first tile, ``words`` its first word in the bits of what changed, ``there`` its elements.
-    ``blocks`` (tiles + 1,), int64: the first block of `triton.lists_scan` of every tile.
+    Of each, ``first`` is its first tile, ``words`` its first word in the bits of what changed, ``addresses`` where its
+    elements are. ``blocks`` (tiles + 1,), int64: the first block of `triton.lists_scan` of every tile.
     """
-    columns = []
-    for grid, tile, word, tensor in zip(grids, first, words, there, strict=False):
-        if grid.columns == 1:  # every tile is one run of elements: a row
-            width, tile_width = grid.height * grid.width, grid.tile_height * grid.width
-            cut = [1, width, grid.rows, 1, tile_width]
-        else:
-            width, tile_width = grid.width, grid.tile_width
-            cut = [grid.height, width, grid.columns, grid.tile_height, tile_width]
-        level = tensor.data_ptr() % 16 == 0 and width % 8 == 0 and tile_width % 8 == 0
-        held = [int(blocks[tile]), int(blocks[tile + grid.tiles]), grid.tiles, grid.height * grid.width]
-        columns.append([tile, word, *cut, tensor.data_ptr(), int(level), *held])
-    return table(list(zip(*columns, strict=True)))
+    cut = np.array([_cut(grid) for grid in grids], np.int64).reshape(-1, 8).T
+    rows = np.empty((13, len(grids)), np.int64)
+    rows[0], rows[1], rows[2:7], rows[11:] = first, words, cut[:5], cut[6:]
+    rows[7] = addresses
+    rows[8] = (rows[7] % 16 == 0) & (cut[5] == 1)
+    rows[9], rows[10] = blocks[rows[0]], blocks[rows[0] + rows[11]]
+    return rows
+
+
+@lru_cache(maxsize=4096)  # layers have the same grids, and so do steps
+def _cut(grid: TileGrid) -> tuple[int, ...]:
+    """What the table says of a grid: height, width, columns, and height and width of a tile; whether its rows lie level
+    where its first element does; its tiles, its elements."""
+    elements = grid.height * grid.width
+    if grid.columns == 1:  # every tile is one run of elements: a row
+        width, tile_width = elements, grid.tile_height * grid.width
+        cut = (1, width, grid.rows, 1, tile_width)
+    else:
+        width, tile_width = grid.width, grid.tile_width
+        cut = (grid.height, width, grid.columns, grid.tile_height, tile_width)
+    return (*cut, int(width % 8 == 0 and tile_width % 8 == 0), grid.tiles, elements)

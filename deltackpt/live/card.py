@@ -18,7 +18,7 @@ from deltackpt.codecs.boxes import slices
 from deltackpt.codecs.full import FullCodec
 from deltackpt.engines import card
 from deltackpt.engines.card_memory import aside
-from deltackpt.engines.card_tasks import TensorTask, tensor_tasks, upload
+from deltackpt.engines.card_tasks import TensorTask, staged, tensor_tasks
 from deltackpt.engines.card_writes import CardWrites
 from deltackpt.engines.module import ModuleWrite, WeightPlace
 from deltackpt.engines.scatter import Scatter, Write
@@ -107,7 +107,7 @@ class CardWeights(ModuleWeights):
         writes: list[Write] = []
         places: list[Place] = []
         for mine, decoded in _decoded(self.device, tasks):
-            writes.append(decoded)
+            writes.append(decoded.placed())
             for one, both in zip(mine, decoded.sums, strict=True):
                 gained[one.name] = state_digest.add(gained.get(one.name, state_digest.ZERO), both)
         for changes in plain_changes(plain):
@@ -184,7 +184,7 @@ def _decoded(
 def _payload(part: PartReader, begin: int, end: int, device: torch.device) -> torch.Tensor:
     if isinstance(part, CardPart):
         return part.payload_on_card()[begin:end]
-    return upload(part.payloads()[begin:end], device)
+    return staged(part.payloads()[begin:end], device).to(device, non_blocking=True)
 
 
 def _on_host(place: WeightPlace, held: Any) -> tuple[ModuleWrite, Sums]:

@@ -140,9 +140,10 @@ class PartIndex:
     def payload(self, entry: Entry) -> Span:
         """The entry's part of the payload."""
         if self.table is not None:
-            start = int(self.starts[self.numbers[entry.name]])
-        else:
-            start = self._span(PAYLOAD)[0] + self._offset[entry.name, entry.offset]
+            number = self.numbers[entry.name]
+            start = int(self.starts[number])
+            return start, start + int(self.table.payloads[number])
+        start = self._span(PAYLOAD)[0] + self._offset[entry.name, entry.offset]
         return start, start + entry.payload
 
     def plain(self, entry: Entry, suffix: str) -> Span:

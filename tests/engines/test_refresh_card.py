@@ -12,7 +12,7 @@ from deltackpt.engines import card  # noqa: E402
 from deltackpt.engines import transformers as live  # noqa: E402
 from deltackpt.engines.module import WeightPlace  # noqa: E402
 from deltackpt.errors import ChainError  # noqa: E402
-from deltackpt.gpu.decode import DecodedChanges  # noqa: E402
+from deltackpt.gpu.places import PlacedWords  # noqa: E402
 
 pytest.importorskip("triton")
 pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the interpreter takes its time
@@ -73,10 +73,10 @@ def test_a_wrong_base_changes_nothing(run):
     assert bits(model) == before
 
 
-@pytest.mark.parametrize("kind", [DecodedChanges, WeightPlace])
+@pytest.mark.parametrize("kind", [PlacedWords, WeightPlace])
 def test_a_write_that_fails_later_on_takes_all_hops_back(run, monkeypatch, kind):
     model, calls = at(run, 0), []
-    name = "apply" if kind is DecodedChanges else "write"
+    name = "apply" if kind is PlacedWords else "write"
     real = getattr(kind, name)
 
     def fails(self, *args):

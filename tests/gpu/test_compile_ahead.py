@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from support.device_changes import piece_of, words_of  # noqa: E402
 
-from deltackpt.gpu import compile_ahead, pipeline  # noqa: E402
+from deltackpt.gpu import compile_ahead, compile_rounds, digest, pipeline  # noqa: E402
 
 pytest.importorskip("triton")
 
@@ -21,10 +21,10 @@ def pieces():
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch):
-    for module in (compile_ahead, pipeline):
+    for module in (compile_ahead, digest, pipeline):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
-    monkeypatch.setattr(compile_ahead, "SHAPE", (32, 64))
-    monkeypatch.setattr(compile_ahead, "ROUNDS", (2,))
+    monkeypatch.setattr(compile_rounds, "SHAPE", (32, 64))
+    monkeypatch.setattr(compile_ahead, "_RECEIVING", {})
 
 
 @pytest.mark.heavy
@@ -38,7 +38,7 @@ def test_what_a_step_needs_is_run_before_it(caplog, monkeypatch):
     assert ahead.error == ""
     assert ahead.seconds is not None
     assert "kernels for BF16 are compiled" in caplog.text
-    assert [delta.name for delta in changed] == ["w0", "w1"]
+    assert [delta.name for delta in changed] == ["w0", "w1", "w2", "w0"]
     assert all(len(delta.new) == -(-32 * 64 // 61) for delta in changed)
 
 

@@ -101,12 +101,13 @@ def check(cases):
     found = list(decode(tasks, part_of(data)))
     for task, (_, _, old, _) in zip(tasks, cases, strict=True):
         assert np.array_equal(words_of(task, old), old)  # nothing is written yet
-    for group in found:
-        group.apply()
+    made = [group.placed() for group in found]
+    for write in made:
+        write.apply()
     for task, (_, _, _, new) in zip(tasks, cases, strict=True):
         assert np.array_equal(words_of(task, new), new)
-    for group in found:
-        group.revert()
+    for write in made:
+        write.revert()
     for task, (_, _, old, _) in zip(tasks, cases, strict=True):
         assert np.array_equal(words_of(task, old), old)
     sums = [both for group in found for both in group.sums]

@@ -17,7 +17,7 @@ from deltackpt.codecs.packed import codec  # noqa: E402
 from deltackpt.format.dtypes import DTYPES  # noqa: E402
 from deltackpt.gpu import digest, pipeline  # noqa: E402
 from deltackpt.gpu.decode import DecodeTask, decode  # noqa: E402
-from deltackpt.gpu.places import Place, by_width  # noqa: E402
+from deltackpt.gpu.places import Place, by_width, other  # noqa: E402
 from deltackpt.torch_views.words import INTS, from_host  # noqa: E402
 
 pytest.importorskip("triton")
@@ -34,20 +34,23 @@ def decode_a_tensor(name):
     data = torch.frombuffer(bytearray(b"".join(tiles)), dtype=torch.uint8)
     words = from_host(old.view(f"<i{old.itemsize}") if old.itemsize > 1 else old, "cpu")
     for changes in decode([DecodeTask(index, DTYPES[name], words, 0, len(data), name)], data):
-        changes.apply()
+        changes.placed().apply()
     assert np.array_equal(words.numpy().view(new.dtype), new)
 
 
 def write_in_places(name):
     flat = torch.arange(9, dtype=INTS[DTYPES[name].width])
     where, new = torch.tensor([0, 3]), torch.tensor([7, 8], dtype=flat.dtype)
-    (made,) = by_width([Place(flat, 2, where, new, flat[[2, 5]])])
-    assert made.other() is None
+    places = [Place(flat, 2, where, new, flat[[2, 5]])]
+    (made,) = by_width(places)
+    assert other(places, made) is None
     made.apply()
     assert flat.tolist() == [0, 1, 7, 3, 4, 8, 6, 7, 8]
-    assert made.other() == 0
+    assert other(places, made) == 0
     made.revert()
     assert flat.tolist() == [*range(9)]
+    made.apply()
+    assert flat.tolist() == [0, 1, 7, 3, 4, 8, 6, 7, 8]
 
 
 @pytest.mark.heavy

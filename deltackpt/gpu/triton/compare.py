@@ -1,4 +1,4 @@
-"""Kernels that find what changed: a pass that compares, a pass that gathers, and one that writes them to a snapshot.
+"""Kernels that find what changed: a pass that compares, and a pass that gathers.
 
 A run is some consecutive elements of a tensor. Blocks of BLOCK elements are numbered through all runs of a launch, and
 every block has a bit an element. ``table`` has a row of int64 for each of: the run's first block, its elements, the
@@ -17,7 +17,6 @@ BLOCK = 1 << 13
 WORDS = BLOCK // 32
 TYPES = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 _ROWS = tl.constexpr(WORDS)
-_CHUNK = tl.constexpr(256)
 
 
 @triton.jit(do_not_specialize=["runs"])
@@ -88,18 +87,6 @@ def _gather(
         tl.atomic_add(sums + run * 2 + 1, tl.sum(second, 0), sem="relaxed")
 
 
-@triton.jit
-def _advance(bases, owner, offsets, positions, news, word: tl.constexpr):
-    block = tl.program_id(0).to(tl.int64)
-    base = tl.load(bases + tl.load(owner + block)).to(tl.pointer_type(word))
-    start = tl.load(offsets + block)
-    stop = tl.load(offsets + block + 1)
-    for i in range(start, stop, _CHUNK):
-        at = i + tl.arange(0, _CHUNK)
-        live = at < stop
-        tl.store(base + tl.load(positions + at, live, 0), tl.load(news + at, live, 0), live)
-
-
 def compare(table: Any, owner: Any, width: int, aligned: bool) -> tuple[Any, Any]:
     """-> (bits [blocks * WORDS + 1], the last word is 0; changes before every block and in all [blocks + 1]), int32."""
     blocks = owner.numel()
@@ -126,10 +113,3 @@ def gather(
         word=TYPES[width], width=width, num_warps=4,
     )  # fmt: skip
     return before, positions, olds, news, sums
-
-
-def advance(bases: Any, owner: Any, offsets: Any, positions: Any, news: Any) -> None:
-    """Write the new words over the old ones: ``bases`` are the addresses of each piece's first old word, int64."""
-    _advance[(owner.numel(),)](
-        bases, owner, offsets, positions, news, word=TYPES[news.element_size()], num_warps=4
-    )  # fmt: skip

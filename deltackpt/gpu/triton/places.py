@@ -1,4 +1,4 @@
-"""The kernel that reads words at positions counted from addresses; `compare.advance` is the one that writes them.
+"""Kernels that write and read words at positions counted from addresses.
 
 Programs are numbered through all places of a launch: ``owner`` says which place a program works for, ``offsets`` where
 its positions begin, and where the last program's end; ``bases`` has each place's address.
@@ -6,13 +6,24 @@ its positions begin, and where the last program's end; ``bases`` has each place'
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
 from deltackpt.gpu.triton.compare import TYPES
 
 _CHUNK = tl.constexpr(256)
+
+
+@triton.jit
+def _put(bases, owner, offsets, positions, words, word: tl.constexpr):
+    block = tl.program_id(0).to(tl.int64)
+    base = tl.load(bases + tl.load(owner + block)).to(tl.pointer_type(word))
+    start = tl.load(offsets + block)
+    stop = tl.load(offsets + block + 1)
+    for i in range(start, stop, _CHUNK):
+        at = i + tl.arange(0, _CHUNK)
+        live = at < stop
+        tl.store(base + tl.load(positions + at, live, 0), tl.load(words + at, live, 0), live)
 
 
 @triton.jit
@@ -27,10 +38,15 @@ def _fetch(bases, owner, offsets, positions, found, word: tl.constexpr):
         tl.store(found + at, tl.load(base + tl.load(positions + at, live, 0), live, 0), live)
 
 
-def fetch_words(bases: Any, owner: Any, offsets: Any, positions: Any, like: torch.dtype) -> Any:
-    """-> the words at the positions, dtype ``like`` [positions]."""
-    found = torch.empty(positions.numel(), dtype=like, device=positions.device)
-    _fetch[(owner.numel(),)](
-        bases, owner, offsets, positions, found, word=TYPES[like.itemsize], num_warps=4
+def put_words(bases: Any, owner: Any, offsets: Any, positions: Any, words: Any) -> None:
+    """Write the words, [positions], in place; positions that two of them share have to get one word."""
+    _put[(owner.numel(),)](
+        bases, owner, offsets, positions, words, word=TYPES[words.element_size()], num_warps=4
     )  # fmt: skip
-    return found
+
+
+def fetch_words(bases: Any, owner: Any, offsets: Any, positions: Any, found: Any) -> None:
+    """Read the words at the positions into ``found``, [positions]."""
+    _fetch[(owner.numel(),)](
+        bases, owner, offsets, positions, found, word=TYPES[found.element_size()], num_warps=4
+    )  # fmt: skip

@@ -29,7 +29,9 @@ def _moved(old, down, size, width: tl.constexpr, magnitude: tl.constexpr):
 def _values(
     grids, tensors, owner, scales, words, limit, spans, runs, starts, positions, olds, excesses, a, b,
     news, sums, defects, word: tl.constexpr, width: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,
+    back: tl.constexpr,
 ):  # fmt: skip
+    """``back``: ``olds`` are the words that changes led to, of the exponents of those before, which ``news`` gets."""
     tile = tl.program_id(0)
     start = tl.load(starts + tile)
     end = tl.load(starts + tile + 1)
@@ -65,7 +67,7 @@ def _values(
             size = read >> 1
             size = tl.where(excess > 0, size | (tl.full((_CHUNK,), 1, tl.int64) << size_bits.to(tl.int64)), size)
             magnitude: tl.constexpr = ((1 << (8 * width - 1)) - 1) if bits > 0 else 0
-            new = _moved(old.to(tl.int64), (read & 1) != 0, size, width, magnitude).to(word)
+            new = _moved(old.to(tl.int64), (read & 1) != (1 if back else 0), size, width, magnitude).to(word)
             tl.store(news + at, new, live)
             flat = tl.load(positions + at, live, 0) + origin
             gain = tl.where(live, value(new, width) - value(old, width), 0)
@@ -86,9 +88,10 @@ def _values(
 
 def step(
     grids: Any, owner: Any, scales: Any, words: Any, spans: Any, runs: Any, starts: Any,
-    found: tuple[Any, Any, Any], keys: tuple[Any, Any], defects: Any, exponent: tuple[int, int],
+    found: tuple[Any, Any, Any], keys: tuple[Any, Any], defects: Any, exponent: tuple[int, int], back: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """-> the new words of all changes, and what both sums of every tensor gain, int64 [tensors, 2].
+    """-> the new words of all changes, and what both sums of every tensor gain, int64 [tensors, 2]; ``back``: the old
+    words, where those that were found are the new ones.
 
     ``found``: positions, old words, excesses. Both are worth nothing where a tile has a defect.
     """
@@ -98,6 +101,7 @@ def step(
     width = olds.element_size()
     _values[(owner.numel(),)](
         grids, grids.shape[1], owner, scales, words, words.numel(), spans, runs, starts, positions, olds, excesses,
-        *keys, news, sums, defects, word=TYPES[width], width=width, low=exponent[0], bits=exponent[1], num_warps=4,
+        *keys, news, sums, defects, word=TYPES[width], width=width, low=exponent[0], bits=exponent[1], back=back,
+        num_warps=4,
     )  # fmt: skip
     return news, sums
