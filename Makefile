@@ -24,8 +24,15 @@ EXAMPLES := $(EXAMPLES_VENV)/.stamp
 # Threads bind to pthread_create of the glibc they are built with: of 2.34 and newer that is glibc 2.34.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 
-WORKERS ?= auto
-PYTEST := $(PY) -m pytest -n $(WORKERS)
+# Tests start thousands of processes: where none of them keeps what it compiled, each compiles the library again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# The tests wait for disks, clocks and other processes for a third of their time: one worker more than there are cores.
+ifeq ($(origin WORKERS),undefined)
+WORKERS := auto
+test: WORKERS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
+endif
+PYTEST = $(PY) -m pytest -n $(WORKERS)
 
 SECONDS ?= 600
 READERS := part table table_v2 manifest edge layout digests checkpoint index

@@ -5,6 +5,9 @@ step, each by one ULP. Every step is written from the directory of the one befor
 that has both slots is moved through the same steps, one move for each number of threads. Beside them: how fast as many
 threads copy memory, and `cp -r` of the checkpoint. No more than three checkpoints are held at a time.
 
+The most threads come first, and every line is printed when it was measured. What would take longer than `--seconds`
+leave is left out: a step is then written with all threads, for the moves, which take less time, to have it.
+
     python bench/cores.py [--size 8b|1b|small] [--threads 1 2 4 8 16] [--seconds 90] [--work /dev/shm]
 """
 
@@ -39,6 +42,7 @@ from deltackpt.repository import Repository
 SIZES = {  # vocabulary, hidden, inner, keys, layers
     "8b": (128_256, 4096, 14_336, 1024, 32),
     "1b": (128_256, 2048, 8192, 512, 16),
+    "500m": (32_064, 1024, 3584, 256, 32),  # a sixteenth of 8b, in as many tensors
     "small": (2048, 256, 512, 128, 2),
 }
 SHARDS = 8  # at most
@@ -50,8 +54,10 @@ NEVER = AnchorPolicy(ratio=float("inf"))
 
 @dataclass
 class Times:
-    """Seconds of the calls, by the number of threads, and bytes a second of a copy in memory, read and written."""
+    """Of a checkpoint of ``size`` bytes: seconds of the calls, by the number of threads, and bytes a second that a copy
+    in memory reads and writes."""
 
+    size: int = 0
     write: dict[int, float] = field(default_factory=dict)
     move: dict[int, float] = field(default_factory=dict)
     copy: dict[int, float] = field(default_factory=dict)
@@ -145,6 +151,11 @@ def memory_speeds(counts: list[int]) -> dict[int, float]:
     return found
 
 
+def line(what: str, took: float, times: Times) -> None:
+    """At once: a run that is ended early has said what it measured."""
+    print(f"{what}: {took:.2f} s, {times.size / took / 1e9:.1f} GB/s", flush=True)
+
+
 def write_steps(work: Path, size: str, counts: list[int], times: Times, until: float) -> int:
     """Publish the anchor, and a step for each number of threads. -> the last step."""
     folders, repo = [work / "even", work / "odd"], work / "repo"
@@ -158,17 +169,17 @@ def write_steps(work: Path, size: str, counts: list[int], times: Times, until: f
     say(f"anchor: {timed(lambda: write(folders[0], repo)):.2f} s")
     on_all(lambda block: flip(block, [1]), blocks(folders[1]))
     last = 0
-    for step, threads in enumerate([max(counts)] * WARM + counts, 1):
-        if time.monotonic() > until:
-            break
+    one = 0.0  # about the seconds of one thread
+    for step, asked in enumerate([max(counts)] * WARM + counts, 1):
+        threads = asked if one and time.monotonic() + one / asked < until else max(counts)
         if step > 1:  # the directory has the step before the last one
             on_all(lambda block, step=step: flip(block, [step - 1, step]), blocks(folders[step % 2]))
         new, base = folders[step % 2], folders[(step - 1) % 2]
         took = timed(lambda n=new, b=base, t=threads: write(n, repo, base=b, threads=t, anchor=NEVER))
-        say(f"write --base, step {step}, {threads} threads: {took:.2f} s")
-        if step > WARM:
+        one, last = max(one, took * threads), step
+        if step > WARM and threads == asked:
             times.write[threads] = took
-        last = step
+            line(f"write --base, {threads} threads", took, times)
     for folder in folders:
         shutil.rmtree(folder)
     return last
@@ -176,20 +187,20 @@ def write_steps(work: Path, size: str, counts: list[int], times: Times, until: f
 
 def move_steps(work: Path, last: int, counts: list[int], times: Times, until: float) -> None:
     """The same steps, taken in by a cache; before it, `cp -r` of the anchor."""
-    repo, cache, copy = work / "repo", work / "cache", work / "copy"
+    repo, cache, copy, one = work / "repo", work / "cache", work / "copy", 0.0
     times.cp = timed(lambda: subprocess.run(["cp", "-r", *(repo / "anchors").iterdir(), copy], check=True))
     shutil.rmtree(copy)
-    say(f"cp -r: {times.cp:.2f} s")
+    line("cp -r", times.cp, times)
     for step, threads in enumerate([max(counts)] * (WARM + 1) + counts):
-        if step > last or time.monotonic() > until:
+        if step > last or time.monotonic() + one / threads > until:
             break
         found = Repository.open(repo)
         took = timed(lambda f=found, s=step, t=threads: apply_to_cache(f, cache, s, threads=t))
-        say(f"apply --cache, step {step}, {threads} threads: {took:.2f} s")
         if step == 0:
             times.build = took
         if step > WARM:
-            times.move[threads] = took
+            times.move[threads], one = took, max(one, took * threads)
+            line(f"apply --cache, {threads} threads", took, times)
 
 
 def shown(times: Times, counts: list[int], size: int) -> str:
@@ -221,11 +232,11 @@ def main() -> None:
     size = 2 * sum(prod(shape) for _, shape in shapes(args.size))
     if (free := shutil.disk_usage(args.work).free) < 3.2 * size:
         raise SystemExit(f"{args.work} has {free / 1e9:.0f} GB free, and {3.2 * size / 1e9:.0f} are needed")
-    facts, times = f"{machine()}; kernels {kernels.status()}", Times()
+    facts, times = f"{machine()}; kernels {kernels.status()}", Times(size)
     times.copy = memory_speeds(counts)
     work = Path(tempfile.mkdtemp(prefix="deltackpt-cores-", dir=args.work))
     try:
-        last = write_steps(work, args.size, counts, times, began + 0.55 * args.seconds)
+        last = write_steps(work, args.size, counts, times, began + 0.6 * args.seconds)
         move_steps(work, last, counts, times, began + args.seconds)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -35,6 +35,9 @@ Together = Annotated[bool, typer.Option("--together", help="All engines come to 
 Check = Annotated[bool, typer.Option("--check", help="Read all weights back before an engine is resumed.")]
 Pause = Annotated[str, typer.Option(metavar="MODE", help="Requests in flight: keep, wait or abort.")]
 Mode = Annotated[str, typer.Option(metavar="MODE", help="auto, or reload: no scatter.")]
+Draft = Annotated[
+    str, typer.Option(metavar="BRANCH", help="Whose steps a draft model with a checkpoint of its own takes, by number.")
+]
 Timeout = Annotated[str, typer.Option(metavar="TIME", help="How long an engine may take for one answer.")]
 
 
@@ -57,6 +60,7 @@ def serve_updates(
     threads: Threads = None,
     trust: Trust = None,
     max_age: MaxAge = None,
+    draft: Draft = "",
 ) -> None:
     """Update running engines at every new step.
 
@@ -68,6 +72,10 @@ def serve_updates(
     loads files, such as SGLang, needs CACHE. A key that an engine asks for is read from DELTACKPT_ENGINE_KEY, or from
     VLLM_API_KEY or SGLANG_API_KEY; a URL that may hold one is refused.
 
+    What vLLM drafts with, for speculative decoding, comes to the step in the same pause: a head that is in the steps
+    themselves, such as MTP's, or with --draft a model of its own. An event names its way; else `stale` says that it
+    keeps its weights.
+
     A repository or branch that is gone is reported at the next look, and once a minute; the engines keep their step.
     Another repository in its place is never read: exit code 4.
     """
@@ -76,7 +84,7 @@ def serve_updates(
 
     every, patience = units.duration(poll, "--poll"), grace_of(wait, grace)
     patient, whom = units.duration(timeout, "--timeout"), policy(trust, max_age)
-    options = ServeOptions(ref, pause, mode, patient, together, check, threads, patience, whom)
+    options = ServeOptions(ref, pause, mode, patient, together, check, threads, patience, whom, draft)
     report = _Reporter(output)
     with (
         output.progress() as progress, stopped_by_signals() as stop,
@@ -131,6 +139,7 @@ def _line(event: str, f: dict[str, Any]) -> str:
         return f"step {f['step']}  {f['path']}"
     if event == "taken":
         why = f" ({f['reason']})" if f["reason"] else ""
+        why += f", draft by {f['draft']}" if f["draft"] else ""
         return f"step {f['step']}  {f['engine']}  {_way(f)}{why}, paused {f['pause']:.3f} s of {f['total']:.3f} s"
     if event == "back":
         return "the repository is there again, and followed"

@@ -165,10 +165,12 @@ def _quantized(
 
 
 def _lines(done: WriteResult) -> Iterator[str]:
-    stored = [name for name, there in (("anchor", done.anchor), ("patch", done.parent is not None)) if there]
+    alone = done.anchor and not done.patch_bytes and bool(done.changed)  # a patch would save nothing
+    patched = done.parent is not None and not alone
+    stored = [name for name, there in (("anchor", done.anchor), ("patch", patched)) if there]
     changed = f"{text.count(done.changed)} of {text.count(done.elements)} elements ({text.share(done.density)})"
     patch = f"{text.size(done.patch_bytes)}, {text.bits(done.bits_per_change)} bits a change"
-    if done.anchor and not done.patch_bytes and done.changed:
+    if alone:
         patch = "none: it would be as large as the anchor"
     yield from text.fields(
         [

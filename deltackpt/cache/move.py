@@ -122,7 +122,7 @@ class CacheMove:
             raise _unusable("a slot on its way to another step")
         held.drop_slot(held.slot(self.target))  # of an earlier move: the new journal would claim it
         with self._steps(self.current) as steps:
-            journal = None if ready else Journal.read(held.journal)
+            journal = None if ready else Journal.read(held.journal, check=False)
             if begun is not None:
                 begun.resume()
             with begun or Journal.create(held.next, self.current, self.target, via) as following:
@@ -187,7 +187,7 @@ class CacheMove:
                 Journal.create(self.held.next, start, self.target, route(self.plan)) as following,
                 Replay.open(self.repo, self.plan, base, following) as state,
             ):
-                build(self.repo, layout, digests, state, folder, self.threads, self.progress)
+                build(self.repo, layout, digests, state, folder, self.threads, self.progress, huge=True)
             os.rename(folder, self.held.slot(self.target))
         self.held.switch(self.target)
         self.held.adopt_journal()
@@ -203,7 +203,7 @@ class CacheMove:
         slot = self.held.slot(self.target)
         with beside(slot) as folder, Replay.open(self.repo, plan, order=build_order(layout)) as state:
             digests = self.repo.digests(plan.target)
-            build(self.repo, layout, digests, state, folder, self.threads, self.progress)
+            build(self.repo, layout, digests, state, folder, self.threads, self.progress, huge=True)
             if os.path.lexists(slot):  # a slot of this step, which nothing proves, until the new one is whole
                 os.rename(slot, folder.with_name(f"{folder.name}-old"))
             os.rename(folder, slot)

@@ -117,7 +117,9 @@ def patch_slot(
     layout = patcher.layout
     progress.start("apply", sum(s.size for s in layout.shards))
     total = 0
-    for written, size in ordered_map(patcher.patch, runs_of(layout), threads):
+    # The largest first, so that all threads are done at about the same time.
+    every = sorted(runs_of(layout), key=lambda item: item[1][0].start - item[1][-1].end)
+    for written, size in ordered_map(patcher.patch, every, threads):
         total += written
         progress.advance(size)
     return total + _side_files(move, folder)
@@ -140,7 +142,8 @@ class _Patcher:
         span = _span(shard, tensors)
         file = self.mapped[shard.path]
         numbers = np.array([self.number[tensor.name] for tensor in tensors])
-        many = self._changes(tensors, numbers) >= (span[1] - span[0]) // mmap.PAGESIZE
+        pages = (span[1] - span[0]) // mmap.PAGESIZE
+        many = not file.in_memory and self._changes(tensors, numbers) >= pages  # there it makes no difference
         file.populate(span, write=self.keep or many)
         run = TensorRun(tensors, file.bytes_of(span), self.layout.named)
         written = self._at_once(run, numbers) if len(tensors) > 1 and kernels.LIB is not None else None

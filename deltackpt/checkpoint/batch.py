@@ -17,7 +17,7 @@ import xxhash
 
 from deltackpt import kernels
 from deltackpt.checkpoint.diff import Difference, State, StoredTensor, difference
-from deltackpt.checkpoint.rows import ReadsRanges, TensorRows
+from deltackpt.checkpoint.rows import TensorRows, reads_ranges
 from deltackpt.codecs import ManyChanges
 from deltackpt.codecs.bits import Ints
 from deltackpt.format import state_digest
@@ -51,7 +51,7 @@ def batches(old: State, new: State, most: int = BATCH) -> Iterator[Sequence[str]
     """All names of both states, in the order of their bytes, in runs of at most ``most`` bytes and `MOST` tensors; one
     that is longer is alone. Of two states that have the same tensors they are `NameRange`s.
     """
-    if isinstance(old, ReadsRanges) and isinstance(new, ReadsRanges) and old.named is new.named:
+    if reads_ranges(old) and reads_ranges(new) and old.named is new.named:
         yield from _ranges(new.named, most)
         return
     names = sorted({*old.tensors, *new.tensors})  # code points sort as their UTF-8 bytes do
@@ -118,7 +118,7 @@ def compare_batch(names: Sequence[str], old: State, new: State) -> ComparedBatch
     """Compare tensors of two states, bit by bit; those that have old elements of their shape in one call."""
     held: list[str] = []
     others: list[Difference] = []
-    if isinstance(names, NameRange) and isinstance(old, ReadsRanges) and isinstance(new, ReadsRanges):
+    if isinstance(names, NameRange) and reads_ranges(old) and reads_ranges(new):
         columns = new.named.columns
         form, widths, sizes = (c[names.rows] for c in (columns.form, columns.widths, columns.sizes))
         if kernels.LIB is not None and sizes.sum() <= BATCH:
@@ -174,22 +174,23 @@ def hash_rows(rows: TensorRows, sizes: Ints) -> Hashes:
 def digest_range(names: NameRange, state: State) -> tuple[Words, Hashes]:
     """Both digests of every tensor of a range: ``sums``, uint64 [n, 2], and ``xxh3``, uint8 [n, 16]; their pages are
     released."""
-    assert isinstance(state, ReadsRanges)
-    columns = state.named.columns
+    ranged = state
+    assert reads_ranges(ranged)
+    columns = ranged.named.columns
     widths, sizes = columns.widths[names.rows], columns.sizes[names.rows]
     if kernels.LIB is None or sizes.sum() > BATCH:
         found = [_digest(name, state) for name in names]
         return np.array([d.sums for d in found], np.uint64).reshape(-1, 2), hashes([d.xxh3 for d in found])
-    rows = state.read_range(names)
+    rows = ranged.read_range(names)
     sums = kernels.digest_many(np.array([rows.addresses, sizes // widths, widths]).T)
     made = sums, hash_rows(rows, sizes)
-    state.release_range(names)
+    ranged.release_range(names)
     return made
 
 
 def release(names: Sequence[str], state: State) -> None:
     """The caller is done with the tensors of a batch, those that the state has."""
-    if isinstance(names, NameRange) and isinstance(state, ReadsRanges):
+    if isinstance(names, NameRange) and reads_ranges(state):
         state.release_range(names)
         return
     held = [name for name in names if name in state.tensors]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ from deltackpt.util import spill
 from deltackpt.util.parallel import ordered_map
 
 BEHIND = 16 << 20  # bytes after which the pages that were read are released
+GATHERED = 4 << 20  # changes of a tensor that are gathered before it is known whether it changed densely
+PIECE = 4 << 20  # bytes of one call: what differs in them has room in memory
 CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are compared and hashed
 
 
@@ -133,22 +135,59 @@ def difference(name: str, old: State, new: State, *, most: int | None = None) ->
         change = Change(dtype, shape, np.zeros(0, np.int64), none, none, None, target.view(width))
         return Difference(name, change, old_xxh3, xxh3(target))
     base = old.bytes_of(name)
-    count = count_changes(base.view(width), target.view(width)) if most is not None and len(target) > most else 0
-    dense = count * DENSE > len(target) // dtype.width
-    compared = Comparison(min(CHUNK, len(target)) // dtype.width, width)
+
+    def release(start: int, end: int) -> None:
+        old.release(name, start, end)
+        new.release(name, start, end)
+
+    one_pass = _one_pass if kernels.LIB is not None and len(target) > kernels.HASHED else _in_chunks
+    found, withheld, hashes = one_pass(base.view(width), target.view(width), most, release)
+    change = Change(dtype, shape, *found, base.view(width), target.view(width), spill.room, withheld)
+    return Difference(name, change, *hashes)
+
+
+# What was found, or how many changes there are where they are withheld; and the xxh3-128 of both states.
+_Found = tuple[ChangedElements, int | None, tuple[bytes, bytes]]
+_Release = Callable[[int, int], None]  # from byte, to byte
+
+
+def _one_pass(old: npt.NDArray[Any], new: npt.NDArray[Any], most: int | None, release: _Release) -> _Found:
+    """Of a tensor of more bytes than ``most`` of which much has changed, what is left is counted before it is gathered.
+    Needs the compiled kernels."""
+    found = [ChangedElements(np.zeros(0, np.int64), np.zeros(0, old.dtype), np.zeros(0, old.dtype))]
+    count, withheld = 0, None
+    counting = most is not None and new.nbytes > most
+    compared = kernels.ComparedPass(old, new, PIECE)
+    while compared.at < new.nbytes:
+        changes = ChangedElements(*compared.advance(gather=withheld is None))
+        count += len(changes.positions)
+        if withheld is None and len(changes.positions):
+            found.append(ChangedElements(*(array.copy() for array in changes)))
+        if counting and count > min(len(new) // (2 * DENSE), GATHERED):
+            counting, left = False, slice(compared.at // new.itemsize, None)
+            if (total := count + count_changes(old[left], new[left])) * DENSE > len(new):
+                withheld, found = total, found[:1]
+        if compared.at % BEHIND == 0:
+            release(compared.at - BEHIND, compared.at)
+    return ChangedElements(*(np.concatenate(arrays) for arrays in zip(*found, strict=True))), withheld, compared.xxh3()
+
+
+def _in_chunks(old: npt.NDArray[Any], new: npt.NDArray[Any], most: int | None, release: _Release) -> _Found:
+    """The same, chunk by chunk."""
+    count = count_changes(old, new) if most is not None and new.nbytes > most else 0
+    dense = count * DENSE > len(new)
+    step = min(CHUNK // new.itemsize, len(new))
+    compared = Comparison(step, new.dtype)
     old_hash, new_hash = xxhash.xxh3_128(), xxhash.xxh3_128()
-    for at in range(0, len(target), CHUNK):
-        x, y = base[at : at + CHUNK], target[at : at + CHUNK]
+    for first in range(0, len(new), max(1, step)):
+        x, y = old[first : first + step], new[first : first + step]
         if not dense:
-            compared.add(x.view(width), y.view(width), at // dtype.width)
+            compared.add(x, y, first)
         old_hash.update(x.data)
         new_hash.update(y.data)
-        if (at + CHUNK) % BEHIND == 0:
-            old.release(name, at + CHUNK - BEHIND, at + CHUNK)
-            new.release(name, at + CHUNK - BEHIND, at + CHUNK)
-    words, withheld = (base.view(width), target.view(width)), count if dense else None
-    change = Change(dtype, shape, *compared.changes(), *words, spill.room, withheld)
-    return Difference(name, change, old_hash.digest(), new_hash.digest())
+        if (end := (first + step) * new.itemsize) % BEHIND == 0:
+            release(end - BEHIND, end)
+    return compared.changes(), count if dense else None, (old_hash.digest(), new_hash.digest())
 
 
 def gathered(change: Change) -> Change:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -72,3 +72,15 @@ class ReadsRanges(Protocol):
 
     def release_range(self, names: NameRange) -> None:
         """`State.release` of each, whole."""
+
+
+_RANGES: dict[type, bool] = {}
+
+
+def reads_ranges(state: object) -> TypeGuard[ReadsRanges]:
+    """Is it a `ReadsRanges`? `isinstance` of a protocol looks at every member, each time, while all other threads wait:
+    so it is asked once of a class."""
+    kind = type(state)
+    if kind not in _RANGES:
+        _RANGES[kind] = isinstance(state, ReadsRanges)
+    return _RANGES[kind]

@@ -26,7 +26,7 @@ from deltackpt.repository import Repository, chain
 from deltackpt.repository.heartbeat import Heartbeat, holder
 from deltackpt.repository.leases import COLLECTING, Lease, clear_dead, collecting, read_leases
 from deltackpt.store.base import is_temporary
-from deltackpt.util.disk import open_regular, space_errors
+from deltackpt.util.disk import open_regular, save_file, space_errors
 from deltackpt.util.progress import SILENT, Progress
 
 FORMAT = "deltackpt-gc-plan"
@@ -92,7 +92,7 @@ class GcPlan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, as canonical JSON. Raises StoreError ``not-writable``, NoSpaceError."""
         with space_errors(Path(path)):
-            Path(path).write_bytes(dumps(self.to_dict()) + b"\n")
+            save_file(Path(path), dumps(self.to_dict()) + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> GcPlan:

@@ -6,7 +6,7 @@ A source of steps other than a repository comes in here, and nowhere else in a r
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ from deltackpt.format.state_digest import TensorDigest
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
+from deltackpt.restore.materialize import check_tensor
+from deltackpt.restore.replay import Replay
 
 ReadTensor = Callable[[str], npt.NDArray[np.uint8]]  # a tensor's bytes in row-major order, by its name
 
@@ -83,6 +85,9 @@ class Steps(Protocol):
     def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
         """What weights are held against where no step's bytes are kept, or where the weights are on a card."""
 
+    def read(self, link: Link, names: Sequence[str]) -> dict[str, npt.NDArray[np.uint8]]:
+        """All bytes of some tensors of a step, proven."""
+
 
 class RepositorySteps:
     """What the branch ``ref`` of a repository says of its steps, whatever of them is on this host."""
@@ -126,6 +131,19 @@ class RepositorySteps:
     def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
         """Those of a step's tensors, by name: what the engine's memory is held against."""
         return self._repo.digests(self._repo.load(link))
+
+    def read(self, link: Link, names: Sequence[str]) -> dict[str, npt.NDArray[np.uint8]]:
+        """All bytes of some tensors of a step, [bytes] uint8 of the caller's own, each proven by its digest. Raises
+        what `restore.materialize.apply` raises of reading."""
+        plan, found = self._repo.resolve(link), {}
+        layout, digests = self._repo.layout(plan.target), self._repo.digests(plan.target)
+        with Replay.open(self._repo, plan, order=names) as state:
+            for name in names:
+                data = state.bytes_of(name)
+                check_tensor(name, data, digests, layout)
+                found[name] = data.copy()
+                state.release(name)
+        return found
 
 
 class CachedSteps(RepositorySteps):
@@ -173,6 +191,13 @@ class CachedSteps(RepositorySteps):
                 return
             with Checkpoint.open(root) as found:
                 yield Slot(root, self.table(link), found.bytes_of)
+
+    def read(self, link: Link, names: Sequence[str]) -> dict[str, npt.NDArray[np.uint8]]:
+        """As `RepositorySteps.read`, from the step's slot if there is one."""
+        with self.slot(link) as slot:
+            if slot is not None:
+                return {name: slot.read(name).copy() for name in names}
+        return super().read(link, names)
 
     def journal(self, start: Link, end: Link) -> Journal | None:
         """What changed from one step to the next, where the last move of the cache was just that, else None. To be

@@ -81,6 +81,7 @@ class CardDecoding:
         self._device, self._proof, self._memory, self._table, self._at = device, proof, memory, table, at
         self._before, self._after = digests
         self._count = {"card": 0, "host": 0}
+        self._tied = {*proof.ties, *proof.ties.values()}
 
     def writes(self, changes: StepChanges) -> list[Write]:
         """All writes, as absolute words. Nothing is written. Raises what `PatchSource.writes` raises."""
@@ -99,6 +100,8 @@ class CardDecoding:
         direct, gathered = list[_Held](), list[_Held]()
         one = len(changes.patches) == 1
         for name in changes.names:
+            if name in self._proof.again:
+                continue
             if name in self._proof.unproven:
                 raise Fallback(f"{name}: {self._proof.unproven[name]}")
             if not (regions := self._proof.regions.get(name, [])):  # the engine passes over it
@@ -167,7 +170,8 @@ class CardDecoding:
                         self._place(group, held[one.name], part, one.task.origin)
                     decoded.placed().put(decoded.new)
                 else:
-                    made.append(self._kept.keep(decoded, found.source))
+                    tied = not self._tied.isdisjoint(one.name for one in found.tasks)
+                    made.append(self._kept.keep(decoded, found.source, always=tied))
                 del found, decoded
         except ChainError as error:
             raise self._other(str(error.where)[:80]) from error

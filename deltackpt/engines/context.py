@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from deltackpt.engines.cached_steps import Steps
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.proof import Proof
 from deltackpt.engines.update import START
 from deltackpt.format.manifest import Link
+
+LoadLayers = Callable[[Mapping[str, Sequence[tuple[str, torch.Tensor]]]], None]  # as `HasMethods.load_layers`
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class RankContext:
     reports: str = ""  # where what was prepared is reported
     stale: tuple[str, ...] = ()  # what no update changes
     version: str = START
+    load_layers: LoadLayers | None = None  # of an engine that can load a layer alone
 
     def at(self, link: Link) -> bool:
         """Are the weights those of a step?"""

@@ -59,7 +59,7 @@ class EngineState:
 class UpdateEvent:
     """An engine that came to a step, by the ``path`` that its ranks name. ``pause``: seconds in which it generated
     nothing; ``total``: with the preparation; ``lag``: since the step was published, by the clocks of the writer and of
-    this host."""
+    this host. ``draft``: the way of a draft model's weights, empty where none followed."""
 
     engine: str
     step: int
@@ -71,6 +71,7 @@ class UpdateEvent:
     pause: float
     total: float
     lag: float
+    draft: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """By the names of its fields."""
@@ -94,21 +95,25 @@ class EventLog:
         self._metrics.add("deltackpt_pause_seconds_total", pause, engine.name)
         self._metrics.add("deltackpt_updates_total", 1, engine.name)
         seconds = round(pause, 4), round(total, 4), round(lag, 3)
+        self._stale(engine, link, report)
         how = report.mode, report.path, report.reason, report.elements
-        self._emit("taken", UpdateEvent(engine.name, link.step, link.id, *how, *seconds).to_dict())
+        self._emit("taken", UpdateEvent(engine.name, link.step, link.id, *how, *seconds, report.draft).to_dict())
 
     def staged(self, engine: EngineState, link: Link, report: EngineReport) -> None:
         """What its users should know before it is written to, each thing once: what stays old, and a way that was
         expected and is not taken."""
-        for what in report.stale:
-            if what not in engine.said:
-                engine.said.add(what)
-                self._emit("stale", {"engine": engine.name, "step": link.step, "what": what})
+        self._stale(engine, link, report)
         way = f"{report.expected} {report.path} {report.reason}"
         if report.expected not in ("", report.path) and way not in engine.said:
             engine.said.add(way)
             fields = {"expected": report.expected, "path": report.path, "reason": report.reason}
             self._emit("warning", {"engine": engine.name, "step": link.step, **fields})
+
+    def _stale(self, engine: EngineState, link: Link, report: EngineReport) -> None:
+        for what in report.stale:
+            if what not in engine.said:
+                engine.said.add(what)
+                self._emit("stale", {"engine": engine.name, "step": link.step, "what": what})
 
     def failed(self, engine: EngineState, error: DeltackptError) -> None:
         """It is at its old step, or at a step that this process does not know."""

@@ -10,6 +10,7 @@ from deltackpt.engines.cached_steps import ReadTensor, Slot
 from deltackpt.engines.card_memory import card_of
 from deltackpt.engines.card_upload import CardUpload
 from deltackpt.engines.context import RankContext
+from deltackpt.engines.layer_reload import layer_reloads
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.proof import Proof
 from deltackpt.engines.scatter import Fallback, MemoryWrite, Words, Write
@@ -36,7 +37,9 @@ class JournalSource:
             journal = context.steps.journal(at, link)
             if before is None or journal is None:
                 raise Fallback(f"the cache does not lead from step {at.step} to {link.step}")
-            return prepare(proof, context.memory, before, journal)
+            writes = prepare(proof, context.memory, before, journal)
+            changed = [name for number, name in enumerate(before.table) if journal.of(number)]
+        return [*writes, *layer_reloads(context, link, changed)]
 
 
 def prepare(proof: Proof, memory: Mapping[int, Memory], before: Slot, journal: Journal) -> Sequence[Write]:
@@ -53,7 +56,7 @@ def prepare(proof: Proof, memory: Mapping[int, Memory], before: Slot, journal: J
     changed: dict[str, Pieces] = {}
     for number, name in enumerate(table):
         records = journal.of(number)
-        if not records:
+        if not records or name in proof.again:
             continue
         if name in proof.unproven:
             raise Fallback(f"{name}: {proof.unproven[name]}")

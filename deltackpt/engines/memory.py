@@ -76,10 +76,11 @@ def memories(model: torch.nn.Module) -> dict[int, Memory]:
     for name, tensor, own in named:
         if tensor.numel() and tensor.device.type != "meta":
             found.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor.detach(), own))
-    return {address: Memory(_flat(tensors[0][1]), tuple(tensors)) for address, tensors in found.items()}
+    return {address: Memory(flat_of(tensors[0][1]), tuple(tensors)) for address, tensors in found.items()}
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
+def flat_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All of the storage that a tensor lies in, as integers of the width of its elements: a view."""
     storage = tensor.untyped_storage()
     flat = torch.empty(0, dtype=INTS[tensor.itemsize], device=tensor.device)
     return flat.set_(storage, 0, (storage.nbytes() // tensor.itemsize,), (1,))

@@ -13,6 +13,7 @@ from deltackpt.engines.card_source import CardDecoding
 from deltackpt.engines.context import RankContext
 from deltackpt.engines.held import read_tensor
 from deltackpt.engines.journal_source import tie_differs
+from deltackpt.engines.layer_reload import layer_reloads
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.proof import Proof
 from deltackpt.engines.regions import Region
@@ -40,13 +41,16 @@ class PatchSource:
         if plan.anchor is not None:
             raise Fallback(f"no patches lead from step {at.step} to {link.step}")
         card = card_of(proof, context.memory)
-        if card is None:
-            with steps.changes(plan) as changes:
-                return _Decoding(proof, context.memory, steps, at, link).writes(changes)
-        with steps.changes(plan, late=True) as changes:
-            table, digests = steps.table(at), (steps.digests(at) or {}, steps.digests(link) or {})
-            made = CardDecoding(card, proof, context.memory, table, at, digests).writes(changes)
-        return made  # the parts have their sha256: that ran beside, and was joined
+        made: Sequence[Write]
+        with steps.changes(plan, late=card is not None) as changes:
+            names = [*changes.names]
+            if card is None:
+                made = _Decoding(proof, context.memory, steps, at, link).writes(changes)
+            else:
+                table, digests = steps.table(at), (steps.digests(at) or {}, steps.digests(link) or {})
+                made = CardDecoding(card, proof, context.memory, table, at, digests).writes(changes)
+        # The parts have their sha256: where that ran beside, it was joined.
+        return [*made, *layer_reloads(context, link, names)]
 
 
 class _Decoding:
@@ -65,6 +69,8 @@ class _Decoding:
         made: list[MemoryWrite] = []
         tied: dict[str, Decoded] = {}
         for name in changes.names:
+            if name in self._proof.again:
+                continue
             if name in self._proof.unproven:
                 raise Fallback(f"{name}: {self._proof.unproven[name]}")
             regions = self._proof.regions.get(name, [])

@@ -13,6 +13,7 @@ import torch
 from deltackpt.engines.cached_steps import ReadTensor
 from deltackpt.engines.card_memory import card_of, covers, elements, same_words, target_view, unlike
 from deltackpt.engines.memory import Memory
+from deltackpt.engines.methods import Seen
 from deltackpt.engines.regions import Region
 from deltackpt.engines.tracing import Trace
 from deltackpt.engines.traits import EngineTraits, derived, quantized
@@ -27,26 +28,42 @@ MISMATCH = "the engine's memory does not hold the step's bits where the trace sa
 @dataclass
 class Proof:
     """``regions``: of each proven tensor, none for one that the loader passes over. ``unproven``: {tensor: why}.
-    ``ties``: tensors that have to stay equal, since they live in one memory.
+    ``ties``: tensors that have to stay equal, since they live in one memory. What is in ``again`` is in neither.
     """
 
     regions: dict[str, list[Region]] = field(default_factory=dict)
     unproven: dict[str, str] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
+    again: dict[str, str] = field(default_factory=dict)  # {tensor: the layer that is loaded again when it changes}
+    why_again: str = ""  # of the first of these layers
     mismatch: bool = False  # some word that was read back is another
 
     def summary(self) -> dict[str, Any]:
         """Counts of tensors, for a report."""
-        return {"proven": len(self.regions), "unproven": len(self.unproven), "ties": len(self.ties)}
+        return {
+            "proven": len(self.regions),
+            "unproven": len(self.unproven),
+            "ties": len(self.ties),
+            "again": len(self.again),
+        }
+
+    @property
+    def layers(self) -> dict[str, list[str]]:
+        """The tensors of each layer that is loaded again, in the order of the layout."""
+        found: dict[str, list[str]] = {}
+        for name, layer in self.again.items():
+            found.setdefault(layer, []).append(name)
+        return found
 
     def share(self, table: Mapping[str, Tensor]) -> str:
         """How much of a step can be held against the engine's memory."""
-        return f"{len(self.regions)} of {len(table)} tensors"
+        return f"{len(self.regions) + len(self.again)} of {len(table)} tensors"
 
 
 def prove(
     found: Trace, model: torch.nn.Module, memory: Mapping[int, Memory], table: Mapping[str, Tensor],
     read: ReadTensor | None, *, whole: bool, traits: EngineTraits, digests: Mapping[str, TensorDigest] | None = None,
+    seen: Seen | None = None,
 ) -> Proof:  # fmt: skip
     """Hold a trace against the engine's memory and the bytes of the step that it was loaded from.
 
@@ -58,11 +75,16 @@ def prove(
     else made of its weights is proven; ``traits`` say where to look.
     """
     proof = Proof()
-    everything = found.broken or quantized(model, traits) or derived(model, memory, traits)
+    seen = seen or Seen()
+    tried = seen.modules - seen.empty  # what these hold was looked through, or is made anew
+    everything = found.broken or quantized(model, traits, seen.modules.__contains__)
+    everything = everything or derived(model, memory, traits, tried.__contains__)
     if everything is not None:
         proof.unproven = dict.fromkeys(table, everything)
         return proof
     proof.unproven.update(found.unproven)
+    proof.why_again = next((why for layer, why in seen.why.items() if layer in seen.again.values()), "")
+    proof.again = {name: layer for name, layer in seen.again.items() if name not in proof.unproven}
     by_memory: dict[int, list[Region]] = {}
     by_tensor: dict[str, list[Region]] = {name: [] for name in table}
     for region in found.regions:
@@ -70,6 +92,8 @@ def prove(
         if region.tensor:
             by_tensor[region.tensor].append(region)
     for address, storage in memory.items():
+        if address in seen.storages:
+            continue
         regions = by_memory.get(address, [])
         why = found.spoiled.get(address) or _covered(storage, regions, proof)
         if why is not None:
@@ -79,11 +103,13 @@ def prove(
             blamed = address in found.spoiled and address not in found.strays
             if any(own for _, _, own in storage.tensors) and not regions and not blamed:
                 proof.unproven.update(dict.fromkeys(table, why))
-    left = {name: regions for name, regions in by_tensor.items() if name not in proof.unproven}
-    known = _proven_by(digests, left, memory, table) if digests is not None else {}
+    for name in [name for name in proof.again if by_tensor[name]]:  # of a layer, and of another place
+        proof.unproven.setdefault(name, f"a part of it is in {proof.again.pop(name)}, which is loaded again")
+    left = {n: regions for n, regions in by_tensor.items() if n not in proof.unproven and n not in proof.again}
+    at_once = _proven_by(digests, left, memory, table) if digests is not None else {}
     for name, regions in left.items():
-        if name in known:
-            why = None if known[name] else MISMATCH
+        if name in at_once:
+            why = None if at_once[name] else MISMATCH
         elif read is None:
             why = _missing(regions, elements(table[name])) if whole else None
         else:

@@ -17,14 +17,15 @@ from deltackpt.engines.context import RankContext
 from deltackpt.engines.engine import Engine, attempt, model_differs, raise_on_all
 from deltackpt.engines.held import differing, known_digests
 from deltackpt.engines.journal_source import JournalSource
+from deltackpt.engines.layer_reload import other_layers
 from deltackpt.engines.memory import memories
+from deltackpt.engines.methods import HasMethods, traced
 from deltackpt.engines.own_steps import OwnSteps
 from deltackpt.engines.patch_source import PatchSource
 from deltackpt.engines.proof import Proof, prove
 from deltackpt.engines.rollback import Undo, backup, roll_back
 from deltackpt.engines.scatter import ChangeSource, Scatter
 from deltackpt.engines.staging import StagedStep
-from deltackpt.engines.tracing import trace
 from deltackpt.engines.update import PHASES, START, RankReport, Update
 from deltackpt.errors import ChainError, DeltackptError, UsageError
 from deltackpt.format.manifest import Link
@@ -140,7 +141,7 @@ class Receiver:
             report.mode, report.path, report.reason = "none", "none", "the engine is at this step"
             return
         writes = staged.scatter if all(mapped for mapped, *_ in answers) else None
-        report.mode = "reload" if writes is None else "scatter"
+        report.mode = "reload" if writes is None else writes.mode
         report.path = staged.path(report.mode)
         if report.expected not in ("", report.path):
             log.warning("step %s goes by %s, not by %s: %s", link.step, report.path, report.expected, report.reason)
@@ -190,6 +191,7 @@ class Receiver:
             reports=self.reports,
             stale=tuple(self.engine.stale()),
             version=self.version,
+            load_layers=self.engine.load_layers if isinstance(self.engine, HasMethods) else None,
         )
 
     def _look(self) -> None:
@@ -247,6 +249,8 @@ class Receiver:
         wrong = None
         if self.link is not None and self.proof is not None:
             wrong = differing(self.steps, self.link, self.proof, self.memory)
+            if wrong is not None:
+                wrong += other_layers(self.engine, self.steps, self.link, self.proof)
         if self.link is None or self.proof is None or wrong is None:
             report.checked = "no map of the weights, or no slot to compare with"
             return
@@ -271,10 +275,10 @@ class Receiver:
             if slot is None:
                 return
             engine = self.engine
-            found = trace(engine.load, engine.model, self.memory, self.steps.load_order(link))
+            found, seen = traced(engine, engine.load, engine.model, [*self.steps.load_order(link)])
             self.proof = prove(
                 found, engine.model, self.memory, slot.table, slot.read,
-                whole=engine.whole, traits=engine.traits, digests=known_digests(self.steps, link),
+                whole=engine.whole, traits=engine.traits, digests=known_digests(self.steps, link), seen=seen,
             )  # fmt: skip
-            self.why = next((f"{n}: {w}" for n, w in self.proof.unproven.items()), "")
+            self.why = next((f"{n}: {w}" for n, w in self.proof.unproven.items()), self.proof.why_again)
         report.seconds["proof"] = round(time.monotonic() - began, 4)

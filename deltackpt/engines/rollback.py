@@ -38,7 +38,7 @@ def _reload(engine: Engine, before: RankContext) -> None:
         if slot is None:
             raise ValueError("no slot of the old step")
         proof = before.proof
-        if proof is None or proof.unproven or same(proof, before.memory, slot.table, slot.read):
+        if proof is None or proof.unproven or proof.again or same(proof, before.memory, slot.table, slot.read):
             engine.native(slot.root)
             if proof is not None and same(proof, before.memory, slot.table, slot.read):
                 raise ValueError("other bits than those of the old step")

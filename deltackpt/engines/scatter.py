@@ -87,6 +87,16 @@ class Scatter:
         return sum(w.elements for w in self._writes)
 
     @property
+    def layers(self) -> list[str]:
+        """The layers that the engine loads again for it."""
+        return [name for w in self._writes for name in getattr(w, "layers", ())]
+
+    @property
+    def mode(self) -> str:
+        """What it is called in reports: `scatter`, or `layers` where some are loaded again."""
+        return "layers" if self.layers else "scatter"
+
+    @property
     def decoded(self) -> dict[str, int]:
         """How many tensors were decoded on the card, and how many on the host, where the weights are on a card."""
         found: dict[str, int] = {}

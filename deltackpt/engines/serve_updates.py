@@ -41,6 +41,7 @@ class ServeOptions:
     ``threads``   None for all processors
     ``grace``     that of `FollowOptions`
     ``trust``     whose signatures a step has: that of `Repository.secure`, whose policy holds the greatest age too
+    ``draft``     the branch of a draft model with a checkpoint of its own: its steps have the numbers of ``ref``'s
 
     Raises UsageError ``usage`` for another pause or mode.
     """
@@ -54,6 +55,7 @@ class ServeOptions:
     threads: int | None = None
     grace: float = GRACE
     trust: str | os.PathLike[str] | TrustPolicy | None = None
+    draft: str = ""
 
     def __post_init__(self) -> None:
         if self.pause not in PAUSES:
@@ -87,7 +89,9 @@ def open_serving(
     place = str(repo) if "://" in str(repo) else str(Path(repo).absolute())
     reports = _reports() if folder is None else None
     own = folder is None and source.trust is not None  # with a cache, what is read was judged here
-    shared = ClientOptions(place, folder, options.ref, options.pause, options.timeout, options.mode, reports, own)
+    shared = ClientOptions(
+        place, folder, options.ref, options.pause, options.timeout, options.mode, reports, own, options.draft
+    )
     clients = [client_of(engine, shared) for engine in engines]
     rules = {"together": options.together, "check": options.check}
     if folder is None:

@@ -13,6 +13,7 @@ from deltackpt.engines.scatter import ChangeSource, Fallback, Scatter
 from deltackpt.engines.update import RankReport, Update
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.format.manifest import Link
+from deltackpt.torch_views.names import listed
 
 
 class StagedStep:
@@ -49,7 +50,8 @@ class StagedStep:
             return "none"
         if self.want.mode == "reload":
             return "reload"
-        return self.path("scatter") if self.context.link is not None and not self.context.wedged else ""
+        way = self.scatter.mode if self.scatter is not None else "scatter"
+        return self.path(way) if self.context.link is not None and not self.context.wedged else ""
 
     def path(self, mode: str) -> str:
         """The way that the weights take in a mode."""
@@ -63,7 +65,7 @@ class StagedStep:
 
     def _report(self) -> RankReport:
         at = self.context.link
-        mode = "reload" if self.scatter is None else "scatter"
+        mode = "reload" if self.scatter is None else self.scatter.mode
         mode = "none" if self.context.at(self.link) else mode
         return RankReport(
             self.context.rank,
@@ -99,6 +101,8 @@ class StagedStep:
         began = time.monotonic()
         try:
             self.scatter = self._scatter()
+            if layers := self.scatter.layers:
+                self.reason = f"{listed(layers, 2)} loaded again: {self.context.why}"
         except Fallback as reason:
             self.reason = str(reason)
         self.seconds["prepare"] = round(time.monotonic() - began, 4)

@@ -99,22 +99,22 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         arguments = list(_tensors(args, kwargs))
-        sources = {name for t in arguments if (name := self._sources.get(_address(t))) is not None}
+        sources = {name for t in arguments if (name := self._sources.get(address_of(t))) is not None}
         for t in arguments:
-            sources |= self._made.get(_address(t), set())
-        written = [t for t in _written(func, args, kwargs) if t.numel()]
-        targets = [t for t in written if _address(t) in self._memory]
+            sources |= self._made.get(address_of(t), set())
+        written = [t for t in written_by(func, args, kwargs) if t.numel()]
+        targets = [t for t in written if address_of(t) in self._memory]
         if targets:
             self._write(func, args, targets, sources)
             return args[0] if args and isinstance(args[0], torch.Tensor) else targets[0]
-        if any(_address(t) in self._sources for t in written):
+        if any(address_of(t) in self._sources for t in written):
             self._blame(sources, f"its values are changed by {func} before they are copied")
             return args[0]
         if sources and not func.is_view and func not in _HARMLESS:
             self._blame(sources, f"its values go through {func}")
         result = func(*args, **kwargs)
         for t in _tensors((result,), {}) if sources else ():
-            if (address := _address(t)) not in self._sources:
+            if (address := address_of(t)) not in self._sources:
                 self._made.setdefault(address, set()).update(sources)
                 self._alive.append(t)
         return result
@@ -122,27 +122,27 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
     def _write(self, func: Any, args: Any, targets: list[torch.Tensor], sources: set[str]) -> None:
         if func is torch.ops.aten.copy_.default:
             into, what = args[:2]
-            name = self._sources.get(_address(what))
+            name = self._sources.get(address_of(what))
             wide = self._wider(into, what)
             if name is not None and wide is not None and into.shape == what.shape and not _odd(into, what):
                 at, where = (what.storage_offset(), what.stride()), (into.storage_offset(), into.stride())
-                region = Region.of(name, _address(into), at, where, into.shape, wide)
-                if region is not None and into.itemsize == self._memory[_address(into)].flat.itemsize:
+                region = Region.of(name, address_of(into), at, where, into.shape, wide)
+                if region is not None and into.itemsize == self._memory[address_of(into)].flat.itemsize:
                     self._found.regions.append(region)
                     return
         if func in _FILLS and not sources:
             into = targets[0]
             at = (into.storage_offset(), into.stride())
-            region = Region.of("", _address(into), at, at, into.shape)
+            region = Region.of("", address_of(into), at, at, into.shape)
             if region is not None:
                 self._found.regions.append(region)
                 return
         why = f"{func} writes to the parameter, which is no plain copy"
         self._blame(sources, why)
         for t in targets:
-            self._found.spoiled.setdefault(_address(t), why)
+            self._found.spoiled.setdefault(address_of(t), why)
             if not sources:
-                self._found.strays.add(_address(t))
+                self._found.strays.add(address_of(t))
 
     def _wider(self, into: torch.Tensor, what: torch.Tensor) -> str | None:
         """The dtype of ``into`` if it is a wider one, "" if it is the same; None where a copy is not exact."""
@@ -165,7 +165,7 @@ def _odd(*tensors: torch.Tensor) -> bool:
     return any(t.is_conj() or t.is_neg() or t.layout != torch.strided for t in tensors)
 
 
-def _address(tensor: torch.Tensor) -> int:
+def address_of(tensor: torch.Tensor) -> int:
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):  # a subclass without a storage
@@ -179,7 +179,7 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
                 yield item
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+def written_by(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """The arguments that an operator says it writes to."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -40,10 +40,15 @@ def quantized(
     return None
 
 
-def derived(model: torch.nn.Module, storages: Collection[int], traits: EngineTraits) -> str | None:
+def derived(
+    model: torch.nn.Module, storages: Collection[int], traits: EngineTraits,
+    but: Callable[[torch.nn.Module], bool] = lambda layer: False,
+) -> str | None:  # fmt: skip
     """Why the model may hold something computed from its weights: a tensor that is no parameter and no buffer. None
-    where there is none. ``storages``: the addresses of those of its parameters and buffers."""
+    where no layer, ``but`` some, has any. ``storages``: the addresses of those of its parameters and buffers."""
     for name, module in model.named_modules():
+        if but(module):
+            continue
         for key, value in vars(module).items():
             if key in ("_parameters", "_buffers", "_modules") or key in traits.scratch:
                 continue

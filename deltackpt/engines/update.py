@@ -36,8 +36,9 @@ class Update:
 class RankReport:
     """Of one rank. ``seconds`` by part; ``reason`` says why the mode was chosen, ``error`` what went wrong.
 
-    ``path`` is the way that the weights take: `none`, `reload`, or the source of what is scattered, such as `journal`
-    or `patches`; ``expected`` the one that they would take if nothing were in its way, empty where none is known.
+    ``path`` is the way that the weights take: `none`, `reload`, `layers` where some layers are loaded again and the
+    rest is scattered, or the source of what is scattered, such as `journal` or `patches`; ``expected`` the one that
+    they would take if nothing were in its way, empty where none is known.
     """
 
     rank: int = 0
@@ -49,6 +50,7 @@ class RankReport:
     reason: str = ""
     path: str = ""
     expected: str = ""
+    draft: str = ""  # the way that the weights of a draft model take; empty where none follows
     elements: int = 0
     decoded: dict[str, int] = field(default_factory=dict)  # tensors, on the card and on the host, for an engine on one
     checked: str = ""

@@ -38,10 +38,13 @@ class KeptChanges:
         needs, self.spent = list(needs), spent
         self._most = TOTAL - 3 * max(min(sum(needs), SCRATCH), *needs, 0, 0) // 2
 
-    def keep(self, decoded: DecodedChanges, source: TaskGroup) -> PlacedWords | LateWords:
-        """What writes the changes of a group. ``source``: it, with its bytes in host memory."""
+    def keep(
+        self, decoded: DecodedChanges, source: TaskGroup, *, always: bool = False
+    ) -> PlacedWords | LateWords:  # fmt: skip
+        """What writes the changes of a group. ``source``: it, with its bytes in host memory. ``always``: it is kept,
+        since others write to the same memory, and what it applies to will not be there."""
         size = decoded.elements * (4 + decoded.new.element_size())
-        if self.spent + size > self._most:
+        if self.spent + size > self._most and not always:
             return LateWords(decoded, source)
         self.spent += size
         return decoded.placed()

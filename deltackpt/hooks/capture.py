@@ -13,11 +13,12 @@ from deltackpt.compaction.fold import write_anchor
 from deltackpt.errors import UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums
+from deltackpt.hooks.anchors import Read
 from deltackpt.hooks.compare import compare
 from deltackpt.hooks.finite import count_pieces
 from deltackpt.hooks.mapped import MappedSnapshot
 from deltackpt.hooks.options import HookOptions
-from deltackpt.hooks.pending import Pending
+from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.publish import Publisher
 from deltackpt.hooks.state import all_sums
 from deltackpt.repository import Repository
@@ -171,6 +172,13 @@ class Capture:
         pieces = self._pieces if self._snapshot is None else self._snapshot.as_pieces(self._pieces)
         return all_sums(pieces, self.threads)
 
+    def instead(self, captured: CapturedStep, before: Link) -> Read | None:
+        """How an anchor of the step after ``before`` is read, where one is due that would be stored afterwards, from
+        the managed cache. None too where that is not at ``before``."""
+        if self._mapped is None or not self._anchor_due or self._mapped.at != before:
+            return None
+        return self._mapped.after(captured.deltas)
+
     def published(self, link: Link | None, pending: Pending, publisher: Publisher) -> None:
         """A step is published: a managed cache follows, and stores it as an anchor if one is due."""
         if self._cache is None or link is None:
@@ -181,9 +189,9 @@ class Capture:
         with self.lock:
             self._mapped.published(link, [item.deltas for item in pending.after_head()])
         # The policy judged for the step after the last one, which is this one.
-        due, self._anchor_due, publisher.due = self._anchor_due, publisher.due, False
-        if due:
-            self._anchor_due = False
+        due, self._anchor_due = self._anchor_due, publisher.due and not publisher.anchored
+        publisher.due = False
+        if due and not publisher.anchored:
             write_anchor(self._repo, link, cache=self._cache, threads=self.threads)
 
     def close(self) -> None:

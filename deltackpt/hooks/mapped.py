@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from deltackpt.cache import apply_to_cache
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.format.dtypes import DTYPES, uint
 from deltackpt.format.manifest import Link
+from deltackpt.hooks.anchors import Read
 from deltackpt.hooks.compare import compare
 from deltackpt.repository import Repository
 from deltackpt.torch_views.delta import Delta, merge, since
 from deltackpt.torch_views.extract import Piece
+from deltackpt.torch_views.words import from_host
 
 
 class MappedSnapshot:
@@ -34,7 +37,10 @@ class MappedSnapshot:
 
     def _open(self, at: Link) -> Checkpoint:
         step = f"{at.step}-{at.id}"
-        return Checkpoint.open(apply_to_cache(self._repo, self._cache, step, ref=self._ref, threads=self._threads).path)
+        slot = apply_to_cache(self._repo, self._cache, step, ref=self._ref, threads=self._threads)
+        opened = Checkpoint.open(slot.path)
+        self.at = at  # the published step that the slot is
+        return opened
 
     @property
     def overlay(self) -> Mapping[str, Delta]:
@@ -82,6 +88,18 @@ class MappedSnapshot:
         if delta is not None:
             words[delta.positions] = delta.new
         return words
+
+    def after(self, deltas: Mapping[str, Delta]) -> Read:
+        """How to read the words of the step that follows the slot by ``deltas``, whatever was captured since."""
+
+        def read(name: str) -> torch.Tensor:
+            words = np.array(self._slot.bytes_of(name)).view(uint(DTYPES[self._slot.tensors[name].dtype].width))
+            self._slot.release(name)
+            if (delta := deltas.get(name)) is not None:
+                words[delta.positions] = delta.new
+            return from_host(words, "cpu")
+
+        return read
 
     def close(self) -> None:
         """Unmap the slot."""

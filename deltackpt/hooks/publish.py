@@ -62,13 +62,15 @@ class TrainerState:
     """What a trainer publishes: every tensor, and the files that a checkpoint of them has.
 
     ``read`` gives the words of the box of a tensor that this rank owns, for an anchor, ``sums`` every owned box's share
-    of the state digest.
+    of the state digest. ``instead`` gives, for a step and the one before it, how the words of an anchor are read that
+    is due and not part of the step as planned; None where none is.
     """
 
     tensors: Mapping[str, Global]
     files: FilePlan
     read: Read
     sums: Callable[[], dict[str, Sums]]
+    instead: Callable[[CapturedStep, Link], Read | None] = lambda captured, before: None
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Publisher:
         self.seek: Ref | None = None
         self.before: Callable[[CapturedStep], Extra] = lambda captured: Extra()  # rank 0's, before a step is published
         self.due = False  # the policy wants an anchor at the next step
+        self.anchored = False  # the last step is stored whole; said at rank 0
         self.cancelled = False
         self.lease = WriterLease(repo)  # rank 0's, from its first step until it is closed
         self.shares: list[Share] = []  # of the last step, at rank 0
@@ -136,7 +139,8 @@ class Publisher:
             self._tried[captured.step] = captured
             shares, self.due = publish_step(group, lambda: self._attempt(group, objects, captured, plan))
         self.shares, self.fresh = shares, False
-        if plan.whole and shares:
+        self.anchored = any(s.anchor for s in shares)
+        if self.anchored:
             self.traffic = [s.traffic for s in shares]
         self._attempts.clear()
         self._tried.clear()
@@ -175,7 +179,7 @@ class Publisher:
         """Combine the shares and commit the step. -> whether the next one is to be an anchor."""
         began = time.monotonic()
         anchors = {path: file for s in shares for path, file in s.anchor.items()}
-        anchor = tuple(anchors[shard.path] for shard in self.state.files.shards) if plan.whole else None
+        anchor = tuple(anchors[shard.path] for shard in self.state.files.shards) if plan.whole or anchors else None
         parts = [file for s in shares for file in s.parts]
         dense = (
             anchor is not None and self._patched and saves_nothing(sum(f.size for f in parts), self.state.files.size)
@@ -272,9 +276,10 @@ class Publisher:
             mine.seconds["put"] += time.monotonic() - began
             self._seconds |= mine.seconds
         mine.nonfinite = captured.nonfinite
-        if plan.whole:
+        read = self.state.read if plan.whole else self._instead(captured, mine)
+        if read is not None:
             began = time.monotonic()
-            writer = AnchorWriter(self.group, self.state.files, self.state.tensors, self.state.read)
+            writer = AnchorWriter(self.group, self.state.files, self.state.tensors, read)
             mine.anchor = writer.write(lambda path, chunks: objects.store(objects.name("anchors", path), chunks))
             mine.xxh3 = dict(writer.xxh3)
             mine.traffic = writer.sent, writer.received, sum(f.size for f in mine.anchor.values())
@@ -282,6 +287,13 @@ class Publisher:
                 mine.sums = self.state.sums()
             self._seconds["anchor"] = time.monotonic() - began
         return mine
+
+    def _instead(self, captured: CapturedStep, mine: Share) -> Read | None:
+        """How to read an anchor in the place of a patch that saves nothing. Of a single rank: others know no size."""
+        if self.group.size > 1 or self.base is None:
+            return None
+        read = self.state.instead(captured, self.base.link)
+        return read if saves_nothing(sum(f.size for f in mine.parts), self.state.files.size) else None
 
     def _encode(self, sink: GroupSink, captured: CapturedStep, origin: Origin) -> Share:
         group, names, options = self.group, set(self.state.tensors), self._options.encode
@@ -303,7 +315,7 @@ class Publisher:
         return StepMetrics(
             step=captured.step,
             steps=captured.merged,
-            anchor=captured.whole,
+            anchor=captured.whole or self.anchored,
             elements=elements_of(self.state.files),
             changed=changed,
             bytes=size,

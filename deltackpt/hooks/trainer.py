@@ -199,7 +199,7 @@ class TrainerHook:
 
     def _publisher(self, group: ProcessGroup, plan: Mapping[str, Global], start: TrainingStart) -> Publisher:
         options = self._options
-        state = TrainerState(plan, start.files, self._capture.words, self._capture.sums)
+        state = TrainerState(plan, start.files, self._capture.words, self._capture.sums, self._capture.instead)
         encode = EncodeOptions(options.encoding, options.threads_or_default)
         publishing = PublishOptions(options.anchor, encode, dict(options.metadata or {}))
         publisher = Publisher(self.repo, options.ref, group, state, publishing)

@@ -6,8 +6,8 @@ step of the weights, whose manifest it names: who finds a state finds its weight
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,9 +81,12 @@ class TrainingBranch:
         layout = {name: (value.dtype, tuple(value.shape)) for name, value in self._tensors.items()}
         if layout == self._layout:
             return
+        lost: DeltackptError | None = None
         if self._hook is not None:
-            with suppress(DeltackptError):  # the new hook stores all of it
+            try:
                 self._hook.close()
+            except DeltackptError as error:  # the new hook stores all of it
+                lost = error
             resume = "anchor"
         make = self._make
         assert make is not None
@@ -92,6 +95,10 @@ class TrainingBranch:
         self._hook = make(lambda: self._tensors, self._repo, **shared)
         self._hook.publisher.before = self._before
         self._layout = layout
+        if lost is not None:
+            what = "the training's state has other tensors than before, and what waited of it was not published"
+            message = f"deltackpt: {what}: {lost.sentence()}. The next step of it is stored whole."
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def step(self, number: int, metadata: Mapping[str, Any] | None) -> None:
         """Capture the state as it is now, if the step is one that is kept. Raises what a hook's `step` raises."""

@@ -166,6 +166,56 @@ def digest_many(runs: Array, threads: int = 1) -> Array:
     return sums
 
 
+_PASS = np.dtype(
+    [
+        *((name, np.int64) for name in ("old", "new", "bytes", "width", "at", "positions", "before", "after", "found")),
+        ("acc", np.uint64, 16),
+        ("xxh3", np.uint8, (2, 16)),
+    ]
+)
+
+
+class ComparedPass:
+    """One pass over a tensor in two states, unsigned words [n] of more than `HASHED` bytes each: `compare` and both
+    xxh3-128, with every byte read from memory once. The words stay where and what they are until it is done.
+
+    ``at``: bytes that are done. Of one call at most ``most`` bytes, a multiple of 1,024, or what is left.
+    """
+
+    def __init__(self, old: Array, new: Array, most: int) -> None:
+        width, most = old.itemsize, min(most, old.nbytes)
+        self._most, self._words = most, (old, new)
+        self._row = np.zeros(1, _PASS)
+        for name, value in zip(
+            ("old", "new", "bytes", "width"), (*addresses(old, new), old.nbytes, width), strict=True
+        ):
+            self._row[name] = value
+        self._room = np.empty(most // width, np.int64), *(np.empty(most // width, old.dtype) for _ in range(2))
+        self._places = addresses(*self._room)
+
+    @property
+    def at(self) -> int:
+        """Bytes of each state that are done."""
+        return int(self._row["at"][0])
+
+    def advance(self, *, gather: bool = True) -> tuple[Array, Array, Array]:
+        """Go on. -> what differs there, valid until the next call: int64 positions, old and new words. Nothing, and it
+        is not looked for, unless ``gather``."""
+        assert LIB is not None
+        for name, place in zip(("positions", "before", "after"), self._places, strict=True):
+            self._row[name] = place if gather else 0
+        LIB.dk_compare_hashed(address(self._row), min(self.at + self._most, int(self._row["bytes"][0])))
+        found = int(self._row["found"][0])
+        positions, before, after = (array[:found] for array in self._room)
+        return positions, before, after
+
+    def xxh3(self) -> tuple[bytes, bytes]:
+        """Of the old and the new words, 16 bytes each, once all is done."""
+        assert self.at == self._words[0].nbytes
+        old, new = self._row["xxh3"][0]
+        return old.tobytes(), new.tobytes()
+
+
 HASHED = 240  # bytes of a run up to which `xxh3_many` leaves it alone
 
 

@@ -36,6 +36,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_lists_details": (_N, [_P, _N, _P, _P]),
     "dk_lists_release": (None, [_P, _N]),
     "dk_xxh3_level": (_I, [_I]),
+    "dk_compare_hashed": (None, [_P, _N]),
     "dk_xxh3_many": (None, [_P, _N, _I, _P]),
     "dk_scatter_many": (_N, [_P, _N]),
     "dk_copy_many": (None, [_P, _N]),

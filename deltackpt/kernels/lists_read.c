@@ -8,6 +8,7 @@
 
 enum { OK, TILE_CHECKSUM, COUNT_OUTSIDE, TILE_SHORT, GAP_OUTSIDE, STEP_OUTSIDE, TILE_LENGTH, PADDING, NO_MEMORY };
 
+#define AHEAD 24 /* old elements that are on their way from memory at a time */
 #define KEPT_CHUNKS 16384 /* 2^20 elements: of a tile with more, the second look at a block classifies it again */
 enum { CODES, RANKS, OLD, WIDTHS, SCANNED, COPIED };
 
@@ -200,7 +201,9 @@ INLINE int measure(const tile_t *t, int64_t *bits, const int word) {
     int64_t sum = t->changes, widest = 0;
     uint8_t raw[EXPONENTS];
     for (int e = 0; e < EXPONENTS; e++) raw[e] = (uint8_t)(class_of(e, f) >= first ? raw_bits(e, f) : 0);
+    const int64_t ahead = f->classes == 1 ? AHEAD : t->changes; /* a scan has just brought them all */
     for (int64_t i = 0; i < t->changes; i++) {
+        if (i + ahead < t->changes) __builtin_prefetch(t->job->elements + flat(&t->at, t->ranks[i + ahead]) * word);
         t->old[i] = (uint32_t)load(t->job->elements, flat(&t->at, t->ranks[i]), word);
         const int64_t width = raw[exponent_of(t->old[i], type)] + (int64_t)(*excess & -(uint32_t)t->is_long[i]);
         excess += t->is_long[i]; /* no branch: which are long, no processor guesses */

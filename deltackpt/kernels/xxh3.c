@@ -42,17 +42,19 @@ INLINE uint64_t word(const uint8_t *at) { return load(at, 0, 8); }
 
 static const uint8_t *const LAST = SECRET + sizeof SECRET - STRIPE;
 
-/* All stripes of an input: blocks with a scrambling after each, what follows them, and the last one once more. */
+/* Some stripes of an input: ``blocks`` with a scrambling after each, and, unless ``rest`` is 0, the bytes after the last
+ * block, of which there are 1 to BLOCK, and the last stripe of the input once more. */
 #define ABSORB(stripes, scramble)                                                                                      \
-    const int64_t blocks = (bytes - 1) / BLOCK;                                                                        \
     for (int64_t i = 0; i < blocks; i++, data += BLOCK) {                                                              \
         stripes(data, SECRET, STRIPES);                                                                                \
         scramble;                                                                                                      \
     }                                                                                                                  \
-    stripes(data, SECRET, (bytes - 1 - blocks * BLOCK) / STRIPE);                                                      \
-    stripes(data + (bytes - blocks * BLOCK) - STRIPE, LAST - 7, 1);
+    if (rest) {                                                                                                        \
+        stripes(data, SECRET, (rest - 1) / STRIPE);                                                                    \
+        stripes(data + rest - STRIPE, LAST - 7, 1);                                                                    \
+    }
 
-typedef void absorb_t(uint64_t *acc, const uint8_t *data, int64_t bytes);
+typedef void absorb_t(uint64_t *acc, const uint8_t *data, int64_t blocks, int64_t rest);
 
 INLINE void add_stripes(uint64_t *acc, const uint8_t *data, const uint8_t *secret, int64_t stripes) {
     for (; stripes > 0; stripes--, data += STRIPE, secret += STEP)
@@ -67,7 +69,7 @@ INLINE void scramble_words(uint64_t *acc) {
     for (int i = 0; i < 8; i++) acc[i] = (acc[i] ^ (acc[i] >> 47) ^ word(LAST + 8 * i)) * PRIME32_1;
 }
 
-static void absorb_plain(uint64_t *acc, const uint8_t *data, int64_t bytes) {
+static void absorb_plain(uint64_t *acc, const uint8_t *data, int64_t blocks, int64_t rest) {
 #define PLAIN(data, secret, stripes) add_stripes(acc, data, secret, stripes)
     ABSORB(PLAIN, scramble_words(acc))
 }
@@ -90,7 +92,7 @@ AVX2 INLINE __m256i half_scrambled(__m256i sum, const uint8_t *secret) {
     return _mm256_add_epi64(_mm256_mul_epu32(sum, prime), high);
 }
 
-AVX2 static void absorb_avx2(uint64_t *acc, const uint8_t *data, int64_t bytes) {
+AVX2 static void absorb_avx2(uint64_t *acc, const uint8_t *data, int64_t blocks, int64_t rest) {
     __m256i a = _mm256_loadu_si256((const __m256i *)acc), b = _mm256_loadu_si256((const __m256i *)(acc + 4));
 #define HALVES(from, keys, stripes)                                                                                    \
     for (int64_t s = 0; s < (stripes); s++) {                                                                          \
@@ -115,7 +117,7 @@ AVX512 INLINE __m512i whole_scrambled(__m512i sum) {
     return _mm512_add_epi64(_mm512_mul_epu32(sum, prime), high);
 }
 
-AVX512 static void absorb_avx512(uint64_t *acc, const uint8_t *data, int64_t bytes) {
+AVX512 static void absorb_avx512(uint64_t *acc, const uint8_t *data, int64_t blocks, int64_t rest) {
     __m512i sum = _mm512_loadu_si512(acc);
 #define WHOLE(from, keys, stripes)                                                                                     \
     for (int64_t s = 0; s < (stripes); s++) sum = whole_added(sum, (from) + s * STRIPE, (keys) + s * STEP);
@@ -157,14 +159,63 @@ static uint64_t merged(const uint64_t *acc, const uint8_t *secret, uint64_t sum)
     return sum ^ (sum >> 32);
 }
 
-/* The digest of more than SHORT bytes, most significant byte first. */
-static void hash_long(const uint8_t *data, int64_t bytes, uint8_t *out, absorb_t *absorb) {
-    uint64_t acc[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
-    absorb(acc, data, bytes);
+static const uint64_t BEGIN[8] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
+
+/* Most significant byte first. */
+static void finish(const uint64_t *acc, int64_t bytes, uint8_t *out) {
     const uint64_t length = (uint64_t)bytes;
     const uint64_t halves[2] = {merged(acc, LAST - 11, ~(length * PRIME64_2)),
                                 merged(acc, SECRET + 11, length * PRIME64_1)};
     for (int i = 0; i < 16; i++) out[i] = (uint8_t)(halves[i / 8] >> (56 - 8 * (i % 8)));
+}
+
+/* The digest of more than SHORT bytes. */
+static void hash_long(const uint8_t *data, int64_t bytes, uint8_t *out, absorb_t *absorb) {
+    uint64_t acc[8];
+    const int64_t blocks = (bytes - 1) / BLOCK;
+    memcpy(acc, BEGIN, sizeof acc);
+    absorb(acc, data, blocks, bytes - blocks * BLOCK);
+    finish(acc, bytes, out);
+}
+
+int64_t dk_compare(const void *old, const void *new, int64_t n, int width, int64_t first, int64_t *positions,
+                   void *before, void *after);
+
+#define PASS (256 * BLOCK) /* bytes of both states that are in the cache while they are compared and hashed */
+
+/* A tensor in two states, on the way from its first byte to its last. */
+typedef struct {
+    const uint8_t *old, *new;
+    int64_t bytes, width, at; /* more than SHORT bytes; ``at``: those that are done, at first 0 */
+    int64_t *positions;       /* NULL: only hashed */
+    void *before, *after;     /* these three have room for all words of a call */
+    int64_t found;            /* by this call */
+    uint64_t old_acc[8], new_acc[8];
+    uint8_t old_xxh3[16], new_xxh3[16]; /* once all is done */
+} pass_t;
+
+/* Compare and hash up to byte ``until``, a multiple of BLOCK or the end. */
+EXPORT void dk_compare_hashed(pass_t *p, int64_t until) {
+    absorb_t *const absorb = chosen();
+    if (!p->at) {
+        memcpy(p->old_acc, BEGIN, sizeof BEGIN);
+        memcpy(p->new_acc, BEGIN, sizeof BEGIN);
+    }
+    p->found = 0;
+    while (p->at < until) {
+        const int64_t at = p->at, size = until - at < PASS ? until - at : PASS, last = at + size == p->bytes;
+        const int64_t blocks = (size - last) / BLOCK, rest = last ? size - blocks * BLOCK : 0;
+        const int width = (int)p->width;
+        if (p->positions)
+            p->found += dk_compare(p->old + at, p->new + at, size / width, width, at / width, p->positions + p->found,
+                                   (char *)p->before + p->found * width, (char *)p->after + p->found * width);
+        absorb(p->old_acc, p->old + at, blocks, rest);
+        absorb(p->new_acc, p->new + at, blocks, rest);
+        p->at += size;
+    }
+    if (p->at < p->bytes) return;
+    finish(p->old_acc, p->bytes, p->old_xxh3);
+    finish(p->new_acc, p->bytes, p->new_xxh3);
 }
 
 typedef struct {

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from deltackpt import kernels
 from deltackpt.checkpoint.batch import ComparedBatch
 from deltackpt.checkpoint.diff import Difference, State, StoredTensor
-from deltackpt.checkpoint.rows import ReadsRanges
+from deltackpt.checkpoint.rows import reads_ranges
 from deltackpt.codecs import ManyChanges
 from deltackpt.codecs.base import Effect, Shape
 from deltackpt.codecs.types import DecodeBuffer, Decoded, Elements
@@ -73,7 +73,7 @@ class InMemoryPatch:
         names, changes = compared.names, compared.changes
         for found in compared.others:
             self.add(found, new.tensors.get(found.name))
-        if not isinstance(names, NameRange) or not isinstance(new, ReadsRanges) or kernels.LIB is None:
+        if not isinstance(names, NameRange) or not reads_ranges(new) or kernels.LIB is None:
             for found in compared.together():
                 self.add(found, new.tensors.get(found.name))
             return

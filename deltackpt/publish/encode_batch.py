@@ -83,6 +83,13 @@ class BatchOfStep:
     xxh3: Hashes
     size: int
 
+    @property
+    def encoded(self) -> int:
+        """Bytes of what was encoded."""
+        blocks = (int(one.block.sizes.sum()) for one in self.tensors if isinstance(one, BlockOfStep))
+        alone = (one.encoded.size for one in self.tensors if isinstance(one, TensorOfStep) and one.encoded is not None)
+        return sum(blocks) + sum(alone)
+
 
 class BatchEncoder:
     """Encodes the difference of two states, batch by batch, for any thread.

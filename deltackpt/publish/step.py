@@ -25,10 +25,10 @@ from deltackpt.format.tensor_columns import NameRange
 from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.encode_batch import NO_SUMS, BatchEncoder, BlockOfStep, Comparing
 from deltackpt.publish.sink import EncodedPart, PartSink
-from deltackpt.util.parallel import ordered_map
+from deltackpt.util.parallel import ordered_map, weighed_map
 from deltackpt.util.progress import SILENT, Progress
 
-PART_BYTES = 128 << 20  # encoded bytes after which a part is handed over and the next one begun
+PART_BYTES = 32 << 20  # encoded bytes after which a part is handed over and the next one begun
 PIECE = 8 << 20  # bytes of a file that are read at a time
 
 
@@ -150,7 +150,7 @@ def encode_step(
     whole = isinstance(states.old, ReadsRanges) and isinstance(states.new, ReadsRanges)
     named = states.new.named if isinstance(states.new, ReadsRanges) and whole else None
     builder, parts = StepBuilder(named=named), _Parts(sink, origin)
-    for batch in ordered_map(encoder.encode, encoder.batches(), options.threads):
+    for batch in weighed_map(encoder.encode, encoder.batches(), options.threads, lambda done: done.encoded):
         progress.advance(batch.size)
         builder.prove(batch.names, batch.sums, batch.xxh3)
         for done in batch.tensors:

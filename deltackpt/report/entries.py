@@ -88,26 +88,27 @@ def describe_rows(
     """`describe` of entries of a table by number, none of them odd: with the ``sizes`` of all, and their shares."""
     at = table.row_of[numbers]
     elements, changed = table.rows["elements"][at].tolist(), table.rows["changes"][at].tolist()
-    new = TensorEntry.__new__
+    new, put = TensorEntry.__new__, object.__setattr__
     found = []
     forms, names = table.forms, table.names
     for number, place, all_, some, share in zip(numbers, at.tolist(), elements, changed, shares, strict=True):
         (dtype, shape), size = forms[place], sizes[number]
         bits, density = 8 * size / some if some else None, some / max(1, all_)
         row = new(TensorEntry)  # past the setting of each frozen field, which takes more than all else here
-        row.__dict__.update(
-            name=names[number],
-            encoding="packed",
-            dtype=dtype,
-            shape=shape,
-            offset=None,
-            elements=all_,
-            changed=some,
-            density=density,
-            bytes=size,
-            bits_per_change=bits,
-            one_ulp=share,
-        )
+        fields = {
+            "name": names[number],
+            "encoding": "packed",
+            "dtype": dtype,
+            "shape": shape,
+            "offset": None,
+            "elements": all_,
+            "changed": some,
+            "density": density,
+            "bytes": size,
+            "bits_per_change": bits,
+            "one_ulp": share,
+        }
+        put(row, "__dict__", fields)
         found.append(row)
     return found
 

@@ -17,7 +17,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.repository.leases import read_leases
 from deltackpt.sync.backoff import explained
-from deltackpt.util.answers import read_whole
+from deltackpt.util.answers import in_time, read_whole
 
 RECENT = 20  # steps that a rate is taken over
 FAR = 1000  # steps back from the head in which a reader is looked for
@@ -153,7 +153,7 @@ class LiveView:
                 yield LiveReader(f"lease of {lease.holder}", link.step, behind, lag, "")
 
     def _scraped(self, url: str, head: Link | None) -> Iterator[LiveReader]:
-        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+        with urllib.request.build_opener(*in_time()).open(url, timeout=PATIENCE) as answer:
             body = read_whole(answer, MAX_METRICS, PATIENCE).decode("utf-8", "replace")
         found: dict[str, dict[str, float]] = {}
         for line in body.splitlines():

@@ -215,6 +215,9 @@ def _milestones(history: History) -> Section | None:
         axes.set_yticks([-i for i in range(4)], ["anchors", "folds", "tags", "branches"])
         axes.set_ylim(-3.5, 0.6)
         step_axis(axes, "", steps)
+        if steps[0] != steps[-1]:  # so that a mark at either end stands clear of the names of the rows
+            room = 0.03 * (steps[-1] - steps[0])
+            axes.set_xlim(steps[0] - room, steps[-1] + room)
         axes.grid(axis="y", visible=False)
 
     rows = [(mark.kind, mark.step, mark.start, mark.name, mark.bytes) for mark in marks]

@@ -11,6 +11,8 @@ from deltackpt.format.manifest import Link, Manifest
 from deltackpt.repository.manifests import Manifests
 from deltackpt.repository.objects import Objects
 from deltackpt.repository.refs import Ref, Refs
+from deltackpt.repository.signatures import put_signature
+from deltackpt.util.parallel import ordered_map
 
 if TYPE_CHECKING:
     from deltackpt.repository.signer import RecordSigner
@@ -37,15 +39,20 @@ class Commits:
         self.signer: RecordSigner | None = None
 
     def publish(self, new: Manifest, ref: str, old: Ref | None, check: Callable[[], None]) -> Link:
-        """Put the manifest, sign it, call ``check``, move the ref, see `Repository.publish`."""
+        """Put the manifest and its signature, call ``check``, move the ref, see `Repository.publish`."""
         link, store = new.link, self._objects.store
         alone = store.capabilities.swap
         before = set() if alone else {*self._manifests.numbered(link.step)}
-        store.put(link.name, [new.encode()])
-        if self.signer is not None:
-            self.signer.head(ref, link, old.link if old else None)  # [S-SIG-2]
+        signed = None if self.signer is None else self.signer.head(ref, link, old.link if old else None)
+        puts: list[Callable[[], object]] = [lambda: store.put(link.name, [new.encode()])]
+        if signed is not None:  # [S-SIG-2], side by side: each waits for a disk or for a request
+            puts.append(lambda: put_signature(store, signed))
+        for _ in ordered_map(lambda put: put(), puts, len(puts)):
+            pass
         check()
         self._refs.move(ref, old, link, self._manifests.load)
+        if self.signer is not None and signed is not None:
+            self.signer.moved(signed)
         self._manifests.cache.add(link, new)
         if not alone and (others := {*self._manifests.numbered(link.step)} - before - {link}):
             raise self._forked(ref, link, others)

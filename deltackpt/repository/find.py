@@ -17,8 +17,9 @@ class StepFinder:
 
     def __init__(self, objects: Objects, refs: Refs, manifests: Manifests, identity: str) -> None:
         self._objects, self._refs, self._manifests, self._identity = objects, refs, manifests, identity
-        # Raises where no trusted key vouches for a step that was asked for by its number or id.
-        self.check: Callable[[Link], None] = lambda link: None
+        # Raises where no trusted key vouches for a step that was asked for by its number or id: as one of the branch
+        # ``refs/NAME`` where it was not reached from there, None for one of any.
+        self.check: Callable[[Link, str | None], None] = lambda link, name: None
 
     def confirm_place(self) -> None:
         """Ask the store whether this repository is still there, see `Repository.confirm_place`."""
@@ -90,8 +91,8 @@ class StepFinder:
             return self._head_of(ref, "step latest").link
         if isinstance(spec, str) and not (spec.isascii() and spec.isdigit()):
             return self._named(spec)
-        found = self._on_branch(int(spec), ref)
-        self.check(found)
+        found, reached = self._on_branch(int(spec), ref)
+        self.check(found, None if reached else f"refs/{ref}")
         return found
 
     def _named(self, spec: str) -> Link:
@@ -99,7 +100,7 @@ class StepFinder:
         if (exact := EXACT.fullmatch(spec)) is not None:
             links = self._manifests.numbered(int(exact[1]))
             found = self._only(spec, [link for link in links if link.id.startswith(exact[2])])
-            self.check(found)
+            self.check(found, None)
             return found
         if not is_ref_name(spec):
             need = "a number from 0 on, `latest`, NUMBER-ID, or a tag"
@@ -108,22 +109,23 @@ class StepFinder:
             return tag.link
         raise self._missing(f"tag {spec!r}", [])
 
-    def _on_branch(self, number: int, ref: str) -> Link:
-        """A step by number on a branch or, beyond what was collected, the only one of that number."""
+    def _on_branch(self, number: int, ref: str) -> tuple[Link, bool]:
+        """A step by number on a branch or, beyond what was collected, the only one of that number -> it, and whether it
+        was reached from the branch's head."""
         head = self._head_of(ref, f"step {number}")
         after = None
         link: Link | None = head.link
         load = self._manifests.loading_ahead(head.link, FAR)
         while link is not None and link.step >= number:
             if link.step == number:
-                return link
+                return link, True
             after = link
             try:
                 link = load(link).parent
             except NotFoundError:
                 if after == head.link:
                     raise
-                return self._only(number, self._manifests.numbered(number))  # [S-READ-6]
+                return self._only(number, self._manifests.numbered(number)), False  # [S-READ-6]
         nearest = [found.step for found in (after, link) if found is not None]
         raise self._missing(f"step {number}", nearest)
 

@@ -32,10 +32,12 @@ class RecordSigner:
     ) -> None:
         self._objects, self._identity, self._sign, self._others = objects, identity, sign, others
         self._memory = memory or TrustMemory(identity)
-        self._last: dict[str, Seen] = {}  # what this process signed
+        self._last: dict[str, Seen] = {}  # what this process signed, and moved a branch to
+        self._times: dict[str, int] = {}  # of the last statement it made, whether or not the branch moved
 
     def head(self, ref: str, new: Link, old: Link | None) -> SignedStatement:
-        """Say that branch ``ref`` moves from ``old`` to ``new``, before it does.
+        """The statement that branch ``ref`` moves from ``old`` to ``new``, to be put before it does. It is remembered
+        once the branch has `moved`: a writer that is killed in between left the branch where it was.
 
         Raises ConflictError ``sign-behind`` where the branch is not where this signer left it, nor moved on by a
         later statement of this key or the others; UsageError ``sign-key``, and what the store raises.
@@ -50,7 +52,14 @@ class RecordSigner:
             least = max(least, newest)
         if old is None and last is not None:
             raise self._behind(name, None, last.link)
-        return self._put(Statement(self._identity, name, new, old, _after(least)))
+        return self._sign_statement(Statement(self._identity, name, new, old, self._after(name, least)))
+
+    def moved(self, one: SignedStatement) -> None:
+        """Remember that a branch moved as the statement says."""
+        assert one.statement.ref is not None
+        seen = Seen(one.statement.link, one.statement.time)
+        self._last[one.statement.ref] = seen
+        self._memory.learn(one.statement.ref, seen, signed=True)
 
     def sign_message(self, message: bytes) -> Signature:
         """Sign words that are about no record, and begin so that they can be taken for none. Raises UsageError
@@ -71,22 +80,19 @@ class RecordSigner:
                 raise self._behind(name, link, last.link)
             least = max([last.time if last else 0, *(one.statement.time for one in said)])
             previous = said[0].statement.previous if said else previous
-        return self._put(Statement(self._identity, name, link, previous, _after(least)))
+        one = self._sign_statement(Statement(self._identity, name, link, previous, self._after(name, least)))
+        put_signature(self._objects.store, one)
+        if name is not None:
+            self.moved(one)
+        return one
 
     @cached_property
     def public(self) -> str:
         """The public key, 64 hex digits; of a command, by signing nothing. Raises UsageError ``sign-key``."""
         return getattr(self._sign, "public", None) or self._sign(b"").key
 
-    def _put(self, statement: Statement) -> SignedStatement:
-        by = self._sign(statement.encode())
-        one = SignedStatement(statement, by)
-        put_signature(self._objects.store, one)
-        if statement.ref is not None:
-            seen = Seen(statement.link, statement.time)
-            self._last[statement.ref] = seen
-            self._memory.learn(statement.ref, seen, signed=True)
-        return one
+    def _sign_statement(self, statement: Statement) -> SignedStatement:
+        return SignedStatement(statement, self._sign(statement.encode()))
 
     def _own(self, link: Link, name: str) -> list[SignedStatement]:
         """What this key and the others said about a name at a step, newest first."""
@@ -115,7 +121,10 @@ class RecordSigner:
         self._last.pop(name, None)
         self._memory.forget(name)
 
-
-def _after(least: int) -> int:
-    """The time of a statement: now, and later than ``least``, in microseconds."""
-    return min(max(time.time_ns() // 1000, least + 1), MAX_TIME)
+    def _after(self, name: str | None, least: int) -> int:
+        """The time of a statement about a name: now, and later than ``least`` and than the last one made here, in
+        microseconds."""
+        found = min(max(time.time_ns() // 1000, max(least, self._times.get(name or "", 0)) + 1), MAX_TIME)
+        if name is not None:
+            self._times[name] = found
+        return found

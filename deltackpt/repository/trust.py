@@ -41,7 +41,7 @@ class Trust:
         self._objects, self._identity, self._policy, self._load = objects, identity, policy, load
         self._memory = memory or TrustMemory(identity)
         self._proven: dict[str, Seen] = {}  # what each name is at
-        self._steps: set[Link] = set()  # steps and edges that are signed
+        self._steps: set[tuple[Link, str | None]] = set()  # steps and edges that are signed, and the name asked for
         self._keys: tuple[KeySet, float] | None = None  # and when they were asked for
         self._lock = Lock()
         root = policy.root
@@ -78,16 +78,16 @@ class Trust:
         if known is not None and not self._fresh(name, known.time):
             self.check_name(name, known.link)
 
-    def check_step(self, link: Link) -> None:
-        """Raise ChainError ``signature-missing`` unless the record, a manifest or an edge, is signed, under any name.
-
-        Also what `keys` raises.
+    def check_step(self, link: Link, name: str | None = None) -> None:
+        """Raise ChainError ``signature-missing`` unless the record, a manifest or an edge, is signed: under any name,
+        or under ``name`` or none. Also what `keys` raises.
         """
         with self._lock:
-            if link not in self._steps:
+            if (link, name) not in self._steps:
                 keys = self.keys(link)
-                self._enough(self._by_key(link, keys, None), keys, link, f"step {link.step}")
-                self._steps.add(link)
+                found = self._by_key(link, keys, name, nameless=True)
+                self._enough(found, keys, link, f"step {link.step}")
+                self._steps.add((link, name))
 
     def check_message(self, message: bytes, by: Collection[Signature], what: str) -> None:
         """Raise ChainError ``signature-missing`` unless enough keys signed words that are about no record; also what
@@ -211,12 +211,17 @@ class Trust:
         times = sorted((max(one.statement.time for one in found) for found in by_key.values()), reverse=True)
         return Seen(link, times[keys.threshold - 1])
 
-    def _by_key(self, link: Link, keys: KeySet, name: str | None) -> dict[str, list[SignedStatement]]:
-        """The statements of trusted keys about a record, and a name if one is given, by key; each is proven."""
+    def _by_key(
+        self, link: Link, keys: KeySet, name: str | None, *, nameless: bool = False
+    ) -> dict[str, list[SignedStatement]]:
+        """The statements of trusted keys about a record, and a name if one is given, by key; each is proven.
+        ``nameless``: those that say no name, too."""
         found: dict[str, list[SignedStatement]] = {}
         for one in read_signatures(self.store, link, keys.keys):
             said = one.statement
-            if one.by.key not in keys.keys or said.repository != self._identity or name not in (None, said.ref):
+            if one.by.key not in keys.keys or said.repository != self._identity:
+                continue
+            if name not in (None, said.ref) and not (nameless and said.ref is None):
                 continue
             if ed25519.verify(one.by, said.encode()):  # [S-SIG-3]
                 found.setdefault(one.by.key, []).append(one)

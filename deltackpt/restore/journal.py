@@ -26,6 +26,7 @@ import xxhash
 from deltackpt import kernels
 from deltackpt.codecs import Decoded
 from deltackpt.codecs.bits import Ints, starts
+from deltackpt.errors import ChainError
 from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
 from deltackpt.kernels import address
@@ -39,7 +40,7 @@ _ROW = np.dtype(
 )  # in a block
 _AT_ONCE = 512  # pieces of one call; systems take 1,024
 JOURNAL_ROW = np.dtype(
-    [(name, np.int64) for name in ("tensor", "patch", "width", "wide", "count", "positions", "values")]
+    [(name, np.int64) for name in ("tensor", "patch", "width", "wide", "count", "positions", "values", "block")]
 )
 
 
@@ -68,6 +69,7 @@ class Journal:
         self.data = data
         self._size = len(data)  # a torn record may follow
         self._rows = rows[np.argsort(rows["tensor"], kind="stable")]
+        self._unchecked: dict[int, tuple[int, int, int]] = {}  # first byte and end of blocks, and their xxh3-64
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._torn = False
@@ -88,8 +90,12 @@ class Journal:
         os.ftruncate(self._fd, self._size)
 
     @classmethod
-    def read(cls, path: Path) -> Journal | None:
-        """All whole records; a torn one at the end was never acted on and is dropped. None if there is no journal."""
+    def read(cls, path: Path, *, check: bool = True) -> Journal | None:
+        """All whole records; a torn one at the end was never acted on and is dropped. None if there is no journal.
+
+        Without ``check``, for the journal of a move that is done, which has no torn one: the bytes of records are only
+        checked by `check_rows`, each on the thread that uses them.
+        """
         try:
             with path.open("rb") as file:
                 line = file.readline(4096)
@@ -100,10 +106,15 @@ class Journal:
             return None
         found = [np.zeros(0, JOURNAL_ROW)]
         at = len(line)
-        while (rows := _read_rows(data, at)) is not None:
+        blocks: dict[int, tuple[int, int, int]] = {}
+        while (rows := _read_rows(data, at, check)) is not None:
+            rows[0]["block"] = at
             found.append(rows[0])
-            at = rows[1]
-        return cls(path, start, end, via, np.concatenate(found), np.frombuffer(data, np.uint8)[:at])
+            blocks[at] = rows[1]
+            at = rows[1][1]
+        journal = cls(path, start, end, via, np.concatenate(found), np.frombuffer(data, np.uint8)[:at])
+        journal._unchecked = {} if check else blocks
+        return journal
 
     @classmethod
     def ends(cls, path: Path) -> tuple[Link, Link] | None:
@@ -130,11 +141,27 @@ class Journal:
         return which, self._rows[first[which] + inside]
 
     def of(self, tensor: int) -> list[JournalRecord]:
-        """The records of a tensor in the order of its patches."""
-        return [self._record(row) for row in self.rows_of(np.array([tensor]))[1].tolist()]
+        """The records of a tensor in the order of its patches. Raises what `check_rows` raises."""
+        rows = self.rows_of(np.array([tensor]))[1]
+        self.check_rows(rows)
+        return [self._record(row) for row in rows.tolist()]
+
+    def check_rows(self, rows: npt.NDArray[Any]) -> None:
+        """Raise ChainError ``slot-unusable`` unless the bytes of these `JOURNAL_ROW`s are those that were written. Any
+        thread may call it."""
+        if not self._unchecked:
+            return
+        for block in np.unique(rows["block"]).tolist():
+            if (found := self._unchecked.get(block)) is None:
+                continue
+            first, end, check = found
+            if xxhash.xxh3_64(self.data[first:end].data).intdigest() != check:
+                have, need = "a record of other bytes", "the record that the last move wrote"
+                raise ChainError("slot-unusable", where=self.path, have=have, need=need)
+            self._unchecked.pop(block, None)
 
     def _record(self, row: tuple[int, ...]) -> JournalRecord:
-        tensor, patch, width, wide, count, at, values = row
+        tensor, patch, width, wide, count, at, values, _ = row
         positions = np.frombuffer(self.data, f"<u{wide}", count, at) if wide else None
         return JournalRecord(positions, np.frombuffer(self.data, uint(width), count, values), tensor, patch)
 
@@ -205,11 +232,13 @@ class Journal:
 def replay_run(journal: Journal, run: TensorRun, numbers: Ints) -> int:
     """Write the records of a run's tensors, which have these ``numbers`` (int64 [tensors]), to its ``data``.
 
-    -> bytes written; -1 where a record does not fit its tensor. Needs the compiled kernels.
+    -> bytes written; -1 where a record does not fit its tensor. Needs the compiled kernels. Raises what
+    `Journal.check_rows` raises.
     """
     which, rows = journal.rows_of(numbers)
     if not len(rows):
         return 0
+    journal.check_rows(rows)
     jobs, base = kernels.scatter_jobs(len(rows)), address(journal.data)
     sizes = np.diff(run.starts)[which]
     if (sizes % rows["width"]).any():
@@ -236,8 +265,9 @@ def _ends(line: bytes) -> tuple[Link, Link, str]:
     return Link(**value["from"]), Link(**value["to"]), str(value.get("via", ""))
 
 
-def _read_rows(data: memoryview, at: int) -> tuple[npt.NDArray[Any], int] | None:
-    """The rows of the record or block at byte ``at``, and the byte after it; None if it is not whole."""
+def _read_rows(data: memoryview, at: int, checked: bool) -> tuple[npt.NDArray[Any], tuple[int, int, int]] | None:
+    """The rows of the record or block at byte ``at``; its bytes after the head, first and end, and their xxh3-64. None
+    if it is not whole."""
     if len(data) < at + _HEAD.size:
         return None
     tensor, patch, width, wide, count, check = _HEAD.unpack_from(data, at)
@@ -246,10 +276,12 @@ def _read_rows(data: memoryview, at: int) -> tuple[npt.NDArray[Any], int] | None
     end = at + (count if block else count * (wide + width))
     if (not block and (width not in (1, 2, 4, 8) or wide not in (0, 4, 8))) or end > len(data):
         return None
-    if xxhash.xxh3_64_intdigest(data[at:end]) != check:
+    if checked and xxhash.xxh3_64_intdigest(data[at:end]) != check:
         return None
     if not block:
-        return np.array([(tensor, patch, width, wide, count, at, at + wide * count)], JOURNAL_ROW), end
+        return np.array([(tensor, patch, width, wide, count, at, at + wide * count, 0)], JOURNAL_ROW), (at, end, check)
+    if at + tensor * _ROW.itemsize > end:
+        return None
     table = np.frombuffer(data, _ROW, tensor, at)
     rows = np.zeros(tensor, JOURNAL_ROW)
     for name in ("tensor", "width", "wide", "count"):
@@ -258,4 +290,4 @@ def _read_rows(data: memoryview, at: int) -> tuple[npt.NDArray[Any], int] | None
     first = at + table.nbytes
     rows["positions"] = first + starts(rows["count"] * rows["wide"])[:-1]
     rows["values"] = first + int((rows["count"] * rows["wide"]).sum()) + starts(rows["count"] * rows["width"])[:-1]
-    return rows, end
+    return rows, (at, end, check)

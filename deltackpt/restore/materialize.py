@@ -29,7 +29,7 @@ from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.replay import Replay
 from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, link_or, space_errors
-from deltackpt.util.mapped_file import make_huge, write_at
+from deltackpt.util.mapped_file import in_memory, make_huge, make_huge_span, write_at
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
@@ -191,20 +191,26 @@ def build(
     folder: Path,
     threads: int,
     progress: Progress,
+    *,
+    huge: bool = False,
 ) -> None:
     """Write every file of the layout into an empty folder, and prove every tensor by its digest.
 
+    ``huge``: the files are to be changed in place, many times, so that huge pages are worth what it takes to find them.
     Raises ChainError ``tensor-differs``, NoSpaceError, and what the state raises.
     """
     ensure_space(folder, layout.size)
     progress.start("apply", layout.size)
     for shard in layout.shards:
-        _new_shard(folder, shard)
+        _new_shard(folder, shard, huge)
     room = RunRoom()
 
     def write(shard: Shard, data: npt.NDArray[np.uint8], start: int) -> None:
-        with space_errors(folder / shard.path), _opened(folder / shard.path, os.O_WRONLY) as fd:
-            write_at(fd, data.data, shard.header.data_start + start)
+        path, at = folder / shard.path, shard.header.data_start + start
+        with space_errors(path), _opened(path, os.O_RDWR) as fd:
+            if huge:
+                make_huge_span(fd, shard.size, (at, at + len(data)))
+            write_at(fd, data.data, at)
 
     def place(item: tuple[Shard, list[Tensor]]) -> int:
         shard, tensors = item
@@ -270,15 +276,15 @@ def hash_run(run: TensorRun) -> Hashes:
     return hash_rows(TensorRows(run.places[:, 0], run.bytes_of), run.places[:, 1])
 
 
-def _new_shard(folder: Path, shard: Shard) -> None:
+def _new_shard(folder: Path, shard: Shard, huge: bool) -> None:
     path = folder / shard.path
     path.parent.mkdir(parents=True, exist_ok=True)
     with space_errors(path), _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
         write_at(fd, memoryview(shard.header.head), 0)
         os.truncate(fd, shard.size)
-        make_huge(
-            fd, shard.size, [shard.header.data_start, *(shard.header.data_start + t.end for t in shard.header.tensors)]
-        )
+        if huge or not in_memory(fd):
+            first = shard.header.data_start
+            make_huge(fd, shard.size, [first, *(first + tensor.end for tensor in shard.header.tensors)])
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from deltackpt.repository.chain import Hop
 from deltackpt.repository.objects import object_differs
 from deltackpt.util.disk import ensure_space, space_errors
 from deltackpt.util.guard import map_guarded
-from deltackpt.util.parallel import ordered_map
+from deltackpt.util.parallel import ordered_map, threads_or_default
 
 SMALL = 64 << 10  # bytes: a part up to this size is read, a larger one mapped
 KEPT = 4  # parts of which ranges are asked for, where signatures are asked for too
@@ -44,8 +44,8 @@ class RepositorySource:
 
     @property
     def parallel(self) -> int:
-        """1 for files of this machine, which are only mapped and hashed."""
-        return 1 if self._repo.store.capabilities.local else FETCHES
+        """Files of this machine are only mapped and hashed: as many as there are processors for."""
+        return min(FETCHES, threads_or_default(None)) if self._repo.store.capabilities.local else FETCHES
 
     def latest(self) -> Link | None:
         """The step that the branch is at. Raises FormatError for a damaged ref."""

@@ -6,6 +6,7 @@ Credentials come from where the file system's library looks for them, never from
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from deltackpt.store.remote import RemoteStore
 from deltackpt.store.retry import DEFAULT, RetryPolicy, failed
 from deltackpt.util.extras import install_line
 
+LISTING = 8 << 20  # bytes of a folder's listing, for which there is time
 NAMED = frozenset({"az", "abfs", "abfss", "sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs"})
 EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
@@ -57,7 +59,7 @@ def open_fsspec(url: str, retry: RetryPolicy = DEFAULT, **options: Any) -> Remot
         raise _unusable(scheme, refused)
     if make is None:
         shown = path if "://" in path else f"{scheme}://{path}"
-        return RemoteStore(FsspecDriver(fs), shown, path.rstrip("/"), retry=retry)
+        return RemoteStore(FsspecDriver(fs, retry), shown, path.rstrip("/"), retry=retry)
     bucket, _, root = path.strip("/").partition("/")
     if not bucket:
         raise _unusable(scheme, "no bucket in the URL")
@@ -111,24 +113,34 @@ class FsspecDriver(BasicDriver):
     makes_buckets: bool = False
     downloads: int | None = None
 
-    def __init__(self, fs: Any) -> None:
-        self._fs = fs
+    def __init__(self, fs: Any, retry: RetryPolicy = DEFAULT) -> None:
+        self._fs, self._retry = fs, retry
+
+    def _ask(self, method: str, *args: Any, size: int = 0, **options: Any) -> Any:
+        """What a method of the file system gives, in the time that moving ``size`` bytes may take: a server that sends
+        its answer byte by byte is in time with each. Libraries without asyncio keep their own limits."""
+        from fsspec.asyn import sync
+
+        if not getattr(self._fs, "async_impl", False) or not hasattr(self._fs, f"_{method}"):
+            return getattr(self._fs, method)(*args, **options)
+        request = getattr(self._fs, f"_{method}")(*args, **options)
+        return sync(self._fs.loop, asyncio.wait_for, request, self._retry.time_limit(size))
 
     def create(self, key: str, data: bytes, mark: str) -> None:
         """Unconditional: file systems behind fsspec have no condition that all share."""
         self._make_folder(key)
-        self._fs.pipe_file(key, data)
+        self._ask("pipe_file", key, data, size=len(data))
 
     def replace(self, key: str, data: bytes, tag: str, mark: str) -> None:
         """Unconditional, so ``tag`` is not used."""
-        self._fs.pipe_file(key, data)
+        self._ask("pipe_file", key, data, size=len(data))
 
     def upload(self, key: str, part_size: int, mark: str) -> Upload:
         """A temporary file here, then one transfer."""
 
         def send(path: Path) -> None:
             self._make_folder(key)
-            self._fs.put_file(str(path), key)
+            self._ask("put_file", str(path), key, size=path.stat().st_size)
 
         return SpooledUpload(part_size, send)
 
@@ -138,7 +150,8 @@ class FsspecDriver(BasicDriver):
         end = min(start + length, size)
         if start >= end:
             return Fetched(b"", size, "")
-        data = self._fs.cat_file(key) if end - start == size else self._fs.cat_file(key, start, end)
+        reach = (start, end) if end - start < size else ()
+        data = self._ask("cat_file", key, *reach, size=end - start)
         if len(data) == size:  # all of it: that was asked for, or the server knows no ranges
             data = data[start:end]
         return Fetched(data, size, "")
@@ -150,7 +163,7 @@ class FsspecDriver(BasicDriver):
     def head(self, key: str) -> Head:
         """By the file system's `info`, past its cache. Raises FileNotFoundError for a folder."""
         self._fs.invalidate_cache()
-        info = self._fs.info(key)
+        info = self._ask("info", key)
         if info["type"] != "file":
             raise FileNotFoundError(key)
         return Head(key, info["size"], _modified(info))
@@ -172,7 +185,7 @@ class FsspecDriver(BasicDriver):
         """Name and description of every file. The library's own walk leaves out the folders that it could not list:
         what a store does not answer would look like what is not there."""
         try:
-            entries = self._fs.ls(folder, detail=True)
+            entries = self._ask("ls", folder, detail=True, size=LISTING)
         except (FileNotFoundError, NotADirectoryError) as error:
             fault = translate.fault_of(error, time.time())
             if fault is not None and fault.kind is not translate.Kind.MISSING:
@@ -189,7 +202,7 @@ class FsspecDriver(BasicDriver):
     def remove(self, key: str) -> None:
         """One file, never a folder."""
         self.head(key)  # some file systems remove a folder with all that is in it
-        self._fs.rm_file(key)
+        self._ask("rm_file", key)
 
     def unfinished(self, prefix: str) -> Iterator[Head]:
         """None that the file system would list."""
@@ -207,10 +220,10 @@ class FsspecDriver(BasicDriver):
             return self.head(probe).modified
         finally:
             with suppress(OSError):
-                self._fs.rm_file(probe)
+                self._ask("rm_file", probe)
 
     def _make_folder(self, key: str) -> None:
-        self._fs.makedirs(key.rpartition("/")[0], exist_ok=True)
+        self._ask("makedirs", key.rpartition("/")[0], exist_ok=True)
 
 
 def _modified(info: dict[str, Any]) -> float:

@@ -6,7 +6,8 @@ was overwritten in the same moment is noticed where it can be and reported, neve
 Reading takes one request a small object (`/resolve/`, which has the most generous rate limit) and Xet for large ones.
 Writing is a batch of one, or of many small objects; an answer of success that lists failures is a failure.  A Bucket
 that is missing is made, private, at the first put.  huggingface_hub makes its own second attempts at API calls: all of
-them are one attempt of a RetryPolicy, and end in its time.
+them are one attempt of a RetryPolicy, and end in its time.  Its requests share a client that it closes where one finds
+no server: what others meet by that is a lost connection.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -200,7 +202,8 @@ class BucketDriver:
 
         def run() -> None:
             try:
-                done.set_result(work(*args))
+                with _shared_client():
+                    done.set_result(work(*args))
             except BaseException as error:
                 done.set_exception(error)
 
@@ -213,12 +216,13 @@ class BucketDriver:
     def _batch(self, **changes: Any) -> None:
         from huggingface_hub.errors import BucketNotFoundError
 
-        try:
+        with _shared_client():
+            try:
+                return self._batched(changes)
+            except BucketNotFoundError:
+                pass  # what fails next has nothing to do with this
+            self._api.create_bucket(self._bucket, private=True, exist_ok=True)
             return self._batched(changes)
-        except BucketNotFoundError:
-            pass  # what fails next has nothing to do with this
-        self._api.create_bucket(self._bucket, private=True, exist_ok=True)
-        return self._batched(changes)
 
     def _batched(self, changes: dict[str, Any]) -> None:
         from huggingface_hub.errors import BucketBatchError
@@ -242,16 +246,29 @@ class BucketDriver:
     def _request(self, path: str, headers: Mapping[str, str], method: str = "GET") -> Any:
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-        answer = get_session().request(
-            method,
-            f"{self._api.endpoint}/{path}",
-            headers={**build_hf_headers(), **headers},
-            timeout=self._retry.silence,
-            follow_redirects=method == "GET",
-        )
+        with _shared_client():
+            answer = get_session().request(
+                method,
+                f"{self._api.endpoint}/{path}",
+                headers={**build_hf_headers(), **headers},
+                timeout=self._retry.silence,
+                follow_redirects=method == "GET",
+            )
         if not (method == "HEAD" and answer.is_redirect):  # what is asked of it is in the headers
             hf_raise_for_status(answer)
         return answer
+
+
+@contextmanager
+def _shared_client() -> Iterator[None]:
+    """Raises ConnectionError where another thread closed the client, or is about to make a new one."""
+    try:
+        yield
+    except (AttributeError, RuntimeError) as error:
+        gone = isinstance(error, AttributeError) and error.obj is None and error.name == "request"
+        if not gone and "client has been closed" not in str(error):
+            raise
+        raise ConnectionError("the client was closed") from None
 
 
 def _head(found: Any) -> Head:

@@ -143,8 +143,9 @@ def fault_of(error: Exception, now: float) -> Fault | None:
         names = [cls.__name__ for cls in type(cause).__mro__]
         found = next((_CLASSES[name] for name in names if name in _CLASSES), None)
         # fsspec says "no such file" of a web server that it did not reach; what that was raised from knows better.
-        if kind is Kind.MISSING and found is Kind.SILENT:
-            kind, name = found, type(cause).__name__
+        answered = _status(cause) not in (None, 404, 410, *_STATUS) and not _code(cause)
+        if kind is Kind.MISSING and (found is Kind.SILENT or answered):
+            kind, name = found or Kind.REFUSED, type(cause).__name__
         kind = kind or found
         if isinstance(cause, OSError) and cause.errno in _FULL:
             kind = Kind.QUOTA

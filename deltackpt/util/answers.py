@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import time
+import urllib.request
+from contextlib import suppress
+from threading import Timer
 from typing import Any
 
 _TOGETHER = 1 << 20  # bytes of a read
@@ -26,3 +30,64 @@ def read_whole(answer: Any, most: int, seconds: float) -> bytes:
     if size < most and answer.length:
         raise http.client.IncompleteRead(whole, answer.length)
     return whole
+
+
+class _Punctual:
+    """A connection whose answer's status and headers are there in its timeout, however they come."""
+
+    timeout: Any
+    sock: Any
+
+    def getresponse(self) -> Any:
+        """Raises TimeoutError, and what the standard library does."""
+        if not isinstance(self.timeout, int | float):
+            return super().getresponse()  # type: ignore[misc]
+        late = []
+
+        def end() -> None:
+            late.append(True)
+            with suppress(OSError, AttributeError):  # closed meanwhile
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+        timer = Timer(self.timeout, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            answer = super().getresponse()  # type: ignore[misc]
+        except (OSError, http.client.HTTPException) as error:
+            if late:
+                raise self._late() from error
+            raise
+        finally:
+            timer.cancel()
+        if late:  # what was cut off can look like an end
+            answer.close()
+            raise self._late()
+        return answer
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"timed out after {self.timeout:g} s, before the answer's headers ended")
+
+
+class _Http(_Punctual, http.client.HTTPConnection):
+    pass
+
+
+class _Https(_Punctual, http.client.HTTPSConnection):
+    pass
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_Http, req)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_Https, req, context=self._context)  # type: ignore[attr-defined]
+
+
+def in_time() -> tuple[urllib.request.BaseHandler, ...]:
+    """Handlers for `urllib.request.build_opener`: a request's timeout is then that of the whole head of its answer too,
+    and not of each packet alone."""
+    return _HttpHandler(), _HttpsHandler()

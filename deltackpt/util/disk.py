@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 import subprocess
 import sys
@@ -59,23 +60,49 @@ def replace_file(path: Path, data: bytes, *, sync: bool) -> None:
     """Put a small file in the place of any at ``path``, in one step: readers find the old bytes or the new ones.
 
     With ``sync`` bytes and name survive a power cut once this returns; without, a cut may leave either, or an empty
-    file. It is made at `draft_of`, so writers of one path must exclude each other. Raises OSError.
+    file. It is made at `draft_of`, so writers of one path must exclude each other. Raises OSError, and leaves nothing.
     """
     draft = draft_of(path)
-    with draft.open("wb") as file:
-        file.write(data)
-        if sync:
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
             file.flush()
-            os.fsync(file.fileno())
-        own = os.fstat(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
+            own = os.fstat(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    _replace(draft, path, own)
+    if sync:
+        fsync_dir(path.parent)
+
+
+def _replace(draft: Path, path: Path, own: os.stat_result) -> None:
     try:
         os.replace(draft, path)
     except FileNotFoundError:  # a file server that did it, lost its answer, and was asked again
         there = path.stat()
         if (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
             raise
-    if sync:
-        fsync_dir(path.parent)
+
+
+def save_file(path: Path, data: bytes) -> None:
+    """Put a file that a person asked for where they said: whole, or not at all. A link is followed; what is no regular
+    file, such as /dev/stdout or a FIFO, is written to. Raises OSError."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    real = path.resolve()
+    draft = real.with_name(f".{real.name[:200]}.{secrets.token_hex(4)}")  # what else is there is the person's own
+    try:
+        draft.write_bytes(data)
+        _replace(draft, real, draft.stat())
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def fsync_dir(path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from deltackpt.kernels import address
 
 HUGE = 2 << 20  # bytes of a huge page; where there are none it is a convenient run of small ones
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # Linux 5.14; not in Python's mmap
+_COLLAPSE = 25  # Linux 6.1
 _HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)  # Linux alone has it; what a system does not know it refuses
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -28,7 +30,11 @@ _MMAP, _MUNMAP = _LIBC.mmap, _LIBC.munmap
 _MMAP.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _MMAP.restype = ctypes.c_void_p
 _MUNMAP.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FSTATFS = _LIBC.fstatfs
+_FSTATFS.argtypes = [ctypes.c_int, ctypes.c_void_p]
 _FAILED = ctypes.c_void_p(-1).value
+_TMPFS = 0x01021994  # of statfs
+_FIXED, _NORESERVE = 0x10, 0x4000  # of Linux's mmap
 TOGETHER = 16 << 20  # bytes of small runs that are released at once
 
 Span = tuple[int, int]  # first byte and end in the file
@@ -43,6 +49,7 @@ class MappedFile:
     def __init__(self, fd: int, size: int, spans: Iterable[Span], *, keep: bool = False) -> None:
         self._all = FileMapping(fd, size, writable=True).data
         self._size = size
+        self.in_memory = in_memory(fd)  # on a tmpfs
         self.keep = keep
         self._waiting = np.zeros(-(-size // HUGE), np.int64)  # spans that are not done, for each huge page
         self._lock = threading.Lock()
@@ -60,8 +67,12 @@ class MappedFile:
         self.populate((0, self._size), write=True)
 
     def populate(self, span: Span, *, write: bool) -> None:
-        """Map all pages of a span; with ``write`` such that writing to them causes no fault."""
-        blocks = _blocks(span)
+        """Map all pages of a span; with ``write`` such that writing to them causes no fault.
+
+        A file in memory is not told when a page is first written to: any page that is mapped will do, and sixteen of
+        them are mapped by one fault.
+        """
+        blocks, write = _blocks(span), write and not self.in_memory
         if blocks.start < blocks.stop:
             with suppress(OSError):  # an older kernel does not know it, and maps page by page
                 self._advise(_POPULATE_WRITE if write else _POPULATE_READ, blocks.start, blocks.stop)
@@ -92,9 +103,7 @@ class FileMapping:
     """
 
     def __init__(self, fd: int, size: int, *, writable: bool = False) -> None:
-        start = _MMAP(None, size, mmap.PROT_READ | mmap.PROT_WRITE * writable, mmap.MAP_SHARED, fd, 0)
-        if start == _FAILED:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        start = _map_aligned(fd, size, mmap.PROT_READ | mmap.PROT_WRITE * writable)
         memory = (ctypes.c_ubyte * size).from_address(start)
         self._before_end: list[Callable[[], None]] = []
         weakref.finalize(memory, _unmap, self._before_end, start, size).atexit = False
@@ -134,6 +143,37 @@ class FileMapping:
             page = first - first % mmap.PAGESIZE
             with suppress(OSError):  # locked in memory
                 advise(self.data, mmap.MADV_DONTNEED, page, end - page)
+
+
+def _map_aligned(fd: int, size: int, protection: int) -> int:
+    """Map a file at an address that is a multiple of a huge page: only such pages can be mapped as one. -> the address.
+
+    File systems see to it themselves, but not one in memory whose mount asks for no huge pages.
+    """
+    at, flags = None, mmap.MAP_SHARED
+    if size >= HUGE and in_memory(fd):
+        reserved = _MMAP(None, size + HUGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, -1, 0)
+        if reserved != _FAILED:
+            at, flags = -(-reserved // HUGE) * HUGE, flags | _FIXED
+    start = _MMAP(at, size, protection, flags, fd, 0)
+    error = ctypes.get_errno()
+    if at is not None:  # what is left of the reserved addresses
+        end = reserved + size + HUGE
+        used = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE if start == at else 0
+        for first, last in ((reserved, at), (at + used, end)):
+            if first < last:
+                _MUNMAP(first, last - first)
+    if start == _FAILED:
+        raise OSError(error, os.strerror(error))
+    return int(start)
+
+
+def in_memory(fd: int) -> bool:
+    """Is the file on a tmpfs?"""
+    held = ctypes.create_string_buffer(512)
+    if not sys.platform.startswith("linux") or _FSTATFS(fd, held):
+        return False
+    return ctypes.c_long.from_buffer(held).value == _TMPFS
 
 
 def _unmap(before: list[Callable[[], None]], start: int, size: int) -> None:
@@ -179,16 +219,37 @@ def _blocks(span: Span) -> slice:
 def make_huge(fd: int, size: int, cuts: Iterable[int]) -> None:
     """Let a new, sparse file have huge pages where pieces that are written one by one meet: at ``cuts``.
 
-    Elsewhere writing a huge page whole makes it one. It only takes memory, and the system decides.
+    Elsewhere writing a huge page whole makes it one; in memory `make_huge_span` does. It only takes memory, and the
+    system decides.
     """
     blocks = sorted({cut // HUGE for cut in cuts if cut < size})
-    if not blocks:
-        return
-    with suppress(OSError), mmap.mmap(fd, size, access=mmap.ACCESS_READ) as view:
-        view.madvise(_HUGEPAGE)
-        for block in blocks:
-            with suppress(OSError):  # here: an error that is raised further would keep the mapping from being closed
-                advise(np.frombuffer(view, np.uint8), _POPULATE_READ, block * HUGE, min(HUGE, size - block * HUGE))
+    if blocks:
+        with suppress(OSError):
+            _make_huge(fd, size, [(block, block + 1) for block in blocks])
+
+
+def make_huge_span(fd: int, size: int, span: Span) -> None:
+    """The same of all huge pages that lie in a span, before it is written to, where the file is in memory."""
+    first, last = -(-span[0] // HUGE), span[1] // HUGE
+    if first < last and in_memory(fd):
+        with suppress(OSError):
+            _make_huge(fd, size, [(first, last)])
+
+
+def _make_huge(fd: int, size: int, runs: Iterable[Span]) -> None:
+    """``runs``: of blocks, first and end. One that has no page yet cannot become huge in memory: it gets its first."""
+    collapse, data = in_memory(fd), FileMapping(fd, size, writable=True).data
+    advise(data, _HUGEPAGE, 0, size)
+    for first, last in runs:
+        if not collapse:
+            with suppress(OSError):
+                advise(data, _POPULATE_READ, first * HUGE, min(last * HUGE, size) - first * HUGE)
+            continue
+        last = min(last, size // HUGE)
+        for block in range(first, last):
+            advise(data, _POPULATE_READ, block * HUGE, mmap.PAGESIZE)
+        if first < last:
+            advise(data, _COLLAPSE, first * HUGE, (last - first) * HUGE)
 
 
 def write_at(fd: int, data: memoryview, offset: int) -> None:

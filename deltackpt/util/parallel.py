@@ -6,9 +6,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Condition
 from typing import TypeVar
 
 AHEAD = 32  # results that may wait for their turn; each holds the changes of a tensor
+
+WAITING = 64 << 20  # bytes of results that may wait for the turn of a slow one before them
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,5 +44,58 @@ def ordered_map(work: Callable[[T], R], items: Iterable[T], threads: int, *, ahe
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Turn:
+    """What `weighed_map` waits for: how many items are not done, and the bytes of results whose turn has not come."""
+
+    def __init__(self) -> None:
+        self.changed = Condition()
+        self.unfinished = self.waiting = 0
+
+    def done(self, future: Future[tuple[R, int]]) -> None:
+        with self.changed:
+            self.unfinished -= 1
+            if not future.cancelled() and future.exception() is None:
+                self.waiting += future.result()[1]
+            self.changed.notify()
+
+
+def weighed_map(work: Callable[[T], R], items: Iterable[T], threads: int, weigh: Callable[[R], int]) -> Iterator[R]:
+    """`ordered_map` where one item may take as long as hundreds of others: these go on meanwhile, until their results
+    have `WAITING` bytes by ``weigh``.
+    """
+    if threads == 1:
+        yield from map(work, items)
+        return
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="deltackpt")
+    turn, left = _Turn(), iter(items)
+    pending: deque[Future[tuple[R, int]]] = deque()
+    item: T | None = next(left, None)
+
+    def weighed(item: T) -> tuple[R, int]:
+        result = work(item)
+        return result, weigh(result)
+
+    def may_begin() -> bool:
+        return item is not None and turn.waiting < WAITING and turn.unfinished < threads + 2
+
+    try:
+        while pending or item is not None:
+            with turn.changed:
+                turn.changed.wait_for(lambda: may_begin() or (bool(pending) and pending[0].done()))
+                begin = may_begin()
+                turn.unfinished += begin
+            if begin and item is not None:
+                pending.append(pool.submit(weighed, item))
+                pending[-1].add_done_callback(turn.done)
+                item = next(left, None)
+                continue
+            result, size = pending.popleft().result()
+            with turn.changed:
+                turn.waiting -= size
+            yield result
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -1,11 +1,13 @@
 """Which processes of this host and user are at work, by the kernel's word: a record of each, locked while it lives.
 
-A record says of which object in which store its process will take care. What its process does not remove, since it was
-killed, another one on this host can: the lock of a dead process is free. Of other hosts nothing is known.
+A record says of which object in which store its process will take care; its name begins with a hash of the store, so
+that those of other stores are not opened. What its process does not remove, since it was killed, another one on this
+host can: the lock of a dead process is free. Of other hosts nothing is known.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -30,7 +32,7 @@ class Presence:
         self._path: Path | None = None
         self._fd = -1
         with suppress(OSError):
-            path = _folder() / f"{secrets.token_hex(12)}.json"
+            path = _folder() / f"{_prefix(store)}{secrets.token_hex(12)}.json"
             draft = path.with_suffix(".draft")  # named when it is locked and whole
             self._fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
@@ -69,7 +71,7 @@ def dead(store: str) -> Iterator[list[Dead]]:
     held: list[tuple[Path, int, Dead]] = []
     alive = set()
     try:
-        for path in _records():
+        for path in _records(store):
             with suppress(OSError, ValueError, KeyError, TypeError):
                 fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 kept = False
@@ -82,7 +84,7 @@ def dead(store: str) -> Iterator[list[Dead]]:
                             held.append((path, fd, about))
                         else:
                             alive.add(about.object)
-                    elif time.time() - os.fstat(fd).st_mtime > _OLD and _dead(fd):
+                    elif _is_old(os.fstat(fd)) and _dead(fd):
                         path.unlink()
                 finally:
                     if not kept:
@@ -104,11 +106,28 @@ def _dead(fd: int) -> bool:
     return os.fstat(fd).st_nlink > 0  # not one that was closed a moment ago
 
 
-def _records() -> list[Path]:
+def _records(store: str) -> list[Path]:
+    """Those of a store, and those of others that may be too old to be of use."""
+    prefix, found = _prefix(store), []
     try:
-        return sorted(_folder(make=False).glob("*.json"))
+        with os.scandir(_folder(make=False)) as entries:
+            for entry in entries:
+                if not entry.name.endswith(".json"):
+                    continue
+                with suppress(OSError):  # one that was closed a moment ago
+                    if entry.name.startswith(prefix) or _is_old(entry.stat(follow_symlinks=False)):
+                        found.append(Path(entry.path))
     except OSError:
         return []
+    return sorted(found)
+
+
+def _is_old(info: os.stat_result) -> bool:
+    return time.time() - info.st_mtime > _OLD
+
+
+def _prefix(store: str) -> str:
+    return hashlib.sha256(store.encode("utf-8", "surrogatepass")).hexdigest()[:16] + "-"
 
 
 def _folder(*, make: bool = True) -> Path:

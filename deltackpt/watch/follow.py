@@ -203,13 +203,14 @@ class Watch:
     def _must_match(self) -> None:
         """Raise NotFoundError ``watch-unmatched`` if there are checkpoints, under names of which none fits."""
         there = None if self._matched else unmatched(self.root, self._options.pattern)
-        if there is not None and there.fits:
+        if there is not None and (there.fits or there.itself):
+            hint = "`deltackpt write` publishes one checkpoint; watch the directory that new ones appear in."
             raise NotFoundError(
                 "watch-unmatched",
                 where=self.root,
                 have=there.seen,
                 need=f"directories called {self._options.pattern}",
-                hint=f"Watch with --pattern '{there.fits}'.",
+                hint=f"Watch with --pattern '{there.fits}'." if there.fits else hint,
             )
 
     def _rewritten(self, branch: Branch, snapshot: DirectorySnapshot) -> bool:
@@ -259,7 +260,8 @@ class Watch:
         try:
             done = self._write(snapshot, parents, back, entry)
         except CheckpointError as error:
-            if error.code in ("checkpoint-slices", "link-escapes"):  # no change of a moment
+            lasting = isinstance(error.__cause__, PermissionError)  # of a side file: of weights the detector knows
+            if lasting or error.code in ("checkpoint-slices", "link-escapes"):  # no change of a moment
                 raise
             self._note(f"{snapshot.name} changed while it was read: {error.have}")
             return None

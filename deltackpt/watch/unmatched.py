@@ -12,17 +12,21 @@ from pathlib import Path
 from deltackpt.watch.snapshot import FIELD, SUFFIX, folders
 
 _NUMBER = re.compile(r"[0-9]{1,15}")
+_WORD = re.compile(r"(step|iter|iteration|checkpoint|ckpt)[^0-9A-Za-z]*$", re.IGNORECASE)  # before a step's number
+_PICKLE = ("pytorch_model", "consolidated")  # how weights begin that are no safetensors files; publishing says so
 _DEEPEST = 3  # folders below a numbered one where weights are looked for, as in global_step_7/actor/huggingface
 _MANY = 64  # folders that are looked at
 
 
 @dataclass(frozen=True)
 class Unmatched:
-    """``said`` is all of it in a sentence, ``seen`` what is there, ``fits`` a pattern of checkpoints that are there."""
+    """``said`` is all of it in a sentence, ``seen`` what is there, ``fits`` a pattern of checkpoints that are there;
+    ``itself`` is true of a directory that is a checkpoint, and has none below it."""
 
     said: str
     seen: str
     fits: str
+    itself: bool = False
 
 
 def unmatched(root: Path, pattern: str) -> Unmatched:
@@ -35,27 +39,32 @@ def unmatched(root: Path, pattern: str) -> Unmatched:
     shown = [name for name in names if not name.startswith(".")]
     seen = ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
     seen = seen or ("a checkpoint itself, and no directories" if loose else "no directories")
-    kinds = Counter(found for name in shown[-_MANY:] for found in _patterns(root, name))
-    fits = kinds.most_common(1)[0][0] if kinds else ""
+    fits = _fitting(f"{name}{below}" for name in shown[-_MANY:] for below in _weights(root / name, _DEEPEST))
     hint = f"; --pattern '{fits}' would fit" if fits else ""
-    return Unmatched(f"nothing is called {pattern} in {root} yet: there is {seen}{hint}", seen, fits)
+    said = f"nothing is called {pattern} in {root} yet: it has {seen}{hint}"
+    return Unmatched(said, seen, fits, itself=loose and not shown)
 
 
-def _patterns(root: Path, name: str) -> Iterator[str]:
-    """Patterns that fit checkpoints in or below a folder whose name has a number."""
-    numbers = [*_NUMBER.finditer(name)]
-    if not numbers:
-        return
-    start, end = numbers[-1].span()
-    for below in _weights(root / name, _DEEPEST):
-        yield f"{name[:start]}{FIELD}{name[end:]}{below}"
+def _fitting(paths: Iterator[str]) -> str:
+    """The pattern that fits the most of these paths; of several the one whose number follows a word for a step, and
+    then the one whose number is the last of the first folder. Empty where no path has a number."""
+    kinds = Counter[str]()
+    called: dict[str, bool] = {}
+    for path in paths:
+        first = path.partition("/")[0]
+        numbers = sorted(_NUMBER.finditer(path), key=lambda found: (found.end() > len(first), -found.start()))
+        for found in numbers:
+            kind = f"{path[: found.start()]}{FIELD}{path[found.end() :]}"
+            kinds[kind] += 1
+            called[kind] = _WORD.search(path[: found.start()]) is not None
+    return max(kinds, key=lambda kind: (kinds[kind], called[kind]), default="")
 
 
 def _weights(path: Path, depth: int) -> Iterator[str]:
     """Where weights are, at the path itself ("") or below it ("/hf")."""
     try:
         with os.scandir(path) as entries:
-            if any(entry.name.endswith(SUFFIX) for entry in entries):
+            if any(entry.name.endswith(SUFFIX) or entry.name.startswith(_PICKLE) for entry in entries):
                 yield ""
                 return
         below = folders(path) if depth else []

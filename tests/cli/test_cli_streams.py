@@ -91,7 +91,8 @@ class Stall(MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == {name!r}:
             os.write(2, b"stalled\\n")
-            time.sleep(60)
+            for _ in range(600):
+                time.sleep(0.1)  # one long sleep may begin just after the signal came, and is then not cut short
 sys.meta_path.insert(0, Stall())
 from deltackpt_cli.start import main
 main()
@@ -112,7 +113,8 @@ def test_an_interrupt_while_it_starts(name: str, world: World) -> None:
 
 
 def test_an_interrupt_on_the_way_out_changes_nothing(world: World) -> None:
-    slow = "import atexit, os, time\natexit.register(lambda: (os.write(2, b'leaving\\n'), time.sleep(60)))\n"
+    leave = "os.write(2, b'leaving\\n'), [time.sleep(0.1) for _ in range(600)]"
+    slow = f"import atexit, os, time\natexit.register(lambda: ({leave}))\n"
     line = [sys.executable, "-c", f"{slow}{START[2]}", "log", str(world.repo)]
     with subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
@@ -126,7 +128,7 @@ def test_an_interrupt_on_the_way_out_changes_nothing(world: World) -> None:
 def test_an_interrupt_that_the_caller_ignores(world: World) -> None:
     """As a shell has it for what runs in the background."""
     script = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{STALL.format(name='deltackpt.repository')}"
-    script = script.replace("time.sleep(60)", "time.sleep(1)")
+    script = script.replace("range(600)", "range(10)")
     line = [sys.executable, "-c", script, "log", str(world.repo)]
     with subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None

@@ -105,6 +105,28 @@ def test_no_room_for_a_key(tmp_path, most):
     assert deltackpt("keygen", tmp_path / "key").status == 0
 
 
+@pytest.mark.parametrize("there", [b"", b"an earlier plan"])
+def test_no_room_for_a_plan(world, there):
+    """An earlier file of that name stays as it was, and so does what else is in the folder."""
+    home, repo = world / "plans", world / "repo"
+    home.mkdir()
+    (home / ".plan.json").write_bytes(b"of somebody")
+    if there:
+        (home / "plan.json").write_bytes(there)
+    before = tree(home)
+    full = LIMIT.format(most=100)
+    done = deltackpt("gc", repo, "--plan", home / "plan.json", "--json", before=full)
+    assert (done.status, done.json["error"]) == (8, "not-writable"), done.err
+    assert tree(home) == before
+    (home / "link").symlink_to("plan.json")
+    assert deltackpt("gc", repo, "--plan", home / "link").status == 0
+    assert (home / "link").is_symlink()
+    assert deltackpt("gc", repo, "--execute", home / "plan.json").status == 0
+    done = deltackpt("gc", repo, "--plan", "/dev/stdout", "-q")
+    assert done.status == 0
+    assert done.out.startswith('{"delete":')
+
+
 @guarded
 def test_one_cut_short_while_others_read_it(world):
     again = (world / "step_1/model.safetensors").read_bytes()

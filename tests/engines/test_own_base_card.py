@@ -15,6 +15,7 @@ from deltackpt.engines.receiver import Receiver  # noqa: E402
 from deltackpt.engines.sglang import loader as sglang  # noqa: E402
 from deltackpt.engines.update import Update  # noqa: E402
 from deltackpt.errors import ChainError, DeltackptError  # noqa: E402
+from deltackpt.gpu import kept  # noqa: E402
 from deltackpt.gpu.places import PlacedWords  # noqa: E402
 from deltackpt.restore import late_source  # noqa: E402
 
@@ -115,7 +116,10 @@ def nothing_to_the_host(monkeypatch):
         monkeypatch.setattr(Memory, name, refuses)
 
 
-def test_every_kind_of_place(tmp_path, nothing_to_the_host):
+@pytest.mark.parametrize("room", [896 << 20, 0])
+def test_every_kind_of_place(tmp_path, nothing_to_the_host, monkeypatch, room):
+    """Also where there is no room for what was decoded: but for ties, it is decoded again."""
+    monkeypatch.setattr(kept, "TOTAL", room)
     one = FollowingLaid(tmp_path)
     assert one.receiver.proof.summary() == {"proven": len(SHAPES), "unproven": 0, "ties": 1}, one.receiver.why
     for step in (1, 2):

@@ -173,6 +173,26 @@ def test_a_state_waits_for_its_weights(tmp_path, errors):
     assert resumed(tmp_path, 4).bits() == want[4]
 
 
+def test_a_branch_that_begins_anew_says_what_was_not_published(tmp_path):
+    """An optimizer has other tensors after its first step."""
+    training = Training(0)
+    repo = Repository.open_or_create(tmp_path / "repo")
+    store = repo.store = Refusing(repo.store)
+    store.refuses = True
+    options = {"dtype": torch.bfloat16, "threads": 1, "optimizer": training.state, "errors": "carry"}
+    with TrainerHook(training.model, repo, **options) as hook:
+        hook.step(0)
+        with pytest.raises(StoreError, match="store-io"):
+            hook.flush()
+        store.refuses = False
+        training.step()
+        with pytest.warns(RuntimeWarning, match="was not published: .*weights that were not published"):
+            hook.step(1)
+        want = training.bits()
+    assert [m.step for m in Repository.open(tmp_path / "repo").log(BRANCH)] == [1]
+    assert resumed(tmp_path, 1).bits() == want
+
+
 def test_nothing_of_an_abandoned_training_is_published(tmp_path):
     training = Training(0)
     run(training, tmp_path, range(1, 3))

@@ -10,6 +10,7 @@ from support.states import tree
 
 from deltackpt.publish.write import AnchorPolicy
 from deltackpt.repository import Repository
+from deltackpt.restore.materialize import apply
 
 
 def dense(path: Path, step: int, share: float = 1.0, rest: int = 0) -> Path:
@@ -95,16 +96,22 @@ RepositorySink._store_whole = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
     assert deltackpt("write", tmp_path / "step_1", repo, "--json").json["step"] == 1
 
 
-def test_the_hook(tmp_path):
+@pytest.mark.parametrize("snapshot", ["device", "host", "cache"])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_the_hook(tmp_path, snapshot, flushed):
     torch = pytest.importorskip("torch")
     from deltackpt.hooks import TrainerHook
 
     state = {"w": torch.zeros(64, 512, dtype=torch.bfloat16)}
-    with TrainerHook(state, tmp_path / "repo", anchor=AnchorPolicy(every=2)) as hook:
+    where = tmp_path / "cache" if snapshot == "cache" else snapshot
+    with TrainerHook(state, tmp_path / "repo", anchor=AnchorPolicy(every=2), snapshot=where) as hook:
         for step in range(5):
             bits = np.random.default_rng(step).integers(-(1 << 15), 1 << 15, (64, 512), np.int16)
             state["w"].copy_(torch.from_numpy(bits).view(torch.bfloat16))
             hook.step(step)
+            if flushed:
+                hook.flush()
+    assert not (tmp_path / "repo/edges").exists()  # an anchor of its own beside a step's patch
     log = Repository.open(tmp_path / "repo").log()
     assert all(m.anchor is None or m.patch is None for m in log)
     assert sum(m.anchor is not None for m in log) >= 2
@@ -112,3 +119,7 @@ def test_the_hook(tmp_path):
     there = {str(path.relative_to(tmp_path / "repo")) for path in (tmp_path / "repo/patches").rglob("part-*")}
     assert there == parts
     assert deltackpt("verify", tmp_path / "repo").status == 0
+    for step in range(5):
+        bits = np.random.default_rng(step).integers(-(1 << 15), 1 << 15, (64, 512), np.int16)
+        apply(Repository.open(tmp_path / "repo"), tmp_path / f"out_{step}", step)
+        assert (tmp_path / f"out_{step}/model.safetensors").read_bytes().endswith(bits.tobytes())

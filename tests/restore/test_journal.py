@@ -12,7 +12,7 @@ from support.states import tree
 
 from deltackpt.cache import apply_to_cache, open_current
 from deltackpt.codecs import Decoded
-from deltackpt.errors import NoSpaceError
+from deltackpt.errors import ChainError, NoSpaceError
 from deltackpt.format.manifest import Link
 from deltackpt.restore.journal import Journal
 
@@ -76,3 +76,23 @@ def test_a_full_disk_in_a_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path, link = open_current(cache)
     assert link == world.repo.find()
     assert tree(path) == world.trees[link.id]
+
+
+def test_records_that_are_read_without_a_check_are_checked_when_they_are_used(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Journal.create(path, Link(0, "0" * 64), Link(1, "1" * 64)) as journal:
+        for number in range(3):
+            journal.append(number, 0, record(5))
+    data = bytearray(path.read_bytes())
+    data[len(data) - 1] ^= 1  # of the last value of the last one
+    path.write_bytes(data)
+    checked, other = Journal.read(path), Journal.read(path, check=False)
+    assert checked is not None
+    assert other is not None
+    assert (checked.records, other.records) == (2, 3)
+    for number in (0, 1, 1):
+        (one,), (two,) = checked.of(number), other.of(number)
+        assert np.array_equal(one.values, two.values)
+    with pytest.raises(ChainError) as caught:
+        other.of(2)
+    assert caught.value.code == "slot-unusable"

@@ -9,32 +9,20 @@ from pathlib import Path
 import pytest
 from support.forgeries import ATTACKS, Attacker, Objects
 from support.signed import keys_of, reader, signed_world
+from support.signed_by_hand import objects_of, store_of
 from support.states import tree
 
 from deltackpt.compaction.fold import fold, write_anchor
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import Link
-from deltackpt.repository import Repository
 from deltackpt.repository.sign_records import publish_keys
 from deltackpt.restore.materialize import apply
 from deltackpt.signing.keys import PrivateKey
 from deltackpt.signing.memory import TrustMemory
-from deltackpt.store import MemoryStore
 from deltackpt.store.memory import named
 
 KEY = PrivateKey.generate()
 TRUSTED = keys_of(KEY)
-
-
-def objects_of(repo: Repository) -> Objects:
-    store = repo.store
-    return {info.name: store.get(info.name, 1 << 30) for info in store.list("") if not info.name.startswith("leases/")}
-
-
-def store_of(url: str, objects: Objects) -> MemoryStore:
-    made = MemoryStore(url.removeprefix("memory://"))
-    made._objects = {name: (raw, 0.0) for name, raw in objects.items()}
-    return made
 
 
 class Scene:

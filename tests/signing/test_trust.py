@@ -128,6 +128,28 @@ def test_a_signer_does_not_go_on_from_where_it_did_not_leave_the_branch(world: W
     assert world.repo.find("latest").step == 2
 
 
+def test_a_writer_that_died_before_its_branch_moved_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its statement is in the store, and the branch is where it was before: nothing has to be forgotten."""
+    links = world.run(2)
+    assert world.writer is not None
+
+    def dies(name: str, old: bytes | None, new: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as inner:
+        inner.setattr(world.writer.store, "swap", dies)
+        with pytest.raises(KeyboardInterrupt):
+            world.run(1)
+    assert reader(world.repo, TRUSTED).find("latest") == links[1]
+    for writer in (world.writer, Repository.open(world.url).secure(sign=KEY)):  # the same process, and the next one
+        world.writer = writer
+        world.run(1)
+    assert reader(world.repo, TRUSTED).find("latest").step == 3
+    times = [one.statement.time for m in world.repo.log() for one in read_signatures(world.repo.store, m.link)]
+    assert len(times) == 4
+    assert times == sorted(times, reverse=True)
+
+
 def test_another_host_may_go_on(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world.run(2)
     here = world.writer

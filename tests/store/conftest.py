@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import os
 import shutil
@@ -9,7 +10,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
-    """The endpoint of an S3 server, one request at a time: it checks a condition and writes in two steps."""
+    """The endpoint of an S3 server with a bucket, one request at a time: it checks a condition and writes in two
+    steps.
+    """
     from moto.server import DomainDispatcherApplication, ThreadedMotoServer
 
     answer, lock = DomainDispatcherApplication.__call__, threading.Lock()
@@ -46,6 +50,11 @@ def moto() -> Iterator[str]:
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    first = http.client.HTTPConnection(host, port, timeout=60)  # it imports the service: QUICK may not wait so long
+    with closing(first):
+        first.request("PUT", f"/{BUCKET}")
+        with first.getresponse() as made:
+            assert (made.status, made.read()) == (200, b"")
     yield f"http://{host}:{port}"
     server.stop()
     DomainDispatcherApplication.__call__ = answer
@@ -69,9 +78,7 @@ def s3(s3_environment: str) -> Any:
     """One file system for all tests that do not open a store by URL: making one takes half a second."""
     import s3fs
 
-    fs = s3fs.S3FileSystem(skip_instance_cache=True, **s3_options(QUICK))
-    fs.call_s3("create_bucket", Bucket=BUCKET)
-    return fs
+    return s3fs.S3FileSystem(skip_instance_cache=True, **s3_options(QUICK))
 
 
 @pytest.fixture
@@ -83,6 +90,34 @@ def root() -> str:
 @pytest.fixture
 def s3_url(s3: Any, root: str) -> str:
     return f"s3://{BUCKET}/{root}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    """What a test abandoned ends before it asks again: huggingface_hub goes on for 23 seconds where no server is left,
+    and closes the client that all threads share at each failure, with sockets that a later test waits for in it.
+    """
+    yield
+    left = [thread for thread in threading.enumerate() if thread.name == "deltackpt-hub"]
+    if left:
+        from huggingface_hub.utils import _http
+
+        if not _abandoned:
+            _http.get_session = _unless_abandoned(_http.get_session)
+            _http.close_session = _unless_abandoned(_http.close_session)
+        _abandoned.update(left)
+
+
+_abandoned: set[threading.Thread] = set()
+
+
+def _unless_abandoned(function: Callable[[], Any]) -> Callable[[], Any]:
+    def called() -> Any:
+        if threading.current_thread() in _abandoned:
+            raise RuntimeError("the test is over")
+        return function()
+
+    return called
 
 
 @pytest.fixture

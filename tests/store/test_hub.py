@@ -137,6 +137,25 @@ def test_faults_of_the_network(hub: FakeBucket, monkeypatch: pytest.MonkeyPatch)
         assert len(proxy.seen("GET", "/resolve/")) >= 6
 
 
+def test_a_client_that_another_request_closed_is_a_lost_connection(
+    hub: FakeBucket, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library closes what all its requests share where one of them finds no server."""
+    from huggingface_hub import utils
+    from huggingface_hub.utils import _http
+
+    store.put("a", [b"x"])
+    real = utils.get_session
+    for closed in (True, False):
+        for module, call in ((utils, lambda: store.get("a", 9)), (_http, lambda: store.stat("a"))):
+            found = _http.default_client_factory()
+            found.close()
+            clients = iter([found if closed else None])
+            monkeypatch.setattr(module, "get_session", lambda left=clients: next(left, real()))
+            call()
+            assert next(clients, "asked for") == "asked for"
+
+
 def test_second_attempts_of_the_library_end_in_our_time(hub: FakeBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Left alone it asks six times, for 23 seconds; each of our attempts lets it come to one."""
     from huggingface_hub import constants

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 
+from support.ending import ENDING
 from support.vllm_tiny import PROMPTS
 
 ASK = {"model": "tiny", "max_tokens": 12, "temperature": 0, "logprobs": 0}
@@ -34,6 +35,7 @@ def stop_all():
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        ENDING.ended(process)
 
 
 class Server:
@@ -62,7 +64,7 @@ class Server:
             *self.how,
         ]
         self.process = subprocess.Popen(line, env=env, stdout=self.log, stderr=self.log, start_new_session=True)
-        STARTED.append(self.process)
+        STARTED.append(ENDING.began(self.process))
 
     def ready(self):
         end = time.monotonic() + START
@@ -122,7 +124,7 @@ def serve(run, servers, *more, cache="cache", url=None, before="pass"):
     ]
     with (run.root / "events.jsonl").open("a") as out:
         how = {"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
-        STARTED.append(subprocess.Popen([*line, "--json", "--poll", "100ms", *more], **how))
+        STARTED.append(ENDING.began(subprocess.Popen([*line, "--json", "--poll", "100ms", *more], **how)))
     return STARTED[-1]
 
 

@@ -30,6 +30,15 @@ def test_an_engine_that_answers_byte_by_byte():
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 ", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nX-Long: "])
+def test_headers_that_come_byte_by_byte(head):
+    began = time.monotonic()
+    with answering(head, then_every=0.05) as url, pytest.raises(StoreError, match="timed out after") as caught:
+        Http(url, timeout=1).get("/version")
+    assert caught.value.code == "engine-silent"
+    assert time.monotonic() - began < 60
+
+
 def test_an_answer_of_any_depth_is_a_text():
     with answering(page(b"[" * 100_000)) as url:
         assert Http(url, timeout=20).get("/version") == "[" * 100_000

@@ -11,6 +11,9 @@ import pytest
 from support.running import NO_OVERRIDE, checkpoint, command, deltackpt, environment
 from support.states import tree
 
+from deltackpt.watch.snapshot import compile_pattern, scan
+from deltackpt.watch.unmatched import unmatched
+
 STATE = {
     "optimizer.pt": b"moments",
     "scheduler.pt": b"a schedule",
@@ -205,14 +208,45 @@ def test_nothing_at_all_is_said_and_is_no_error(tmp_path):
     assert "no directories" in done.err
     checkpoint(tmp_path / "run/deep", 0)
     done = deltackpt("watch", tmp_path / "run/deep", tmp_path / "repo", "--once")
+    assert done.status == 6
     assert "a checkpoint itself" in done.err
+    assert "hint: `deltackpt write` publishes one checkpoint" in done.err
 
 
-@pytest.mark.parametrize("what", ["file", "folder"])
+NAMES = [
+    (["epoch_0_step_5", "epoch_1_step_5"], "epoch_{step}_step_5"),  # the number that differs
+    (["epoch_1_step_5", "epoch_1_step_10"], "epoch_1_step_{step}"),
+    (["epoch_0_step_5"], "epoch_0_step_{step}"),
+    (["step_5_of_100"], "step_{step}_of_100"),  # the number that is called one
+    (["run1/checkpoint-5", "run1/checkpoint-10"], "run1/checkpoint-{step}"),
+    (["rank0/iter_3/hf", "rank0/iter_4/hf"], "rank0/iter_{step}/hf"),
+    (["epoch=1-step=3.ckpt", "epoch=1-step=4.ckpt"], "epoch=1-step={step}.ckpt"),
+]
+
+
+@pytest.mark.parametrize(("names", "pattern"), NAMES, ids=[pattern for _, pattern in NAMES])
+def test_the_pattern_that_is_named_fits_what_is_there(tmp_path, names, pattern):
+    for name in names:
+        checkpoint(tmp_path / "run" / name, 0)
+    found = unmatched(tmp_path / "run", "no_{step}")
+    assert found.fits == pattern
+    assert len(scan(tmp_path / "run", compile_pattern(pattern))) == len(names)
+
+
+def test_pickles_are_named_by_the_pattern_and_then_by_what_they_are(tmp_path):
+    (tmp_path / "run/checkpoint-5").mkdir(parents=True)
+    (tmp_path / "run/checkpoint-5/pytorch_model.bin").write_bytes(b"x")
+    args = ("watch", tmp_path / "run", tmp_path / "repo", "--once", "--settle", "0s")
+    assert "hint: Watch with --pattern 'checkpoint-{step}'." in deltackpt(*args).err
+    assert "found pickles (pytorch_model.bin)" in deltackpt(*args, "--pattern", "checkpoint-{step}").err
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "side file"])
 def test_a_file_that_may_not_be_read_is_a_permission(places, what):
     run, repo = places
     path = checkpoint(run / "step_1", 1)
-    (path / "model.safetensors" if what == "file" else path).chmod(0)
+    (path / "config.json").write_text("{}")
+    {"file": path / "model.safetensors", "folder": path, "side file": path / "config.json"}[what].chmod(0)
     done = deltackpt("watch", run, repo, "--once", "--settle", "0.1s", before=NO_OVERRIDE)
     path.chmod(0o755)
     assert done.status == 5

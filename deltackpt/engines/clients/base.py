@@ -17,7 +17,8 @@ from deltackpt.format.manifest import Link
 class ClientOptions:
     """What all engines of a host share. ``pause`` is the engine's mode for requests in flight, ``timeout`` in seconds,
     ``mode`` that of `Update`. Without a ``cache`` each engine is its own base, and ``reports`` is the folder through
-    which its ranks answer; ``trusted``: they read only what is signed by keys that they trust themselves.
+    which its ranks answer; ``trusted``: they read only what is signed by keys that they trust themselves. ``draft`` is
+    the branch of a draft model that has a checkpoint of its own.
     """
 
     repository: str
@@ -28,6 +29,7 @@ class ClientOptions:
     mode: str = "auto"
     reports: Path | None = None
     trusted: bool = False
+    draft: str = ""
 
     @property
     def folder(self) -> Path:
@@ -41,7 +43,7 @@ class ClientOptions:
 class EngineReport:
     """What an engine prepared, or wrote. ``unchanged``: nothing of its weights changes, so it need not pause.
     ``served``: it is at the step already, by a final update, and says so as its version. ``path`` and ``expected`` are
-    those of `RankReport`; ``stale`` is what no update changes, in words."""
+    those of `RankReport`, and ``draft``; ``stale`` is what no update changes, in words."""
 
     mode: str = ""
     reason: str = ""
@@ -51,6 +53,7 @@ class EngineReport:
     path: str = ""
     expected: str = ""
     stale: tuple[str, ...] = ()
+    draft: str = ""
 
 
 class Client(ABC):

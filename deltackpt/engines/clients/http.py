@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from deltackpt.errors import ChainError, StoreError
-from deltackpt.util.answers import read_whole
+from deltackpt.util.answers import in_time, read_whole
 
 MAX_ANSWER = 64 << 20
 _NO_KEY = "It asks for a key: set DELTACKPT_ENGINE_KEY, or the variable that the engine itself reads."
@@ -39,7 +39,7 @@ class Http:
         self.url, self.timeout, self._no_route = url, timeout, no_route
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         proxies: dict[str, str] | None = {} if on_loopback(url) else None
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirect)
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirect, *in_time())
 
     def get(self, path: str, timeout: float | None = None) -> Any:
         """The answer: JSON as Python has it, else a text, None for an empty one."""

@@ -102,6 +102,7 @@ class VllmClient(Client):
         info: dict[str, Any] = {"repository": self.options.repository, "ref": self.options.ref, "phase": phase}
         info |= {"cache": None if cache is None else str(cache), "reports": str(folder), "token": token}
         info |= {"trusted": True} if self.options.trusted else {}
+        info |= {"draft": self.options.draft} if self.options.draft else {}
         info |= {"updater": self._updater.hold(), "url": self.http.url, **self._want}
         self._calls.attach(info)
         self._ranks = int(self.http.field("/get_world_size?include_dp=true", "world_size"))
@@ -189,4 +190,6 @@ def _report_of(reports: list[RankReport]) -> EngineReport:
     first = next((r for r in reports if r.path != r.expected), reports[0]) if reports else RankReport()
     stale = tuple(dict.fromkeys(words for report in reports for words in report.stale))
     elements = sum(r.elements for r in reports)
-    return EngineReport(first.mode, first.reason, elements, path=first.path, expected=first.expected, stale=stale)
+    found = EngineReport(first.mode, first.reason, elements, path=first.path, expected=first.expected, stale=stale)
+    found.draft = first.draft
+    return found

@@ -13,11 +13,12 @@ from typing import Any
 
 from vllm.distributed.parallel_state import get_world_group as world
 
+from deltackpt.engines.both_models import BothModels
 from deltackpt.engines.clients.http import Http
 from deltackpt.engines.clients.keys import engine_key
 from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.update import RankReport, Update
-from deltackpt.engines.vllm.rank import attach
+from deltackpt.engines.vllm.rank import attach, attach_draft
 from deltackpt.engines.vllm.release import KEY
 from deltackpt.engines.watchdog import FINAL, Watchdog
 from deltackpt.errors import DeltackptError, UsageError
@@ -34,7 +35,8 @@ class Attachment:
     A second call with the same three changes nothing. With a ``token``, the step is prepared in the background as well
     (`Update`), and ``phase`` may be another one that needs no session; the reports go to ``reports``, or else into the
     cache. ``updater`` is the lock of the process that will pause the engine, ``url`` the engine's own as that process
-    sees it: with both, the engine is resumed there should the process end before it wrote anything.
+    sees it: with both, the engine is resumed there should the process end before it wrote anything. ``draft`` is the
+    branch of a draft model that has a checkpoint of its own.
     """
 
     repository: str
@@ -49,11 +51,12 @@ class Attachment:
     reports: str = ""
     phase: str = "stage"
     trusted: bool = False
+    draft: str = ""
 
     @property
-    def where(self) -> tuple[str, str | None, str, bool]:
+    def where(self) -> tuple[str, str | None, str, bool, str]:
         """What a receiver is attached to."""
-        return self.repository, self.cache, self.ref, self.trusted
+        return self.repository, self.cache, self.ref, self.trusted, self.draft
 
     @property
     def folder(self) -> str:
@@ -77,7 +80,7 @@ class RankEndpoint:
     """A receiver behind vLLM's calls. Errors are ours, DeltackptError."""
 
     def __init__(self, model: Any, config: Any) -> None:
-        self.receiver: Receiver | None = None
+        self.receiver: Receiver | BothModels | None = None
         self._model, self._config = model, config
         self._attached: Attachment | None = None
         self._open = False  # vLLM's session, as far as this engine saw it
@@ -104,7 +107,11 @@ class RankEndpoint:
     def _attach(self, info: Attachment) -> None:
         if self.receiver is None or self._attached is None or self._attached.where != info.where:
             self.receiver = None
-            self.receiver = attach(self._model, self._config, *info.where)
+            where = info.repository, info.cache, info.ref, info.trusted
+            self.receiver = main = attach(self._model, self._config, *where)
+            found = attach_draft(main, *where, branch=info.draft)
+            if found is not None:
+                self.receiver = BothModels(main, *found)
         self.receiver.reports = info.folder
         self._attached = info
 

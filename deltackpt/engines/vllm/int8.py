@@ -39,6 +39,10 @@ def reloads_right(layer: torch.nn.Module) -> bool:
     method: Any = getattr(layer, "quant_method", None)
     if type(method).__name__ == "CompressedTensorsKVCacheMethod":
         return getattr(method.quant_config, "kv_cache_scheme", "") is None
+    if type(method).__name__ == "Fp8KVCacheMethod":
+        return getattr(method.quant_config, "kv_cache_quant_algo", None) is None
+    if _by_torch(layer):
+        return True
     kernel = getattr(getattr(layer, "scheme", None), "kernel", None)
     config = getattr(kernel, "config", None)
     return (
@@ -49,3 +53,10 @@ def reloads_right(layer: torch.nn.Module) -> bool:
         and getattr(getattr(kernel, "linear_method", None), "__name__", "") == "_apply_weights_onednn"
         and getattr(getattr(kernel, "dnnl_handler", None), KEPT, None) is not None
     )
+
+
+def _by_torch(layer: torch.nn.Module) -> bool:
+    """Is this an FP8 layer that torch computes with, from its parameters? Nothing of it is packed."""
+    method: Any = getattr(layer, "quant_method", None)
+    kernel = getattr(method, "fp8_linear", None) or getattr(getattr(layer, "scheme", None), "fp8_linear", None)
+    return type(kernel).__name__ in ("PerTensorTorchFP8ScaledMMLinearKernel", "ChannelWiseTorchFP8ScaledMMLinearKernel")

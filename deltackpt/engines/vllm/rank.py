@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,19 @@ from vllm.distributed.parallel_state import get_world_group
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.platforms import current_platform
 
+from deltackpt.engines.memory import flat_of, memories
+from deltackpt.engines.methods import MethodLayer
 from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.traits import quantized
 from deltackpt.engines.vllm import loader
 from deltackpt.engines.vllm.disk import left_out, weights_in
+from deltackpt.engines.vllm.drafts import draft_model, in_the_same_checkpoint, method_of, watch_attach
 from deltackpt.engines.vllm.int8 import reloads_right
+from deltackpt.engines.vllm.layers import as_loaded
 from deltackpt.engines.vllm.sleep import STATE, refuse_asleep, watch_sleep
 from deltackpt.engines.vllm.traits import TRAITS
 from deltackpt.engines.vllm.world import everyone
-from deltackpt.errors import CheckpointError
+from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 
 
 class VllmRank:
@@ -28,8 +34,13 @@ class VllmRank:
 
     traits = TRAITS
 
-    def __init__(self, model: torch.nn.Module, config: VllmConfig) -> None:
+    def __init__(self, model: torch.nn.Module, config: VllmConfig, main: torch.nn.Module | None = None) -> None:
+        """``main``: the engine's model, where ``model`` is what it drafts with."""
         self.model, self.config = model, config
+        self.model_config = config.model_config if main is None else config.speculative_config.draft_model_config
+        self.shared = frozenset(memories(model)) & frozenset(memories(main)) if main is not None else frozenset()
+        self.skipped: set[str] = set()
+        self.drafted = main is not None  # is there nothing else to bring to a step?
         self.load = model.load_weights
         world = get_world_group()
         self.rank, self.whole = world.rank_in_group, world.world_size == 1
@@ -40,9 +51,10 @@ class VllmRank:
         parameters = {name for name, _ in self.model.named_parameters()}
         with set_current_vllm_config(self.config):
             layerwise.initialize_layerwise_reload(self.model)
-            loaded = self.load(weights_in(folder, self.config.model_config, self.model))
-            layerwise.finalize_layerwise_reload(self.model, self.config.model_config)
-        return left_out(parameters, loaded, self.config.model_config)
+            weights = weights_in(folder, self.model_config, self.model)
+            loaded = self.load((name, tensor) for name, tensor in weights if name not in self.skipped)
+            layerwise.finalize_layerwise_reload(self.model, self.model_config)
+        return [] if self.shared else left_out(parameters, loaded, self.model_config)
 
     def reset(self) -> None:
         """Layers that wait for the rest of their weights discard them, and get their memory back."""
@@ -52,7 +64,38 @@ class VllmRank:
                 if info.can_load():
                     info.loaded_weights.clear()
                     info.load_numel = 0
-            layerwise.finalize_layerwise_reload(self.model, self.config.model_config)
+            layerwise.finalize_layerwise_reload(self.model, self.model_config)
+
+    @contextmanager
+    def as_loaded(self) -> Iterator[Sequence[MethodLayer]]:
+        """As `HasMethods.as_loaded`."""
+        with as_loaded(self.model, self._current) as found:
+            yield found
+
+    def load_layers(self, tensors: Mapping[str, Sequence[tuple[str, torch.Tensor]]]) -> None:
+        """As `HasMethods.load_layers`: by vLLM's layerwise reload of these layers alone."""
+        layers = torch.nn.ModuleList([self.model.get_submodule(name) for name in tensors])
+        with self._current():
+            layerwise.initialize_layerwise_reload(layers)
+            self.load(iter([pair for given in tensors.values() for pair in given]))
+            layerwise.finalize_layerwise_reload(layers, self.model_config)
+        if (what := self.differs(tensors)) is not None:
+            have, need = f"another {what} after its load", "what its method makes of the step's tensors"
+            raise ChainError("engine-refused", where="a layer", have=have, need=need)
+
+    def differs(self, tensors: Mapping[str, Sequence[tuple[str, torch.Tensor]]]) -> str | None:
+        """As `HasMethods.differs`."""
+        with self._current(), torch.no_grad():
+            with as_loaded(self.model, self._current, only=[*tensors]) as layers:
+                self.load(iter([pair for given in tensors.values() for pair in given]))
+                words = [{key: flat_of(t) for key, t in layer.loaded.items() if t.numel()} for layer in layers]
+            for layer, its in zip(layers, words, strict=True):
+                if (what := layer.differs(its)) is not None:
+                    return f"{what} of {layer.name}"
+        return None
+
+    def _current(self) -> AbstractContextManager[Any]:
+        return set_current_vllm_config(self.config)  # type: ignore[no-any-return]
 
     def agree(self, word: Any) -> list[Any]:
         """What each rank passed, by vLLM's group of all ranks."""
@@ -64,14 +107,9 @@ class VllmRank:
         return STATE.times
 
     def stale(self) -> list[str]:
-        """The draft model of speculative decoding: no step has its weights."""
-        drafts = getattr(self.config, "speculative_config", None)
-        if drafts is None:
-            return []
-        method = str(getattr(drafts, "method", None) or "")
-        if method.startswith(("ngram", "suffix")):  # it has no weights
-            return []
-        return [f"the draft model of speculative decoding ({method or 'of its own'})"]
+        """The draft model of speculative decoding, unless it follows."""
+        method = "" if self.drafted else method_of(self.config)
+        return [f"the draft model of speculative decoding ({method})"] if method else []
 
 
 def attach(
@@ -85,11 +123,40 @@ def attach(
         return Receiver(VllmRank(model, config), repository, cache, ref=ref, origin=origin, trusted=trusted)
 
 
+def attach_draft(
+    main: Receiver, repository: str, cache: str | None, ref: str, trusted: bool, *, branch: str
+) -> tuple[Receiver, str] | None:  # fmt: skip
+    """A receiver for what the engine of ``main`` drafts with, and the branch that has its steps: ``branch``, or none
+    where they are the engine's own. None where there is no such model, or it cannot follow. Every rank has to do it at
+    the same time."""
+    rank = main.engine
+    assert isinstance(rank, VllmRank)
+    model = draft_model()
+    if model is None or not method_of(rank.config):
+        return None
+    same = in_the_same_checkpoint(rank.config)
+    if not same and not branch:
+        return None
+    try:
+        with set_current_vllm_config(rank.config):
+            draft = VllmRank(model, rank.config, rank.model)
+            origin = (loader.ORIGIN or _local(rank.config)) if same else str(draft.model_config.model)
+            where = cache if same or cache is None else f"{cache}.draft"
+            found = Receiver(draft, repository, where, ref=ref if same else branch, origin=origin, trusted=trusted)
+    except DeltackptError:
+        if not same:  # it was asked for
+            raise
+        return None
+    rank.drafted = found.link is not None
+    return (found, "" if same else branch) if rank.drafted else None
+
+
 def watch_workers() -> None:
-    """Note from now on when the worker of this process goes to sleep. A CPU's worker never does."""
+    """Note from now on when the worker of this process goes to sleep, which a CPU's never does, and which it is."""
     module = sys.modules.get("vllm.v1.worker.gpu_worker")
     if module is not None:
         watch_sleep(module.Worker)
+        watch_attach(module.Worker)
 
 
 def refuse_packed(model: torch.nn.Module) -> None:

@@ -24,12 +24,14 @@ class DeltaWorker:
         it is known. Raises UsageError ``engine-version``."""
         import vllm
 
+        from deltackpt.engines.vllm.drafts import note_worker
         from deltackpt.engines.vllm.endpoint import Attachment, RankEndpoint
         from deltackpt.engines.vllm.rank import watch_workers
         from deltackpt.engines.vllm.release import release_of
 
         release_of(vllm.__version__, "the worker extension")
         watch_workers()
+        note_worker(self)
         found = getattr(self, "_deltackpt", None)
         if found is None:
             found = self._deltackpt = RankEndpoint(self.model_runner.get_model(), self.vllm_config)

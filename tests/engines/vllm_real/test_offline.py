@@ -134,21 +134,23 @@ def test_a_random_patch_through_the_map_is_a_native_load(tmp_path, kind, monkeyp
     assert of_fresh(run.checkpoint(1)) == patched
 
 
-def quantized(folder, state):
-    """Linear layers in int8, with a scale a row, as compressed-tensors has them."""
-    new = {}
+def quantized(folder, state, dtype=torch.int8):
+    """Linear layers in eight bits, with a scale a row, as compressed-tensors has them."""
+    new, most = {}, 127 if dtype == torch.int8 else 448
     for name, w in state.items():
         if name.endswith("proj.weight"):
-            scale = w.float().abs().amax(1, keepdim=True) / 127
-            new[name], new[f"{name}_scale"] = (w.float() / scale).round().to(torch.int8), scale
+            scale = w.float().abs().amax(1, keepdim=True) / most
+            words = w.float() / scale
+            new[name], new[f"{name}_scale"] = (words.round() if most == 127 else words).to(dtype), scale
         else:
             new[name] = w
-    spec = {"num_bits": 8, "type": "int", "symmetric": True}
+    kind = "int" if dtype == torch.int8 else "float"
+    spec = {"num_bits": 8, "type": kind, "symmetric": True}
     group = {"targets": ["Linear"], "weights": {**spec, "strategy": "channel", "dynamic": False}}
     group["input_activations"] = {**spec, "strategy": "token", "dynamic": True}
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {
-        "quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"],
+        "quant_method": "compressed-tensors", "format": f"{kind}-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": group},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
@@ -173,20 +175,22 @@ def test_weights_that_a_cpu_packs_are_refused(tmp_path, kind, monkeypatch):
     close(llm)
 
 
-def test_int8_is_served_by_reload(tmp_path):
-    """Weights and scales move; each step answers as a fresh engine does. One that is undone is the step before, or said
-    to be none."""
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
+def test_twenty_quantized_steps_of_a_training_in_bf16(tmp_path, dtype):
+    """Weights and scales move. INT8 is packed by oneDNN: its layers are loaded again, alone. FP8 lies turned, and is
+    scattered into. Each step answers as a fresh engine does; one that is undone is the step before."""
     state = tiny(tmp_path / "side")
     config = (tmp_path / "side/config.json").read_text()
     run = Run(tmp_path, tmp_path / "side")
-    for seed in range(4):
+    for seed in range(STEPS + 1):
         (tmp_path / "side/config.json").write_text(config)
-        run.publish(quantized(tmp_path / "side", state))
-        state = nudge(state, seed, share=0.5)
+        run.publish(quantized(tmp_path / "side", state, dtype))
+        state = stepped(state, seed)
     llm = engine(run.checkpoint(0))
-    seen = {0: (answers(llm), checksums(llm))}
     attach(llm, run)
-    for step in (1, 2, 3):
+    way = ("layers", "layers") if dtype == torch.int8 else ("scatter", "journal")
+    seen = {}
+    for step in range(1, STEPS + 1):
         if step == 3:  # back from it, and to it again
             llm.start_weight_update()
             llm.update_weights({"update_info": {"step": 3, "token": "t"}})
@@ -194,16 +198,29 @@ def test_int8_is_served_by_reload(tmp_path):
             llm.finish_weight_update("2")
             llm.reset_prefix_cache()
             [undone] = read_reports(run.root / "cache", "t")
-            assert undone.wedged or (answers(llm), checksums(llm)) == seen[2]
+            assert not undone.wedged
+            assert (answers(llm), checksums(llm)) == seen[2]
         [report] = update(llm, run, step)
-        assert (report.mode, report.wedged) == ("reload", False)
-        assert report.reason
+        assert (report.mode, report.path, report.expected) == (*way, way[1])
+        assert ("loaded again" in report.reason) == (dtype == torch.int8)
         gc.collect()
         seen[step] = answers(llm), checksums(llm)
+    tensors = len(run.states[0])
+    assert update(llm, run, STEPS, phase="check")[0].checked == f"{tensors} of {tensors} tensors"
+    [report] = update(llm, run, 7, mode="reload")  # and from there by the same way as before
+    assert report.mode == "reload"
+    assert (answers(llm), checksums(llm)) == seen[7]
     close(llm)
-    assert len({str(one) for one in seen.values()}) == 4
-    for step, (answered, summed) in seen.items():
-        assert of_fresh(run.checkpoint(step)) == (answered, summed), step
+    assert len({str(one) for one in seen.values()}) == STEPS
+    for step in (1, 2, 10, STEPS):
+        assert of_fresh(run.checkpoint(step)) == seen[step], step
+
+
+def stepped(state, seed):
+    """As after a step of a training: all weights a little off."""
+    generator = torch.Generator().manual_seed(seed)
+    off = {n: torch.randn(w.shape, generator=generator) * w.float().abs().mean() * 0.02 for n, w in state.items()}
+    return {name: (w.float() + off[name]).to(w.dtype) for name, w in state.items()}
 
 
 def test_the_prefix_cache_would_be_stale(tmp_path):
