@@ -23,6 +23,9 @@ one that is short of memory take --size 1b. Set nothing but NCCL_NVLS_ENABLE=0, 
   kill-trainer  the trainer's first rank is killed in each phase: engines have the old step or the new one, all of them
   hook          FSDP ranks alone: 1, 2, 4, .. of the trainers: step(), and durable; bytes and parts of a rank
 
+Seen on a CPU: pair and limited with one trainer, hook and kill-engine with two. The cases shares and kill-trainer, and
+pair with several trainers, have not run anywhere yet: run them last.
+
 With several trainers each owns a block of rows of every tensor, as FSDP 2 has it, and steps are coded: plain changes
 are of whole tensors. Weights begin alike on both sides, so that the first step moves nothing, unless --first-load.
 """

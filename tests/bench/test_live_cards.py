@@ -31,19 +31,12 @@ def test_a_pair_free_and_limited():
     assert '"way": "coder, 1 Gb/s"' in out
 
 
-def test_several_trainers_and_engines():
-    out = bench("--turns", "0", "--trainers", "2", "--engines", "2", "--cases", "pair", "hook")
-    assert '"way": "coder, no limit"' in out
+def test_ranks_of_a_hook_and_engines_that_are_killed():
+    out = bench("--turns", "0", "--trainers", "2", "--engines", "2", "--cases", "hook", "kill-engine")
     assert '"ranks": 1' in out
     assert '"ranks": 2' in out
-
-
-@pytest.mark.parametrize("trainers", ["1", "2"])
-def test_kills(trainers):
-    out = bench("--trainers", trainers, "--engines", "2", "--cases", "kill-engine", "kill-trainer")
     for phase in ("announce", "move", "prove", "agree", "write"):
         assert f'"killed_in": "{phase}"' in out
-        assert f'"trainer_killed_in": "{phase}"' in out
 
 
 @pytest.mark.parametrize("given", [["--trainers", "0"], ["--engines", "0"]])

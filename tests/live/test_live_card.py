@@ -123,15 +123,6 @@ def test_the_training_s_own_groups_keep_their_watchdog(monkeypatch):
 
 
 @needs_no_card
-@pytest.mark.heavy
-def test_rows_of_two_trainer_ranks_to_one_card(tmp_path):
-    from support.live_card import card_sharded
-    from support.ranks import spawn
-
-    assert spawn(2, card_sharded, tmp_path) == [""] * 2
-
-
-@needs_no_card
 @pytest.mark.filterwarnings("ignore")
 def test_what_waits_for_the_repository_holds_nothing_on_a_card(tmp_path, cards):
     model = make_model()

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.skipif(real_cards() == 1, reason="n
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("rate", [None, 1e12])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL])
 def test_an_engine_on_a_card_is_lost_at_every_phase(tmp_path, monkeypatch, how, rate):
     if not real_cards():
         stand_in(monkeypatch.setattr, monkeypatch.setitem)

@@ -56,11 +56,3 @@ def card_engine(out: str, address: str, name: str, phase: str, step: int, how: i
         if found is not None:
             host.load_state_dict(model.state_dict())
             note(path, step=found.step, digest=digest(host), way=found.way)
-
-
-def card_sharded(rank: int, world: int, root, *, device: str) -> None:
-    """`live_ranks.sharded` between cards that are not there: the first load and each step come by boxes."""
-    from support.live_ranks import sharded
-
-    stand_in()
-    sharded(rank, world, root, "nccl", device=device)
