@@ -12,7 +12,6 @@ from deltackpt.repository.manifests import Manifests
 from deltackpt.repository.objects import Objects
 from deltackpt.repository.refs import Ref, Refs
 from deltackpt.repository.signatures import put_signature
-from deltackpt.util.parallel import ordered_map
 
 if TYPE_CHECKING:
     from deltackpt.repository.signer import RecordSigner
@@ -44,11 +43,9 @@ class Commits:
         alone = store.capabilities.swap
         before = set() if alone else {*self._manifests.numbered(link.step)}
         signed = None if self.signer is None else self.signer.head(ref, link, old.link if old else None)
-        puts: list[Callable[[], object]] = [lambda: store.put(link.name, [new.encode()])]
-        if signed is not None:  # [S-SIG-2], side by side: each waits for a disk or for a request
-            puts.append(lambda: put_signature(store, signed))
-        for _ in ordered_map(lambda put: put(), puts, len(puts)):
-            pass
+        store.put(link.name, [new.encode()])
+        if signed is not None:
+            put_signature(store, signed)  # [S-SIG-2]
         check()
         self._refs.move(ref, old, link, self._manifests.load)
         if self.signer is not None and signed is not None:
