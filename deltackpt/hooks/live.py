@@ -91,7 +91,7 @@ class LiveSide:
     def __init__(self, session: LiveSession, trainer: LiveTrainer, queue: int, timeout: float, fresh: bool) -> None:
         """``fresh``: the weights are of no step, so that the first one put is all of them. Raises what the session
         raises."""
-        self._session, self._whole, self._told = session, fresh, False
+        self._session, self._group, self._whole, self._told = session, trainer.group, fresh, False
         session.open(trainer)
         self._pending = Pending(queue)
         self._worker = Worker(self._pending, trainer.group, self._deliver, timeout, session.close)  # type: ignore[arg-type]
@@ -159,6 +159,8 @@ class LiveSide:
         self._pending.close()
         self._worker.wait(patience)
         self._session.close()
+        if patience is None and self._worker.fatal is None:
+            self._group.close()
 
 
 def live_side(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -32,6 +33,9 @@ class ProcessGroup(Protocol):
     def receive(self, data: torch.Tensor, of: int) -> None:
         """Receive from rank ``of`` into a contiguous tensor in host memory, of the size that is sent."""
 
+    def close(self) -> None:
+        """The last call, at a rank that waits for no other."""
+
 
 class SingleProcess:
     """A group of one process."""
@@ -54,6 +58,9 @@ class SingleProcess:
         """Not called: there is no other rank."""
         raise AssertionError("there is no other rank")
 
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
 
 class Processes:
     """All ranks of the default process group, over a gloo group of their own: that of the training is not used.
@@ -70,7 +77,7 @@ class Processes:
             hint = "The ranks' messages are in host memory, which NCCL does not move."
             raise UsageError("hook-option", where="the trainer hook, sharded=", have=have, need=need, hint=hint)
         self._dist = dist
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def broadcast(self, value: Any) -> Any:
@@ -92,6 +99,14 @@ class Processes:
     def receive(self, data: torch.Tensor, of: int) -> None:
         """Receive host memory from a rank."""
         self._guarded(lambda: self._dist.recv(data, src=of, group=self._group))
+
+    def close(self) -> None:
+        """Let go of the group with its threads and connections: one of these threads that is still at work when the
+        interpreter ends aborts the process."""
+        group, self._group = self._group, None
+        if group is not None and self._dist.is_initialized():
+            with suppress(ValueError):  # it went with all others
+                self._dist.destroy_process_group(group)
 
     def _guarded(self, call: Callable[[], Any]) -> None:
         try:

@@ -22,7 +22,7 @@ from deltackpt.hooks.exporter import HookExporter
 from deltackpt.hooks.finite import counts_after, refuse
 from deltackpt.hooks.live import LiveSession, live_group, live_side
 from deltackpt.hooks.metrics import StepMetrics
-from deltackpt.hooks.opening import everyones, existing, extractor, process_groups, secured
+from deltackpt.hooks.opening import Target, everyones, existing, extractor, process_groups, secured
 from deltackpt.hooks.options import QUEUE, TIMEOUT, Errors, Full, HookOptions, NonFinite, Resume
 from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.plan import FilePlan, Global, check_plan, files_of, held_by, plan_state, shard_cut
@@ -165,13 +165,7 @@ class TrainerHook:
         self._training.begin(TrainerHook, self.abandon)
         atexit.register(_abandon, weakref.ref(self))
 
-    def _start(
-        self,
-        source: Source,
-        pieces: list[Piece],
-        plan: Mapping[str, Global],
-        target: str | os.PathLike[str] | Repository,
-    ) -> TrainingStart:
+    def _start(self, source: Source, pieces: list[Piece], plan: Mapping[str, Global], target: Target) -> TrainingStart:
         """Find out, by all ranks together, which step the weights are. A repository is made if there is none."""
         options = self._options
         sums = all_sums(pieces, options.threads_or_default)
@@ -381,6 +375,9 @@ class TrainerHook:
                 self._live.close(patience)
             self._capture.close()
             self._training.finish(patience)
+            if patience is None and self._worker.fatal is None:  # else threads may be at work in them
+                self._group.close()
+                self.publisher.group.close()
 
     def __enter__(self) -> TrainerHook:
         return self
