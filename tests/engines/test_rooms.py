@@ -31,9 +31,10 @@ TORCH_FREE = [
 
 def is_neutral(path):
     """`interop` has vLLM's and SGLang's formats, which are other things by the same names, and `quantize` writes the
-    configs of checkpoints."""
+    configs of checkpoints. What an engine has of a live session stands in `live`, above `engines`."""
     name = path.relative_to(ROOT).as_posix()
-    return not name.startswith(("interop/", "quantize/", *(f"engines/{kind}/" for kind in KINDS))) and name != REGISTRY
+    own = [place for kind in KINDS for place in (f"engines/{kind}/", f"live/{kind}.py")]
+    return not name.startswith(("interop/", "quantize/", *own)) and name != REGISTRY
 
 
 REGISTRY = "engines/clients/__init__.py"

@@ -39,6 +39,10 @@ def test_what_the_plugin_uses_is_there(version):
     assert facts["layerwise"]["initialize_layerwise_reload"] == "(model)"
     assert facts["layerwise"]["finalize_layerwise_reload"] in ("(model, model_config)", "(*args, **kwargs)")
     assert facts["layerwise"]["get_layerwise_info"] == "(layer)"
+    assert facts["layers"] == {
+        "restore_layer_on_meta": "(layer, info)", "materialize_meta_tensor": "(meta_tensor)",
+        "_get_original_loader": "(tensor)",
+    }  # fmt: skip
     assert {"loaded_weights", "load_numel"} <= facts["layer_info"]["fields"].keys()
     assert "can_load" in facts["layer_info"]["methods"]
     assert facts["default_loader"]["methods"]["get_all_weights"] == "(self, model_config, model)"

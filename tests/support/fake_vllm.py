@@ -121,6 +121,12 @@ def _modules(version: str, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "vllm.distributed.weight_transfer.base": base,
         "vllm.distributed.weight_transfer.factory": {"WeightTransferEngineFactory": factory, **trainers},
         "vllm.model_executor": {},
+        "vllm.model_executor.layers": {},
+        "vllm.model_executor.layers.linear": {"LinearBase": type("LinearBase", (), {})},
+        "vllm.model_executor.layers.quantization": {},
+        "vllm.model_executor.layers.quantization.base_config": {
+            "QuantizeMethodBase": type("QuantizeMethodBase", (), {}),
+        },
         "vllm.model_executor.model_loader": {
             "_LOAD_FORMAT_TO_MODEL_LOADER": loaders,
             "register_model_loader": register,
@@ -131,6 +137,7 @@ def _modules(version: str, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "vllm.model_executor.model_loader.default_loader": {"DefaultModelLoader": WholeFiles},
         "vllm.model_executor.model_loader.reload": {},
         "vllm.model_executor.model_loader.reload.layerwise": layerwise,
+        "vllm.model_executor.model_loader.reload.meta": {},
         "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
         "vllm.v1": {},
         "vllm.v1.worker": {},

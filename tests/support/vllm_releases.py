@@ -38,6 +38,7 @@ WORKER = ("vllm/v1/worker/gpu_worker.py", "Worker")
 WORKER_CALLS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
 LLM = ("vllm/entrypoints/llm.py", "vllm/entrypoints/rl/offline.py")
 LAYERWISE = "vllm/model_executor/model_loader/reload/layerwise.py"
+LAYERS_USE = ("restore_layer_on_meta", "materialize_meta_tensor", "_get_original_loader")
 ROUTES = (
     "/version", "/pause", "/resume", "/is_paused", "/is_sleeping", "/collective_rpc", "/get_world_size", "/weight_info",
     "/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update",
@@ -158,6 +159,8 @@ def release(sources: Sources) -> dict[str, Any]:
                 llm[node.name] = signature(node)
     layerwise = sources.module(LAYERWISE) or ast.Module([], [])
     reload = {n.name: signature(n) for n in layerwise.body if isinstance(n, ast.FunctionDef)}
+    meta = sources.module(LAYERWISE.replace("layerwise", "meta")) or ast.Module([], [])
+    layers = {n.name: signature(n) for n in (*layerwise.body, *meta.body) if isinstance(n, ast.FunctionDef)}
     config = sources.class_of("vllm/config/weight_transfer.py", "WeightTransferConfig")
     backend = next(i for i in config.body if isinstance(i, ast.AnnAssign) and i.target.id == "backend")  # type: ignore
     return {
@@ -165,6 +168,7 @@ def release(sources: Sources) -> dict[str, Any]:
         "worker": {name: calls.get(name) for name in (*WORKER_CALLS, "sleep", "wake_up")},
         "llm": llm,
         "layerwise": {name: word for name, word in reload.items() if not name.startswith("_")},
+        "layers": {name: layers.get(name) for name in LAYERS_USE},
         "backend": "any" if "str" in re.findall(r"\w+", ast.unparse(backend.annotation)) else "its own",
         "routes": routes(sources),
         "offers": [f"{module}.{name}" for module, name in imports() if sources.offers(module, name)],
