@@ -192,6 +192,7 @@ class Capture:
         due, self._anchor_due = self._anchor_due, publisher.due and not publisher.anchored
         publisher.due = False
         if due and not publisher.anchored:
+            self._anchor_due = False  # the policy did not know of this one
             write_anchor(self._repo, link, cache=self._cache, threads=self.threads)
 
     def close(self) -> None:
