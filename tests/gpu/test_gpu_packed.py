@@ -62,9 +62,11 @@ def pieces_of(cases, host=False):
 
 def encoded(group, snapshot):
     """A job for `interleaved`: all pieces of a group that changed."""
-    changed = [i for i, count in enumerate(group.changes.counts) if count]
-    made = yield from device_encode.encode(group, changed, snapshot)
-    return {group.changes.pieces[i].name: made[i] for i in changed}
+    pieces = group.changes.pieces
+    counts = {i: count for i, count in enumerate(group.changes.counts) if count}
+    grids = {i: grid.choose_grid(pieces[i].storage, count, 1) for i, count in counts.items()}
+    made = yield from device_encode.encode(group, grids, snapshot)
+    return {pieces[i].name: made[i] for i in counts}
 
 
 def check(pieces, snapshot, olds, news):
