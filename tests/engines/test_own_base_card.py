@@ -121,7 +121,9 @@ def test_every_kind_of_place(tmp_path, nothing_to_the_host, monkeypatch, room):
     """Also where there is no room for what was decoded: but for ties, it is decoded again."""
     monkeypatch.setattr(kept, "TOTAL", room)
     one = FollowingLaid(tmp_path)
-    assert one.receiver.proof.summary() == {"proven": len(SHAPES), "unproven": 0, "ties": 1}, one.receiver.why
+    assert one.receiver.proof.summary() == {"proven": len(SHAPES), "unproven": 0, "ties": 1, "again": 0}, (
+        one.receiver.why
+    )
     for step in (1, 2):
         one.step()
         report = one.update()

@@ -3,9 +3,11 @@
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 from support.device_changes import WHERE  # noqa: E402 isort:skip
+
+pytest.importorskip("triton")  # after its mode is set, in the line above
+
 
 from deltackpt.errors import FormatError  # noqa: E402
 from deltackpt.format import state_digest  # noqa: E402

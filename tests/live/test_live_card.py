@@ -3,9 +3,11 @@
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 from support.live_card import real_cards, stand_in  # noqa: E402 isort:skip
+
+pytest.importorskip("triton")  # after its mode is set, in the line above
+
 from support.live import TOKEN, Engine, make_model, nudge, raw  # noqa: E402
 
 from deltackpt.carriers import groups  # noqa: E402

@@ -10,9 +10,11 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 
 from support.live_card import card, card_engine, real_cards, stand_in  # noqa: E402 isort:skip
+
+pytest.importorskip("triton")  # after its mode is set, in the line above
+
 from support.live import TOKEN, make_model, nudge, until  # noqa: E402
 from support.live_ranks import digest, end, noted, start, wait_for_member, wait_for_note  # noqa: E402
 
