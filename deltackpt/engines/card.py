@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from deltackpt.engines.card_tasks import TensorTask, decode_tasks, tensor_tasks
+from deltackpt.engines.card_tasks import BytesOf, TensorTask, decode_tasks, staged, tensor_tasks
 from deltackpt.engines.module import WeightPlace
 from deltackpt.engines.scatter import Write
 from deltackpt.format.state_digest import ZERO, Sums, add
@@ -46,19 +46,29 @@ def decode_on(
     and those that several names share. Raises ChainError ``base-differs`` for old values that the patch does not apply
     to.
     """
-    changes, tasks = CardChanges(), list[TensorTask]()
+    tasks = list[TensorTask]()
     for name in patch.names:
         place, encoded = found.get(name), patch.tensor(name)
         if place is None or encoded is None or place.shared or not place.tensor.is_contiguous():
             continue
         tasks += tensor_tasks(encoded, words(place.tensor, place.dtype), place.known) or ()
+    changes = decode_and_keep(device, tasks, spent)
+    lend_room([write for write in changes.writes if isinstance(write, PlacedWords)])
+    return changes
+
+
+def decode_and_keep(
+    device: torch.device, tasks: Sequence[TensorTask], spent: int = 0, bytes_of: BytesOf = staged
+) -> CardChanges:
+    """Decode tasks, and keep what writes them; nothing is written. ``spent`` as of `decode_on`, ``bytes_of`` as of
+    `decode_tasks`, which says what is raised."""
+    changes = CardChanges()
     join_receiving(device)
     kept = KeptChanges((one.task.scratch for one in tasks), spent)
-    for found_of in decode_tasks(device, tasks):
-        for one, both in zip(found_of.tasks, found_of.decoded.sums, strict=True):
+    for found in decode_tasks(device, tasks, bytes_of):
+        for one, both in zip(found.tasks, found.decoded.sums, strict=True):
             changes.gained[one.name] = add(changes.gained.get(one.name, ZERO), both)
-        changes.writes.append(kept.keep(found_of.decoded, found_of.source))
-        del found_of
+        changes.writes.append(kept.keep(found.decoded, found.source))
+        del found
     changes.spent = kept.spent
-    lend_room([write for write in changes.writes if isinstance(write, PlacedWords)])
     return changes

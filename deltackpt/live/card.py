@@ -6,7 +6,6 @@ are sent up from there.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +18,10 @@ from deltackpt.codecs.full import FullCodec
 from deltackpt.engines import card
 from deltackpt.engines.card_compile import compile_for
 from deltackpt.engines.card_memory import aside
-from deltackpt.engines.card_tasks import TensorTask, decode_tasks, staged, tensor_tasks
+from deltackpt.engines.card_tasks import TensorTask, staged, tensor_tasks
 from deltackpt.engines.card_writes import CardWrites
 from deltackpt.engines.module import ModuleWrite, WeightPlace
-from deltackpt.engines.scatter import Scatter, Write
+from deltackpt.engines.scatter import Scatter
 from deltackpt.engines.step_changes import changed_elements
 from deltackpt.engines.transformers import check_ties
 from deltackpt.errors import ChainError
@@ -30,9 +29,7 @@ from deltackpt.format import state_digest
 from deltackpt.format.dtypes import storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums
-from deltackpt.gpu.compile_ahead import join_receiving
 from deltackpt.gpu.digest import sums_of_runs
-from deltackpt.gpu.kept import KeptChanges
 from deltackpt.gpu.places import Place, by_width
 from deltackpt.gpu.transfers import synchronize
 from deltackpt.live.card_changes import PlainTask, plain_changes, plain_task
@@ -107,16 +104,9 @@ class CardWeights(ModuleWeights):
         tasks, plain, left = self._sorted_out(patch)
         self.decoded = {"card": len({*(t.name for t in tasks), *(t.name for t in plain)}), "host": len(left)}
         host: dict[str, ModuleWrite] = {}
-        gained: dict[str, Sums] = {}
-        writes: list[Write] = []
+        coded = card.decode_and_keep(self.device, tasks, bytes_of=_bytes_of)
+        gained, writes = coded.gained, coded.writes
         places: list[Place] = []
-        join_receiving(self.device)
-        kept = KeptChanges(one.task.scratch for one in tasks)
-        for found in decode_tasks(self.device, tasks, _bytes_of):
-            for one, both in zip(found.tasks, found.decoded.sums, strict=True):
-                gained[one.name] = state_digest.add(gained.get(one.name, state_digest.ZERO), both)
-            writes.append(kept.keep(found.decoded, found.source))
-            del found
         for changes in plain_changes(plain):
             gained |= changes.gained
             places += changes.places
@@ -132,12 +122,11 @@ class CardWeights(ModuleWeights):
         self, patch: Patch
     ) -> tuple[list[TensorTask], list[PlainTask], list[tuple[WeightPlace, Any]]]:  # fmt: skip
         """The tensors that change: those for kernels, coded and plain, and those that the host decodes."""
-        names = Counter(place.alias for place in self.found.values())
         tasks, plain, left = list[TensorTask](), list[PlainTask](), list[tuple[WeightPlace, Any]]()
         for name in sorted(patch.names, key=str.encode):
             place, held = self.place(name), patch.tensor(name)
             assert held is not None
-            alone = names[place.alias] == 1 and place.tensor.is_contiguous() and place.widening is None
+            alone = not place.shared and place.tensor.is_contiguous() and place.widening is None
             if alone and isinstance(held, EncodedTensor):
                 old = words(place.tensor, place.dtype)
                 if (mine := tensor_tasks(held, old, place.known)) is not None:
