@@ -95,7 +95,7 @@ STAGERS = 2  # threads that copy bytes to pinned memory while the groups before 
 
 
 def decode_tasks(
-    device: torch.device, tasks: Sequence[TensorTask], bytes_of: BytesOf = staged
+    device: torch.device, tasks: Sequence[TensorTask], bytes_of: BytesOf | None = None
 ) -> Iterator[DecodedTasks]:
     """Decode tasks, part by part, and those of one dtype together, in groups.
 
@@ -130,10 +130,10 @@ def _span(group: Sequence[DecodeTask]) -> tuple[int, int]:
 
 
 def _bytes(
-    device: torch.device, spans: Sequence[tuple[PartReader, int, int]], bytes_of: BytesOf
+    device: torch.device, spans: Sequence[tuple[PartReader, int, int]], bytes_of: BytesOf | None
 ) -> Generator[torch.Tensor]:
     """What ``bytes_of`` has of each span; what is copied in host memory is so by other threads, ahead of its use."""
-    if bytes_of is staged:
+    if bytes_of is None:
         yield from ordered_map(lambda span: staged(*span, device), spans, STAGERS, ahead=STAGERS)
     else:
         yield from (bytes_of(*span, device) for span in spans)
