@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,12 +21,18 @@ from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import EncodedTensor
 
 
+class TaskPart(Protocol):
+    """What `BytesOf` takes the bytes of a task from: a part, or a share of one."""
+
+    where: str
+
+
 @dataclass(frozen=True)
 class TensorTask:
     """An entry of the tensor ``name`` in ``part``."""
 
     name: str
-    part: PartReader
+    part: TaskPart
     task: DecodeTask
 
 
@@ -88,7 +95,7 @@ def staged(part: PartReader, begin: int, end: int, device: torch.device) -> torc
     return here
 
 
-BytesOf = Callable[[PartReader, int, int, torch.device], torch.Tensor]
+BytesOf = Callable[[Any, int, int, torch.device], torch.Tensor]  # of a `TaskPart`
 
 
 def decode_tasks(

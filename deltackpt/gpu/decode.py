@@ -40,7 +40,8 @@ LISTS = 32  # columns of the counts: one for each class, and for the long change
 class DecodeTask:
     """One `packed` entry. ``words``: all old words of its tensor or box on the device, flat and contiguous, as signed
     integers of the dtype's width; they lie from element ``origin`` on in the tensor. ``begin``: where in the part's
-    bytes on the device its payload, of ``size`` bytes, begins."""
+    bytes on the device its payload, of ``size`` bytes, begins. ``tiles``: how errors number its tiles, int64 [tiles];
+    None: as they are."""
 
     index: ListIndex
     dtype: DType
@@ -49,6 +50,7 @@ class DecodeTask:
     size: int
     where: str
     origin: int = 0
+    tiles: Ints | None = None
 
     @cached_property
     def scratch(self) -> int:
@@ -341,5 +343,6 @@ def _refuse(
     tile = int(bad[0])
     for task in tasks:
         if tile < len(task.index.lengths):
-            raise decoder.refuse(CODES[int(flags[bad[0]])], f"{task.where}, tile {tile}")
+            number = tile if task.tiles is None else int(task.tiles[tile])
+            raise decoder.refuse(CODES[int(flags[bad[0]])], f"{task.where}, tile {number}")
         tile -= len(task.index.lengths)

@@ -27,8 +27,8 @@ from deltackpt.live.events import LiveEvent, Report, teller
 from deltackpt.live.messages import Announcement, Welcome
 from deltackpt.live.options import check_seconds, check_token, host_and_port, require
 from deltackpt.live.rank_state import RankState
-from deltackpt.live.slices import traced
 from deltackpt.live.store_way import Pause, StoredStep
+from deltackpt.live.traced import traced
 from deltackpt.live.weights import HeldWeights
 from deltackpt.repository import Repository
 from deltackpt.torch_views.names import Rename
