@@ -102,7 +102,7 @@ def _rectangles(
     begun, before = 0, Runs()
     for row in range(len(wanted) + 1):
         now = _runs(wanted[row], wide) if row < len(wanted) else ()
-        if row and now == before and high[row] == high[0]:
+        if 0 < row < len(wanted) and now == before and high[row] == high[0]:
             continue
         for first, stop in before:
             yield slice(begun, row), slice(first, stop)

@@ -147,13 +147,15 @@ def slices(out: str, address: str, layout: str, rank: int, ranks: int, steps: in
         found = receiver.receive(1.0)
         if found is not None:
             what = {"way": found.way, "elements": found.elements, "received": found.received}
+            what["decoded"] = getattr(receiver._rank_state._weights, "decoded", None)
             note(path.with_suffix(f".{found.step}.json"), **what, moved=moved(model), digest=digest(model))
     receiver.close()
 
 
 def fsdp_to_slices(
-    rank: int, world: int, root: Path, carrier: str, layouts: list[str], ranks: int, *, device: str
-) -> None:
+    rank: int, world: int, root: Path, carrier: str, layouts: list[str], ranks: int, engine: Any = None, *,
+    device: str,
+) -> None:  # fmt: skip
     """A rank of a trainer with FSDP 2; the first one starts an engine of ``ranks`` processes for each layout."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -172,7 +174,7 @@ def fsdp_to_slices(
         for layout in layouts if rank == 0 else ():
             for one in range(ranks):
                 out = str(root / f"{layout}-{one}.json")
-                started[layout, one] = start(slices, out, live.address, layout, one, ranks, steps)
+                started[layout, one] = start(engine or slices, out, live.address, layout, one, ranks, steps)
         try:
             for step in range(steps):
                 if step:
@@ -186,6 +188,8 @@ def fsdp_to_slices(
                     found = until(lambda path=path: noted(path))
                     assert found["digest"] == digest(expected(layout, one, ranks, whole)), (layout, one, step)
                     assert found["way"] == "live", found
+                    if engine is not None and step:  # on a card
+                        assert found["decoded"]["card"] > 0, found
                     assert found["moved"], found
                     assert found["elements"] > 0, found
                     assert found["received"] > 0, found
