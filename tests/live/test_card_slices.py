@@ -1,4 +1,4 @@
-"""Slices on a card: the bytes of a rank's tiles alone, decoded by kernels to what the host decodes, and proven alike."""
+"""Slices on a card: the bytes of a rank's tiles alone, decoded by kernels to what the host decodes, proven alike."""
 
 import numpy as np
 import pytest

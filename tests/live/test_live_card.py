@@ -9,7 +9,6 @@ from support.live_card import fsdp_to_card_slices, real_cards, stand_in  # noqa:
 pytest.importorskip("triton")  # after its mode is set, in the line above
 
 from support.live import TOKEN, Engine, make_model, nudge, raw  # noqa: E402
-
 from support.live_layouts import LAYOUTS  # noqa: E402
 from support.ranks import spawn  # noqa: E402
 
@@ -148,8 +147,8 @@ def test_what_waits_for_the_repository_holds_nothing_on_a_card(tmp_path, cards):
 
 @needs_no_card
 @pytest.mark.parametrize(
-    "layouts", [["fused"], pytest.param([n for n in LAYOUTS if n != "partial"], marks=pytest.mark.heavy)]
+    "layout", [pytest.param(n, marks=() if n == "fused" else pytest.mark.heavy) for n in LAYOUTS if n != "partial"]
 )
-def test_slices_on_cards_take_every_step(tmp_path, layouts):
+def test_slices_on_cards_take_every_step(tmp_path, layout):
     """FSDP over two ranks to engines of two ranks each, whose slices lie on cards: every layout, exact bytes."""
-    assert spawn(2, fsdp_to_card_slices, tmp_path, layouts, 2) == [""] * 2
+    assert spawn(2, fsdp_to_card_slices, tmp_path, [layout], 2) == [""] * 2

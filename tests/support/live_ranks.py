@@ -188,7 +188,7 @@ def fsdp_to_slices(
                     found = until(lambda path=path: noted(path))
                     assert found["digest"] == digest(expected(layout, one, ranks, whole)), (layout, one, step)
                     assert found["way"] == "live", found
-                    if engine is not None and step:  # on a card
+                    if engine is not None and step and layout != "wide":  # on a card, in the tensor's own words
                         assert found["decoded"]["card"] > 0, found
                     assert found["moved"], found
                     assert found["elements"] > 0, found
