@@ -19,7 +19,8 @@ import torch.distributed as dist
 from token_bucket import Bucket
 
 TOKEN = "a secret of the benchmark"
-PHASES = ["announce", "move", "prove", "agree", "write"]
+PHASES = ["announce", "move", "prove", "agree", "write"]  # of an engine
+OF_TRAINER = ["announce", "move", "agree", "write", "live"]
 RATES = {"25 Gb/s": 25e9 / 8, "1 Gb/s": 1e9 / 8}
 PART = {"25 Gb/s": 1, "1 Gb/s": 16}  # a so manieth of the baseline is sent
 PIECE = 16 << 20  # bytes of one message of the limited baseline

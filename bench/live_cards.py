@@ -52,7 +52,7 @@ if "cpu" in sys.argv or "--device=cpu" in sys.argv:
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from live_card_ranks import CASES, PHASES, Child  # noqa: E402
+from live_card_ranks import CASES, OF_TRAINER, PHASES, Child  # noqa: E402
 
 LIMITS = {
     "pair": 240,
@@ -141,8 +141,8 @@ def run_case(o: argparse.Namespace, case: str, seconds: float) -> list[str]:
     """-> what went wrong."""
     if case == "kill-trainer":
         wrong = []
-        for phase in PHASES:
-            with Run(o, case, o.trainers, seconds / len(PHASES), phase=phase) as run:
+        for phase in OF_TRAINER:
+            with Run(o, case, o.trainers, seconds / len(OF_TRAINER), phase=phase) as run:
                 for rank in range(o.trainers + o.engines):
                     run.start(f"rank-{rank}", rank)
                 run.gone |= {f"rank-{rank}" for rank in range(o.trainers)}

@@ -77,7 +77,7 @@ def join(
                     `HeldWeights` for what the session has
     ``engine``      a name; ``rank``, (this one, of how many): ranks of one engine switch together
     ``load``        the engine's own loader of (name, tensor): it is traced once; this rank then holds what it copies
-                    into the parameters of ``model``, in host memory, and pulls the tiles of that alone
+                    into the parameters of ``model``, where these are, and pulls the tiles of that alone
     ``rename``      gives the checkpoint's name for a module's, None to leave one out
     ``repository``  where this rank reads what it missed, a URL or open; None: the URL that the trainer uses. Where it
                     asks for signatures (`Repository.secure`, DELTACKPT_TRUST), so does this rank of the session: a step

@@ -52,7 +52,7 @@ class PreparedSlices:
 
 
 class SlicedWeights:
-    """Implements `HeldWeights` for the boxes of tensors in a rank's host memory.
+    """Implements `HeldWeights` for the boxes of tensors that a rank holds.
 
     Boxes of ranks that share an engine are the same or apart. Where no rank of the engine holds some elements of a
     tensor, sums do not prove it: then its bytes have to have checksums.

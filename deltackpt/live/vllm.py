@@ -1,4 +1,4 @@
-"""vLLM's ranks in a live session: a worker extension, for engines whose weights are in host memory.
+"""vLLM's ranks in a live session: a worker extension.
 
     llm = LLM(MODEL, worker_extension_cls="deltackpt.live.vllm.LiveWorker")
     llm.collective_rpc("deltackpt_join", args=("10.0.0.1:7700", token))

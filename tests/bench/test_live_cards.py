@@ -48,7 +48,7 @@ def test_shares_of_slices_on_cards():
 
 def test_a_trainer_that_is_killed_in_each_phase():
     out = bench("--cases", "kill-trainer")
-    for phase in ("announce", "move", "prove", "agree", "write"):
+    for phase in ("announce", "move", "agree", "write", "live"):
         assert f'"trainer_killed_in": "{phase}"' in out
 
 

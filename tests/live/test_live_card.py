@@ -146,9 +146,8 @@ def test_what_waits_for_the_repository_holds_nothing_on_a_card(tmp_path, cards):
 
 
 @needs_no_card
-@pytest.mark.parametrize(
-    "layout", [pytest.param(n, marks=() if n == "fused" else pytest.mark.heavy) for n in LAYOUTS if n != "partial"]
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "partial"])
 def test_slices_on_cards_take_every_step(tmp_path, layout):
     """FSDP over two ranks to engines of two ranks each, whose slices lie on cards: every layout, exact bytes."""
     assert spawn(2, fsdp_to_card_slices, tmp_path, [layout], 2) == [""] * 2

@@ -197,3 +197,17 @@ def fsdp_to_slices(
         finally:
             for process in started.values():
                 end(process)
+
+
+def waiting_slices(out: str, address: str, layout: str, rank: int, ranks: int, phase: str, step: int, how: int) -> None:
+    """An engine's rank that holds slices, until it is ended: it dies, or stands still, as a phase of a step begins."""
+    from support.live_layouts import LAYOUTS
+
+    torch.set_num_threads(1)
+    model, path = LAYOUTS[layout](rank, ranks), Path(out)
+    options = {"token": TOKEN, "timeout": 20.0, "engine": "e", "rank": (rank, ranks), "load": model.load_weights}
+    receiver = join(model, address, report=at_phase(phase, step, how), **options)
+    note(path, step=receiver.step)
+    while True:
+        if receiver.receive(0.1) is not None:
+            note(path, step=receiver.step)
