@@ -137,7 +137,7 @@ def _span(group: Sequence[DecodeTask]) -> tuple[int, int]:
 
 
 def _bytes(
-    device: torch.device, spans: Sequence[tuple[TaskPart, int, int]], bytes_of: BytesOf
+    device: torch.device, spans: Sequence[tuple[Any, int, int]], bytes_of: BytesOf
 ) -> Generator[torch.Tensor]:
     """What ``bytes_of`` has of each span; what is copied in host memory is so by other threads, ahead of its use."""
     if bytes_of is staged:

@@ -22,8 +22,8 @@ from deltackpt.gpu.decode import DecodedChanges
 from deltackpt.gpu.digest import of_changes
 from deltackpt.gpu.places import Place, by_width, other
 from deltackpt.gpu.transfers import put
+from deltackpt.live.box_words import in_box, place_in, sums_of_box, words_there
 from deltackpt.live.card_tiles import BlockTask, block_tasks
-from deltackpt.live.card_words import in_box, place_in, sums_of_box, words_there
 from deltackpt.live.parts import StepParts
 from deltackpt.live.slice_step import SliceStep
 from deltackpt.live.slices import PreparedSlices, SlicedWeights

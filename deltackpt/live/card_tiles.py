@@ -19,7 +19,7 @@ from deltackpt.engines.card_tasks import TaskPart, TensorTask
 from deltackpt.format.dtypes import storage_shape
 from deltackpt.gpu.decode import DecodeTask, takes
 from deltackpt.gpu.digest import out_of_box
-from deltackpt.live.card_words import CardWords, within, words_there
+from deltackpt.live.box_words import BoxWords, within, words_there
 from deltackpt.shares import EntryShare
 from deltackpt.shares.bounds import Bounds, meet, of_run, offset_of, shape_of, size
 from deltackpt.shares.tensors import HeldTensor
@@ -139,7 +139,7 @@ def block_tasks(one: EntryShare, tensor: HeldTensor, cells: int, part: TaskPart)
     if storage_shape(entry.dtype, entry.whole) != tensor.shape or not (entry.boxed or entry.storage == tensor.shape):
         return None
     places = tensor.places
-    if not all(isinstance(words, CardWords) and words.near for _, words in places):
+    if not all(isinstance(words, BoxWords) and words.near for _, words in places):
         return None
     where, made = f"{part.where}, {entry.name!r}", list[BlockTask]()
     for block in blocks(one):
@@ -161,7 +161,7 @@ def _own_words(block: TileBlock, tensor: HeldTensor) -> tuple[torch.Tensor, int]
     if len(found) != 1 or meet(mine, found[0]) != found[0]:
         return None
     box = Box(tensor.shape, offset_of(found[0]), shape_of(found[0]))
-    assert isinstance(words, CardWords)
+    assert isinstance(words, BoxWords)
     view = words.view[within(found[0], mine)]
     return (view.reshape(-1), box.start) if box.contiguous and view.is_contiguous() else None
 

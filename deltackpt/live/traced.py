@@ -19,8 +19,8 @@ from deltackpt.errors import CheckpointError
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.widening import Widening
+from deltackpt.live.box_words import BoxWords
 from deltackpt.live.card_slices import CardSlices
-from deltackpt.live.card_words import CardWords
 from deltackpt.live.slices import SlicedWeights
 from deltackpt.shares import HeldTensors
 from deltackpt.shares.bounds import Bounds, of_strided, shape_of, whole
@@ -78,7 +78,7 @@ def _held(
         if device is None:
             boxes.setdefault(whole(shape), np.zeros(shape, uint(dtype.width)))
         else:
-            boxes.setdefault(whole(shape), CardWords(torch.zeros(shape, dtype=INTS[dtype.width], device=device)))
+            boxes.setdefault(whole(shape), BoxWords(torch.zeros(shape, dtype=INTS[dtype.width], device=device)))
     return HeldTensor(dtype, shape, boxes, copies)
 
 
@@ -93,7 +93,7 @@ def _views(
         first = sum(start * step for (start, _), step in zip(box, steps, strict=True))
         _, where = region.select(np.array([first], np.int64), -1)
         if words is None:
-            yield box, CardWords(memory.flat.as_strided(shape_of(box), strides, int(where[0])))
+            yield box, BoxWords(memory.flat.as_strided(shape_of(box), strides, int(where[0])))
             continue
         apart = [stride * words.itemsize for stride in strides]
         yield box, np.lib.stride_tricks.as_strided(words[int(where[0]) :], shape_of(box), apart)

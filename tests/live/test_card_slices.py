@@ -24,8 +24,8 @@ from support.states import ORIGIN, part_of, value  # noqa: E402
 
 from deltackpt.errors import ChainError, FormatError  # noqa: E402
 from deltackpt.format.manifest import Link  # noqa: E402
+from deltackpt.live.box_words import BoxWords  # noqa: E402
 from deltackpt.live.card_slices import CardSlices  # noqa: E402
-from deltackpt.live.card_words import CardWords  # noqa: E402
 from deltackpt.live.parts import StepParts  # noqa: E402
 from deltackpt.live.slices import SlicedWeights  # noqa: E402
 from deltackpt.patch.part import PartReader  # noqa: E402
@@ -72,7 +72,7 @@ def on_card(held):
                 room = torch.zeros((array.shape[0], array.shape[1] + 3), dtype=there.dtype, device=there.device)
                 room[:, : array.shape[1]] = there
                 there = room[:, : array.shape[1]]
-            boxes[box] = CardWords(there)
+            boxes[box] = BoxWords(there)
         found[name] = HeldTensor(tensor.dtype, tensor.shape, boxes)
     return HeldTensors(found)
 
@@ -275,13 +275,13 @@ def test_a_tile_that_others_hold_a_part_of_is_refused():
 
 def test_words_of_a_scalar_and_of_a_box():
     memory = torch.arange(12, dtype=torch.int16).view(3, 4).to(card(0))
-    box = CardWords(memory[:, 1:3])
+    box = BoxWords(memory[:, 1:3])
     assert box.shape == (3, 2)
     assert box.size == 6
     assert box.read(...).tolist() == [[1, 2], [5, 6], [9, 10]]
     box.write((np.array([0, 2]), np.array([1, 0])), np.array([70, 90], "<u2"))
     assert memory.tolist() == [[0, 1, 70, 3], [4, 5, 6, 7], [8, 90, 10, 11]]
-    one = CardWords(torch.zeros((), dtype=torch.int32, device=card(0)))
+    one = BoxWords(torch.zeros((), dtype=torch.int32, device=card(0)))
     one.write((np.array([0]),), np.array([7], "<u4"))
     assert one.read((np.array([0]),)).tolist() == [7]
     one.write(..., np.array(9, "<u4"))

@@ -21,7 +21,7 @@ from deltackpt.torch_views.words import INTS, from_host
 
 
 @dataclass(frozen=True)
-class CardWords:
+class BoxWords:
     """Implements `shares.tensors.FarWords`. ``view``: integers of the words' width, of the box's shape, in any
     strides."""
 
@@ -69,7 +69,7 @@ class CardWords:
 def words_there(tensor: HeldTensor, box: Bounds, device: torch.device) -> torch.Tensor | None:
     """The words of a box of a tensor, integers of its shape: a view where they lie in one place, else a copy, whose
     elements that are not held are 0. None where some of the tensor's memory is in another form."""
-    places = {bounds: words.view for bounds, words in tensor.boxes.items() if isinstance(words, CardWords)}
+    places = {bounds: words.view for bounds, words in tensor.boxes.items() if isinstance(words, BoxWords)}
     if len(places) < len(tensor.boxes):
         return None
     for mine, view in places.items():
@@ -98,7 +98,7 @@ def in_box(positions: torch.Tensor, shape: Shape, box: Bounds) -> tuple[torch.Te
 def place_in(words: Any, box: Bounds, shape: Shape, change: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> Place:
     """The changes of a tensor of ``shape`` that lie in the words of a box: flat positions in the tensor, int64 [n], new
     words and old ones [n]."""
-    assert isinstance(words, CardWords)
+    assert isinstance(words, BoxWords)
     positions, new, old = change
     inside, index = in_box(positions, shape, box)
     where = torch.zeros_like(positions)
