@@ -136,9 +136,7 @@ def _span(group: Sequence[DecodeTask]) -> tuple[int, int]:
     return min(task.begin for task in group), max(task.begin + task.size for task in group)
 
 
-def _bytes(
-    device: torch.device, spans: Sequence[tuple[Any, int, int]], bytes_of: BytesOf
-) -> Generator[torch.Tensor]:
+def _bytes(device: torch.device, spans: Sequence[tuple[Any, int, int]], bytes_of: BytesOf) -> Generator[torch.Tensor]:
     """What ``bytes_of`` has of each span; what is copied in host memory is so by other threads, ahead of its use."""
     if bytes_of is staged:
         yield from ordered_map(lambda span: bytes_of(*span, device), spans, STAGERS, ahead=STAGERS)

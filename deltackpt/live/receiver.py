@@ -141,6 +141,15 @@ class LiveReceiver:
         """Bytes of parts that came from the trainer's memory, in all."""
         return self._rank_state.received if self._rank_state else 0
 
+    def with_group(self, group: Any) -> LiveReceiver:
+        """Say, on every rank of an engine and before the first `receive`, which group of torch.distributed they are, on
+        any backend, that nothing else uses -> itself. Ranks that hold slices then add up their sums by `all_reduce`,
+        and the trainer hears one proof for the engine. Where a rank does not answer in a third of the session's
+        timeout, every rank sends its own, as without. Raises UsageError ``live-option``."""
+        assert self._rank_state is not None
+        self._rank_state.add_up_by(group, self._hello["ranks"])
+        return self
+
     def connect(self, timeout: float, pause: Pause) -> None:
         """Come in. Raises what `join` raises."""
         wire = Wire.connect(host_and_port(self._address), self._address, Deadline(timeout))
@@ -215,7 +224,8 @@ class LiveReceiver:
         answer = {"round": step.round}
         self._tell(LiveEvent("announce", step.step))
         try:
-            ready = rank.prepare(step, pause)
+            ready = self._prepared(rank, step, pause)
+            proof = rank.proof(step) if ready else {}
         except DeltackptError as error:
             with suppress(DeltackptError):
                 wire.send({**answer, "vote": "refused", "error": error.to_dict()}, Deadline(self._timeout))
@@ -225,7 +235,7 @@ class LiveReceiver:
             return None
         self._tell(LiveEvent("agree", step.step))
         try:
-            vote = {**answer, "vote": "ready", "proof": rank.proof, "unchecked": rank.unchecked}
+            vote = {**answer, "vote": "ready", "proof": proof, "unchecked": rank.unchecked}
             wire.send(vote, Deadline(self._timeout))
             decided = self._decision(wire, step)
         except DeltackptError as error:
@@ -245,6 +255,17 @@ class LiveReceiver:
             except DeltackptError as error:
                 self._fall_out(error)
         return LiveStep(step.step, step.state, "live", elements, rank.moved)
+
+    @staticmethod
+    def _prepared(rank: RankState, step: Announcement, pause: Pause) -> bool:
+        """See `RankState.prepare`; the engine's other ranks do not wait for one that is not ready."""
+        ready = False
+        try:
+            ready = rank.prepare(step, pause)
+        finally:
+            if not ready:
+                rank.absent(step)
+        return ready
 
     def _decision(self, wire: Wire, step: Announcement) -> bool:
         """Is the step to be written? Waits as long as the trainer says that it is still there."""

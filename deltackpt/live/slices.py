@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from deltackpt.live.weights import check_sums
 from deltackpt.patch.base import Patch
 from deltackpt.restore.patch_reader import check_origin
 from deltackpt.shares import Cut, HeldTensors, ShareProof, ShareReader
-from deltackpt.shares.bounds import disjoint, whole
+from deltackpt.shares.bounds import Bounds, disjoint, whole
 
 Words = npt.NDArray[Any]
 
@@ -68,6 +68,11 @@ class SlicedWeights:
             for name, tensor in tensors.tensors.items()
         }
         self._proof: ShareProof | None = None
+
+    @property
+    def cells(self) -> Mapping[str, Sequence[Bounds]]:
+        """What its proofs are of: boxes of each tensor, disjoint."""
+        return self._cells
 
     def digest(self) -> dict[str, Sums]:
         """Of no tensor: slices have the sums of cells, which are proven with those of other ranks."""

@@ -1,5 +1,6 @@
 """A link that is cut, and an engine that loses one of its ranks, at every phase: all have the old step or the new."""
 
+import os
 import signal
 import time
 
@@ -9,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from support.live import TOKEN, Engine, make_model, nudge, raw, until  # noqa: E402
 from support.live_layouts import expected, nudge_state, same, whole_state  # noqa: E402
-from support.live_ranks import end, noted, start, wait_for_member, waiting_slices  # noqa: E402
+from support.live_ranks import end, noted, sharded_trainer, start, wait_for_member, waiting_slices  # noqa: E402
 from support.relay import Relay  # noqa: E402
 
 from deltackpt.errors import StoreError  # noqa: E402
@@ -123,6 +124,36 @@ def test_an_engine_loses_one_of_its_ranks_at_every_phase(tmp_path, how):
             stays.close()
     finally:
         for one in others:
+            end(one)
+
+
+@pytest.mark.parametrize("phase", ["move", *(pytest.param(p, marks=pytest.mark.heavy) for p in PHASES if p != "move")])
+def test_a_rank_of_the_trainer_dies_beside_the_first(tmp_path, phase, made):
+    """The second of two, from which half of the parts come, as an engine comes to a phase: the engine is at the old
+    step, or at the new one, and the first rank is told, within the timeouts."""
+    outs = [tmp_path / f"trainer-{rank}" for rank in range(2)]
+    ranks = [start(sharded_trainer, str(out), str(tmp_path), rank, 2) for rank, out in enumerate(outs)]
+    try:
+        address = until(lambda: noted(outs[0]).get("address"))
+        told, states = OnPhase(), [whole_state(), whole_state()]
+        nudge_state(states[1], 1)
+        held = expected("fused", 0, 1, {name: torch.zeros_like(t) for name, t in states[0].items()})
+        engine = Engine(held, address, load=held.load_weights, report=told, timeout=8.0)
+        made.append(engine)
+        for out in outs:
+            until(lambda out=out: noted(out).get("step") == 0)
+        until(lambda: engine.at(0))
+        told.act, told.wanted = lambda: os.kill(ranks[1].pid, signal.SIGKILL), (phase, 1)
+        (tmp_path / "go").touch()
+        until(lambda: told.wanted is None)
+        first = until(lambda: noted(outs[0]).get("step") == 1 and noted(outs[0]))
+        until(lambda: engine.receiver.step is not None)
+        step = engine.receiver.step
+        assert same(held, expected("fused", 0, 1, states[step]))
+        assert first["failed"] or step == 1
+    finally:
+        (tmp_path / "end").touch()
+        for one in ranks:
             end(one)
 
 

@@ -211,3 +211,36 @@ def waiting_slices(out: str, address: str, layout: str, rank: int, ranks: int, p
     while True:
         if receiver.receive(0.1) is not None:
             note(path, step=receiver.step)
+
+
+def sharded_trainer(out: str, root: str, rank: int, world: int) -> None:
+    """A rank of a trainer whose tensors are cut by rows: two steps, the second when it is told to. It notes each, and
+    what the second ended with."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from support.live_layouts import nudge_state, whole_state
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=world)
+    mesh, whole, path = init_device_mesh("cpu", (world,)), whole_state(), Path(out)
+    state = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in whole.items()}
+    live = Session("127.0.0.1:0", token=TOKEN, mode="sync", engines=1, timeout=10.0, load_timeout=60.0)
+    hook = TrainerHook(state, Path(root) / "repo", threads=1, timeout=20.0, live=live)
+    note(path, address=live.address, step=-1)
+    hook.step(0)
+    hook.flush()
+    note(path, address=live.address, step=0)
+    until((Path(root) / "go").exists)
+    nudge_state(whole, 1)
+    for name, tensor in whole.items():
+        state[name].to_local().copy_(distribute_tensor(tensor, mesh, [Shard(0)]).to_local())
+    failed = ""
+    try:
+        hook.step(1)
+    except Exception as error:
+        failed = getattr(error, "code", type(error).__name__)
+    note(path, address=live.address, step=1, failed=failed)
+    until((Path(root) / "end").exists)
+    os._exit(0)
