@@ -29,7 +29,7 @@ from deltackpt.util.parallel import ordered_map, weighed_map
 from deltackpt.util.progress import SILENT, Progress
 
 PART_BYTES = 32 << 20  # encoded bytes after which a part is handed over and the next one begun
-PIECE = 8 << 20  # bytes of a file that are read at a time
+PIECE = 2 << 20  # bytes of a file that are read at a time: still in a cache when they are hashed and written
 
 
 @dataclass(frozen=True)
