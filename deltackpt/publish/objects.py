@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -62,7 +63,7 @@ class StepObjects:
 
         Each is read by the thread that puts it. Raises what `store` raises, after all have ended.
         """
-        most = MOST_FILES if self.repo.store.capabilities.local else REMOTE_FILES
+        most = _files_at_once() if self.repo.store.capabilities.local else REMOTE_FILES
         return put_side_by_side(self.store, objects, min(self._threads, most))
 
     def begin(self, name: str, chunks: Iterable[Buffer]) -> Future[File]:
@@ -102,6 +103,12 @@ class StepObjects:
         for chunk in chunks:
             self.check()
             yield chunk
+
+
+def _files_at_once() -> int:
+    """As many as memory allows, and the descriptors of this process: a file takes four."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_FILES if soft == resource.RLIM_INFINITY else max(1, min(MOST_FILES, (soft - 32) // 4))
 
 
 def remove(repo: Repository, files: Iterable[File]) -> None:
