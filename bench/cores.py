@@ -219,7 +219,8 @@ def shown(times: Times, counts: list[int], size: int) -> str:
         ratio, speed = move and times.cp and move / times.cp, made and size / made / 1e9
         cells = [str(threads), cell(move), cell(ratio), cell(made), cell(speed, "{:.1f}")]
         lines.append(f"| {' | '.join([*cells, cell(times.copy.get(threads, 0) / 1e9, '{:.0f}')])} |")
-    beside = f"an anchor, all threads {cell(times.anchor)} s; `cp -r` {cell(times.cp)} s; an empty cache, all threads {cell(times.build)} s"
+    made = f"an anchor {cell(times.anchor)} s, an empty cache {cell(times.build)} s"
+    beside = f"`cp -r` {cell(times.cp)} s; by all threads {made}"
     return "\n".join([*lines, f"\n{size / 1e9:.2f} GB; {beside}"])
 
 
