@@ -16,7 +16,7 @@ import numpy.typing as npt
 from deltackpt.kernels import address
 
 LEAST = 64 << 10  # bytes from which memory is kept
-MOST = 64 << 20  # bytes up to which it is; and of all that waits to be used again, four times this
+MOST = 64 << 20  # bytes up to which it is; and of all that waits to be used again, twice this
 
 
 class _Kept:
@@ -49,7 +49,7 @@ class _Kept:
 
     def give_back(self, memory: npt.NDArray[np.uint8]) -> None:
         with self._lock:
-            if self._users and self._waiting + len(memory) <= 4 * MOST:
+            if self._users and self._waiting + len(memory) <= 2 * MOST:
                 self._free.setdefault(len(memory), []).append(memory)
                 self._waiting += len(memory)
 
