@@ -15,7 +15,8 @@ one goes on whatever became of it. Cards 0 .. T-1 train, the next E are engines 
 one that is short of memory take --size 1b. Set nothing but NCCL_NVLS_ENABLE=0, which is set here unless it is.
 
   pair          step() -> written and proven on all engines' cards, coded and plain, in turns with a broadcast of all
-                weights over NCCL; the engines' bytes against what the parts have
+                weights over NCCL; the engines' bytes against what the parts have; and of either side when each phase
+                began, in seconds after the call of step(), and how long it took
   limited       the same, coded, with one token bucket under carrier and baseline: 25 and 1 Gb/s. Of the baseline at
                 1 Gb/s a sixteenth is sent, and the time is multiplied
   vllm          vLLM's own engines nccl and sparse_nccl between the same ranks, in turns with the plain broadcast: on
