@@ -159,7 +159,9 @@ def address(place: int | str) -> tuple[str, int]:
     host, _, port = str(place).rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16):
-        raise UsageError("usage", where="metrics port", have=repr(place)[:80], need="a port from 0 to 65535, or HOST:PORT")
+        raise UsageError(
+            "usage", where="metrics port", have=repr(place)[:80], need="a port from 0 to 65535, or HOST:PORT"
+        )
     return host or "127.0.0.1", int(port)
 
 
