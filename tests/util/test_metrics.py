@@ -110,6 +110,15 @@ def test_names_are_of_one_scheme() -> None:
         assert name.endswith(("_total", "_seconds", "_steps", "_step", "_info", "_wedged"))
 
 
+def test_what_is_counted_anywhere_is_exported() -> None:
+    """A name that is not in the list would be counted, and shown to nobody."""
+    files = [*(ROOT / "deltackpt").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]
+    counted = re.compile(r'\.(?:set|add|ask)\(\s*"(deltackpt_[a-z_]+)"')
+    named = {name for file in files for name in counted.findall(file.read_text())}
+    assert named <= KINDS.keys()
+    assert KINDS.keys() - named == {"deltackpt_info", "deltackpt_unseen_seconds"}
+
+
 def test_what_is_served_can_be_read_by_the_client_library() -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     metrics = Metrics("serve-updates")
