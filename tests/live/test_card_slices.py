@@ -186,10 +186,10 @@ def test_the_first_load_of_slices(to_card):
     total = ShareProof()
     for rank in range(2):
         there = on_card(holding(zeros, split_on(old, 1, rank, 2)))
-        found = CardSlices(there, card(0)).take(
-            step_of(part_of({}, new, "full"), to_card=to_card, full=True), {}, sums(new)
-        )
+        slices = CardSlices(there, card(0))
+        found = slices.take(step_of(part_of({}, new, "full"), to_card=to_card, full=True), {}, sums(new))
         assert same(back(there), zeros)
+        assert slices.decoded["card"] == (len(old) if to_card else 0)
         total += ShareProof.from_dict(found.proof, "")
         found.write()
         assert same(back(there), new)
