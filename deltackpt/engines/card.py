@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from deltackpt.engines.card_tasks import BytesOf, TensorTask, decode_tasks, staged, tensor_tasks
+from deltackpt.engines.card_tasks import BytesOf, TensorTask, decode_tasks, tensor_tasks
 from deltackpt.engines.module import WeightPlace
 from deltackpt.engines.scatter import Write
 from deltackpt.format.state_digest import ZERO, Sums, add
@@ -62,7 +62,7 @@ def decode_on(
 
 
 def decode_and_keep(
-    device: torch.device, tasks: Sequence[TensorTask], spent: int = 0, bytes_of: BytesOf = staged
+    device: torch.device, tasks: Sequence[TensorTask], spent: int = 0, bytes_of: BytesOf | None = None
 ) -> CardChanges:
     """Decode tasks, and keep what writes them; nothing is written. ``spent`` as of `decode_on`, ``bytes_of`` as of
     `decode_tasks`, which says what is raised."""

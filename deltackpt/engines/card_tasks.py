@@ -102,7 +102,7 @@ STAGERS = 2  # threads that copy bytes to pinned memory while the groups before 
 
 
 def decode_tasks(
-    device: torch.device, tasks: Sequence[TensorTask], bytes_of: BytesOf = staged
+    device: torch.device, tasks: Sequence[TensorTask], bytes_of: BytesOf | None = None
 ) -> Iterator[DecodedTasks]:
     """Decode tasks, part by part, and those of one dtype together, in groups.
 
@@ -136,10 +136,13 @@ def _span(group: Sequence[DecodeTask]) -> tuple[int, int]:
     return min(task.begin for task in group), max(task.begin + task.size for task in group)
 
 
-def _bytes(device: torch.device, spans: Sequence[tuple[Any, int, int]], bytes_of: BytesOf) -> Generator[torch.Tensor]:
+def _bytes(
+    device: torch.device, spans: Sequence[tuple[TaskPart, int, int]], bytes_of: BytesOf | None
+) -> Generator[torch.Tensor]:
     """What ``bytes_of`` has of each span; what is copied in host memory is so by other threads, ahead of its use."""
-    if bytes_of is staged:
-        yield from ordered_map(lambda span: bytes_of(*span, device), spans, STAGERS, ahead=STAGERS)
+    if bytes_of is None:
+        copied: BytesOf = staged
+        yield from ordered_map(lambda span: copied(*span, device), spans, STAGERS, ahead=STAGERS)
     else:
         yield from (bytes_of(*span, device) for span in spans)
 
