@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from support.states import ORIGIN
 from support.tile_by_tile import PARTS
 
