@@ -16,7 +16,6 @@ from deltackpt.gpu.digest import has_kernels
 from deltackpt.gpu.kept import KeptChanges
 from deltackpt.gpu.places import PlacedWords, lend_room
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.torch_views.words import words
 
 
 @dataclass
@@ -51,7 +50,7 @@ def decode_on(
         place, encoded = found.get(name), patch.tensor(name)
         if place is None or encoded is None or place.shared or not place.tensor.is_contiguous():
             continue
-        tasks += tensor_tasks(encoded, words(place.tensor, place.dtype), place.known) or ()
+        tasks += tensor_tasks(encoded, place.tensor, place.known) or ()
     changes = decode_and_keep(device, tasks, spent)
     lend_room([write for write in changes.writes if isinstance(write, PlacedWords)])
     return changes
