@@ -64,7 +64,7 @@ def serve_updates(
 ) -> None:
     """Update running engines at every new step.
 
-    Until SIGINT, SIGTERM or SIGHUP. A step is fetched and proven, and the engines prepare it, before any is paused. An engine
+    Until SIGINT, SIGTERM or SIGHUP. A step is fetched and proven, and the engines prepare it, before any is paused. One
     that does not take it keeps its old step, and is reported. With --json every event is a line, with its time. With
     --once the command ends with 4 if an engine is not at the newest step.
 
