@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from deltackpt.engines.card_tasks import BytesOf, TensorTask, decode_tasks, staged, tensor_tasks
+from deltackpt.engines.card_tasks import BytesOf, TensorTask, decode_tasks, tensor_tasks
 from deltackpt.engines.module import WeightPlace
 from deltackpt.engines.scatter import Write
 from deltackpt.format.state_digest import ZERO, Sums, add
@@ -16,7 +16,6 @@ from deltackpt.gpu.digest import has_kernels
 from deltackpt.gpu.kept import KeptChanges
 from deltackpt.gpu.places import PlacedWords, lend_room
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.torch_views.words import words
 
 
 @dataclass
@@ -51,14 +50,14 @@ def decode_on(
         place, encoded = found.get(name), patch.tensor(name)
         if place is None or encoded is None or place.shared or not place.tensor.is_contiguous():
             continue
-        tasks += tensor_tasks(encoded, words(place.tensor, place.dtype), place.known) or ()
+        tasks += tensor_tasks(encoded, place.tensor, place.known) or ()
     changes = decode_and_keep(device, tasks, spent)
     lend_room([write for write in changes.writes if isinstance(write, PlacedWords)])
     return changes
 
 
 def decode_and_keep(
-    device: torch.device, tasks: Sequence[TensorTask], spent: int = 0, bytes_of: BytesOf = staged
+    device: torch.device, tasks: Sequence[TensorTask], spent: int = 0, bytes_of: BytesOf | None = None
 ) -> CardChanges:
     """Decode tasks, and keep what writes them; nothing is written. ``spent`` as of `decode_on`, ``bytes_of`` as of
     `decode_tasks`, which says what is raised."""

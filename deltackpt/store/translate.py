@@ -178,7 +178,7 @@ def damaged(error: BaseException) -> bool:
 
 
 def _place(error: BaseException) -> str:
-    """The module and line that raised it; its text may hold anything. Of an answer's field that is missing, its name."""
+    """The module and line that raised it; its text may hold anything. Of a field that an answer lacks, its name."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
