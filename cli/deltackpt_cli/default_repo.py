@@ -22,8 +22,9 @@ class RepoCommand(TyperCommand):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         for parameter in self.params:  # whether a path can be read is for the library to say, with its own exit code
-            if getattr(parameter.type, "readable", False):
-                parameter.type.readable = False
+            kind: Any = parameter.type
+            if getattr(kind, "readable", False):
+                kind.readable = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = os.environ.get(REPOSITORY)

@@ -57,12 +57,9 @@ def remove(path: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove a folder and all that is in it, which may be gone already."""
-    shutil.rmtree(path, onerror=_unless_gone)
-
-
-def _unless_gone(_: object, __: object, error: tuple[type[BaseException], BaseException, object]) -> None:
-    if not isinstance(error[1], FileNotFoundError):
-        raise error[1]
+    shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):
+        shutil.rmtree(path)  # which says why it is still there
 
 
 def _is_named(path: Path, own: os.stat_result) -> bool:
