@@ -1,4 +1,4 @@
-"""A folder that this user may not read: a permission, in our words and with its exit code, for every command."""
+"""What is refused before anything is made, in our words: folders that may not be read, branches of odd names."""
 
 import pytest
 from support.running import NO_OVERRIDE, checkpoint, deltackpt
@@ -16,6 +16,16 @@ READS = {
     "mirror": ("DIR", "out"),
     "inspect": ("DIR/part",),
 }
+
+
+@pytest.mark.parametrize("ref", ["a b", "../x", ""])
+def test_a_branch_that_cannot_be_called_so_leaves_no_repository(tmp_path, ref):
+    checkpoint(tmp_path / "run/step_0", 0)
+    for line in (("write", tmp_path / "run/step_0"), ("watch", tmp_path / "run")):
+        more = ("--once", "--settle", "0s") if line[0] == "watch" else ()
+        done = deltackpt(*line, tmp_path / "repo", "--ref", ref, *more)
+        assert (done.status, "letters, digits" in done.err) == (2, True)
+        assert not (tmp_path / "repo").exists()
 
 
 @pytest.mark.parametrize("name", READS)
