@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,7 +30,12 @@ class CardChanges:
 
 def card_of(found: Mapping[str, WeightPlace]) -> torch.device | None:
     """The device that all of a module's weights are on, if there are kernels for it."""
-    devices = {place.tensor.device for place in found.values()}
+    return kernels_on(place.tensor.device for place in found.values())
+
+
+def kernels_on(used: Iterable[torch.device]) -> torch.device | None:
+    """The one device that is used, if it is one and there are kernels for it."""
+    devices = set(used)
     device = devices.pop() if len(devices) == 1 else None
     return device if device is not None and has_kernels(device) else None
 

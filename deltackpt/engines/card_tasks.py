@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,12 +23,18 @@ from deltackpt.patch.tensor import EncodedTensor
 from deltackpt.util.parallel import ordered_map
 
 
+class TaskPart(Protocol):
+    """What `BytesOf` takes the bytes of a task from: a part, or a share of one."""
+
+    where: str
+
+
 @dataclass(frozen=True)
 class TensorTask:
     """An entry of the tensor ``name`` in ``part``."""
 
     name: str
-    part: PartReader
+    part: TaskPart
     task: DecodeTask
 
 
@@ -90,7 +97,7 @@ def staged(part: PartReader, begin: int, end: int, device: torch.device) -> torc
     return here
 
 
-BytesOf = Callable[[PartReader, int, int, torch.device], torch.Tensor]
+BytesOf = Callable[[Any, int, int, torch.device], torch.Tensor]  # of a `TaskPart`
 STAGERS = 2  # threads that copy bytes to pinned memory while the groups before them are decoded
 
 
@@ -130,11 +137,12 @@ def _span(group: Sequence[DecodeTask]) -> tuple[int, int]:
 
 
 def _bytes(
-    device: torch.device, spans: Sequence[tuple[PartReader, int, int]], bytes_of: BytesOf | None
+    device: torch.device, spans: Sequence[tuple[TaskPart, int, int]], bytes_of: BytesOf | None
 ) -> Generator[torch.Tensor]:
     """What ``bytes_of`` has of each span; what is copied in host memory is so by other threads, ahead of its use."""
     if bytes_of is None:
-        yield from ordered_map(lambda span: staged(*span, device), spans, STAGERS, ahead=STAGERS)
+        copied: BytesOf = staged
+        yield from ordered_map(lambda span: copied(*span, device), spans, STAGERS, ahead=STAGERS)
     else:
         yield from (bytes_of(*span, device) for span in spans)
 

@@ -42,7 +42,8 @@ _HALVES = np.repeat(np.eye(2), LISTS // 2, axis=0)  # adds up either half of the
 class DecodeTask:
     """One `packed` entry. ``words``: all old words of its tensor or box on the device, contiguous, of any shape and any
     torch dtype of the same width; they lie from element ``origin`` on in the tensor. ``begin``: where in the part's
-    bytes on the device its payload, of ``size`` bytes, begins."""
+    bytes on the device its payload, of ``size`` bytes, begins. ``tiles``: how errors number its tiles, int64
+    [tiles]; None: as they are."""
 
     index: ListIndex
     dtype: DType
@@ -51,6 +52,7 @@ class DecodeTask:
     size: int
     where: str
     origin: int = 0
+    tiles: Ints | None = None
 
     @cached_property
     def scratch(self) -> int:
@@ -347,5 +349,6 @@ def _refuse(
     tile = int(bad[0])
     for task in tasks:
         if tile < len(task.index.lengths):
-            raise decoder.refuse(CODES[int(flags[bad[0]])], f"{task.where}, tile {tile}")
+            number = tile if task.tiles is None else int(task.tiles[tile])
+            raise decoder.refuse(CODES[int(flags[bad[0]])], f"{task.where}, tile {number}")
         tile -= len(task.index.lengths)

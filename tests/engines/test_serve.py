@@ -1,6 +1,7 @@
 """The follower of a host over fake engines: SGLang's HTTP routes, as far as they are used, and nothing behind them."""
 
 import json
+import time
 import urllib.request
 
 import pytest
@@ -80,6 +81,43 @@ def test_one_that_refuses_stays_and_goes_on(tmp_path, fakes):
     fakes[0].refuses.clear()
     assert made.update_engines()
     assert f'deltackpt_failures_total{{engine="{fakes[0].spec}"}} 2' in metrics.text()
+
+
+def test_an_engine_that_stays_behind_is_later_with_every_step(tmp_path, fakes):
+    """Since the first step that it lacks was published, not since the newest."""
+    world = World(tmp_path)
+    made, _, metrics = serving(world, fakes)
+    name = f'{{engine="{fakes[0].spec}"}}'
+
+    def found(kind):
+        lines = [line for line in metrics.text().splitlines() if line.startswith(f"deltackpt_{kind} ")]
+        return float(lines[0].rpartition(" ")[2]) if lines else None
+
+    def round_():
+        world.run(1)
+        asked = time.monotonic()
+        made.update_cache()
+        metrics.seen(asked)
+        return made.update_engines()
+
+    assert round_()
+    fakes[0].refuses.update(f"0000000{step}-" for step in (1, 2, 3))
+    began, lags = time.monotonic(), []
+    for step in (1, 2, 3):
+        assert not round_()
+        lags.append(found(f"lag_seconds{name}"))
+        assert found(f"lag_steps{name}") == step
+        assert found(f"step{name}") == 0
+        assert lags[-1] >= time.monotonic() - began - 1 if step > 1 else True
+        metrics.seen()
+        assert found("behind_seconds") >= lags[-1]
+    assert lags == sorted(lags)
+    fakes[0].refuses.clear()
+    fakes[0].version = "default"  # its old step's slot was used anew: what cannot go back has to be restarted
+    assert round_()
+    metrics.seen()
+    assert found(f"lag_steps{name}") == 0
+    assert found("behind_seconds") < 1
 
 
 def test_together_is_all_or_none(tmp_path, fakes):

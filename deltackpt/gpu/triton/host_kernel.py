@@ -53,7 +53,8 @@ class HostKernel:
             self._compiled[key] = compiled, constants
             return
         compiled, constants = found
-        compiled[(*grid, 1, 1)](*args, *constants)
+        axes = (*grid, 1, 1)
+        compiled[axes](*args, *constants)
 
 
 def kind_of(argument: Any) -> Any:
