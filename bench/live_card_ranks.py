@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from live_phases import of_engine, of_trainer
+from live_phases import Stacks, of_engine, of_trainer
 from token_bucket import Bucket
 
 TOKEN = "a secret of the benchmark"
@@ -253,8 +253,11 @@ def turns(c: Child, bucket: Bucket, plan: list[tuple[str, str]]) -> None:
         for number, (way, rate) in enumerate(plan, 1):
             c.meet(f"step-{number}", c.world)
             phases.show(0.0)
+            stacks = Stacks() if c.o.stacks else None
             found = reach(c, receiver, number)
             phases.mark("written")
+            if stacks is not None:
+                c.say(rank=c.rank, way=way, stacks=stacks.end())
             if found[-1].way != "live":
                 c.say(wrong=f"step {number} came by {found[-1].way}: {receiver.why}")
             c.say(rank=c.rank, way=way, rate=rate or "no limit", received=receiver.received - before)
@@ -279,7 +282,10 @@ def turns(c: Child, bucket: Bucket, plan: list[tuple[str, str]]) -> None:
         t.way, bucket.rate = way, RATES.get(rate, 0.0)
         c.meet(f"step-{number}", c.world)
         told[0].show(0.0)
+        stacks = Stacks() if c.o.stacks else None
         taken = t.step(number)
+        if stacks is not None:
+            c.say(rank=c.rank, way=way, stacks=stacks.end())
         if c.rank == 0:
             c.store.set(f"began-{number}", repr(t.began))
         offered = [e.seconds for e in t.events if e.kind == "live" and e.step == number]

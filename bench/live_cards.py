@@ -101,6 +101,7 @@ class Run:
             "--engines", str(o.engines if self.case != "hook" else 0), "--device", o.device, "--size", o.size,
             "--density", str(o.density), "--turns", str(o.turns), "--timeout", str(o.timeout),
             "--phase", given.get("phase", ""), *(["--first-load"] if o.first_load else []),
+            *(["--stacks"] if o.stacks else []),
         ]  # fmt: skip
         with (self.out / f"{name}.txt").open("wb") as log:
             self.children[name] = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
@@ -211,6 +212,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=100.0, help="seconds that ranks of a session wait")
     parser.add_argument("--minutes", type=float, default=9.0, help="of all cases together")
     parser.add_argument("--first-load", action="store_true", help="engines begin at zeros")
+    parser.add_argument("--stacks", action="store_true", help="pair: say where all threads are during each step")
     for name in ("child", "out", "phase"):
         parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
     for name in ("rank", "port"):

@@ -6,7 +6,10 @@ Phases begin as the session tells of them; what lies between is timed around the
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +54,41 @@ class Phases:
         }
         self._begun, self._taken = {}, {}
         return found
+
+
+class Stacks:
+    """Where all threads of this process are, looked at every millisecond: what waits shows as well as what works. It
+    takes some time of the step itself."""
+
+    DEPTH, MOST = 4, 16
+
+    def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()
+        self._looks, self._ended = 0, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def end(self) -> dict[str, float]:
+        """{thread and calls, the innermost first: of all looks, how many saw it there}, the most frequent first."""
+        self._ended.set()
+        self._thread.join()
+        return {where: round(count / max(1, self._looks), 3) for where, count in self._seen.most_common(self.MOST)}
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.001):
+            self._looks += 1
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            for ident, frame in sys._current_frames().items():
+                if ident != threading.get_ident():
+                    self._seen[f"{names.get(ident, ident)}: {self._calls(frame)}"] += 1
+
+    def _calls(self, frame: Any) -> str:
+        found = list[str]()
+        while frame is not None and len(found) < self.DEPTH:
+            code = frame.f_code
+            found.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno} {code.co_name}")
+            frame = frame.f_back
+        return " < ".join(found)
 
 
 def of_trainer(hook: Any, live: Any) -> Phases:
