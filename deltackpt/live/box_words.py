@@ -66,6 +66,11 @@ class BoxWords:
         return memory, tuple(i if isinstance(i, slice) else torch.from_numpy(i).to(memory.device) for i in index)
 
 
+def all_on_card(tensor: HeldTensor) -> bool:
+    """Is all memory of a tensor's words on a card, in their own form?"""
+    return all(isinstance(words, BoxWords) for _, words in tensor.places)
+
+
 def words_there(tensor: HeldTensor, box: Bounds, device: torch.device) -> torch.Tensor | None:
     """The words of a box of a tensor, integers of its shape: a view where they lie in one place, else a copy, whose
     elements that are not held are 0. None where some of the tensor's memory is in another form."""

@@ -22,15 +22,16 @@ from deltackpt.gpu.decode import DecodedChanges
 from deltackpt.gpu.digest import of_changes
 from deltackpt.gpu.places import Place, by_width, other
 from deltackpt.gpu.transfers import put
-from deltackpt.live.box_words import in_box, place_in, sums_of_box, words_there
+from deltackpt.live.box_words import all_on_card, in_box, place_in, sums_of_box, within, words_there
 from deltackpt.live.card_tiles import BlockTask, block_tasks
 from deltackpt.live.parts import StepParts
-from deltackpt.live.slice_step import SliceStep
+from deltackpt.live.slice_step import BoxWrite, SliceStep, all_of_a_box, box_of
 from deltackpt.live.slices import PreparedSlices, SlicedWeights
 from deltackpt.patch.index import Span
 from deltackpt.shares import EntryShare, HeldTensors, ShareProof, ShareReader, coalesce
-from deltackpt.shares.bounds import Bounds
+from deltackpt.shares.bounds import Bounds, meet, shape_of
 from deltackpt.shares.reader import incomplete
+from deltackpt.torch_views.words import INTS
 
 
 @dataclass
@@ -72,6 +73,10 @@ class CardSlices(SlicedWeights):
         tasks, mine, left = list[BlockTask](), list[EntryShare](), list[EntryShare]()
         for one in reader.share.entries:
             tensor = self.tensors.tensors[one.entry.name]
+            if made.full and parts.to_card and all_of_a_box(one) and all_on_card(tensor):
+                self._load(made, one, parts.source.of(file).tensors(file, one.spans))
+                self.decoded["card"] += 1
+                continue
             found = None if made.full else block_tasks(one, tensor, len(self._cells[one.entry.name]), part)
             if found is None:
                 left.append(one)
@@ -87,6 +92,18 @@ class CardSlices(SlicedWeights):
             part.spans = coalesce([span for one in mine for span in one.spans])
             part.data = _fetched(parts, file, part.spans, self.device)
             self._on_card(made, _with_bytes(tasks, reader, part))
+
+    def _load(self, made: SliceStep, one: EntryShare, data: Sequence[torch.Tensor]) -> None:
+        """Take all words of a box, which came to the card as they are."""
+        name, box = one.entry.name, box_of(one)
+        words = torch.cat(list(data)).view(INTS[one.entry.dtype.width]).reshape(shape_of(box))
+        gains = {}
+        for cell in self._cells[name]:
+            if (common := meet(cell, box)) is not None:
+                inner = words[within(common, box)]
+                gains[cell] = sums_of_box(inner, common, self.tensors.tensors[name].shape)
+        made.proof = made.proof.gained(name, gains)
+        made.writes.append(BoxWrite(self.tensors, name, box, words))
 
     def _on_card(self, made: SliceStep, tasks: Sequence[BlockTask]) -> None:
         writes = list[Write]()

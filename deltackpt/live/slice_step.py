@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.codecs import Decoded
-from deltackpt.codecs.types import Elements, words
+from deltackpt.codecs.types import words
 from deltackpt.engines.scatter import Write
 from deltackpt.format import state_digest
 from deltackpt.format.state_digest import Sums
@@ -46,12 +46,13 @@ class ElementWrite:
 
 @dataclass(frozen=True)
 class BoxWrite:
-    """Implements `Write`: all words of a ``box`` of a tensor, of its shape, into weights that were of no step."""
+    """Implements `Write`: all words of a ``box`` of a tensor, of its shape, into weights that were of no step. They are
+    unsigned words of the host, or what the tensor's `FarWords` take."""
 
     tensors: HeldTensors
     name: str
     box: Bounds
-    new: Elements
+    new: Any
 
     @property
     def elements(self) -> int:

@@ -160,8 +160,9 @@ class HeldTensors:
         for box, array in self.tensors[name].places:
             _put(array, ..., words[tuple(slice(*axis) for axis in box)])
 
-    def put(self, name: str, box: Bounds, words: Elements) -> None:
-        """Put the words of a box of a tensor, of its shape, wherever some of it is held. Raises as `fill`."""
+    def put(self, name: str, box: Bounds, words: Any) -> None:
+        """Put the words of a box of a tensor, of its shape, wherever some of it is held: an array of numpy, or what all
+        of its `FarWords` take. Raises as `fill`."""
         for mine, array in self.tensors[name].places:
             if (common := meet(mine, box)) is not None:
                 _put(array, _within(common, mine), words[_within(common, box)])

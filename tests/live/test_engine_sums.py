@@ -20,11 +20,13 @@ def test_each_cell_counts_once_and_copies_are_compared(tmp_path):
     assert spawn(4, ranks_that_add_up, tmp_path) == [""] * 4
 
 
+@pytest.mark.heavy
 def test_who_is_not_ready_and_who_does_not_come(tmp_path):
     assert spawn(3, ranks_that_fail, tmp_path) == [""] * 3
 
 
-@pytest.mark.parametrize("layout", ["fused", pytest.param("pipeline", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("layout", ["fused", "pipeline"])
 def test_a_session_hears_one_proof(tmp_path, monkeypatch, layout):
     """Four ranks, every step live and exact; the trainer is sent the first one's proof alone."""
     heard, real = [], round.Round._add_up

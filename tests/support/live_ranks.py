@@ -241,6 +241,6 @@ def sharded_trainer(out: str, root: str, rank: int, world: int) -> None:
         hook.step(1)
     except Exception as error:
         failed = getattr(error, "code", type(error).__name__)
-    note(path, address=live.address, step=1, failed=failed)
+    note(path, address=live.address, step=1, failed=failed, live=live.step)
     until((Path(root) / "end").exists)
     os._exit(0)
