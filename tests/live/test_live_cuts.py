@@ -133,7 +133,8 @@ def test_an_engine_loses_one_of_its_ranks(tmp_path, how, phases):
             end(one)
 
 
-@pytest.mark.parametrize("phase", ["move", *(pytest.param(p, marks=pytest.mark.heavy) for p in PHASES if p != "move")])
+@pytest.mark.heavy
+@pytest.mark.parametrize("phase", PHASES)
 def test_a_rank_of_the_trainer_dies_beside_the_first(tmp_path, phase, made):
     """The second of two, from which half of the parts come, as an engine comes to a phase: the engine is at the old
     step, or at the new one, and the first rank is told, within the timeouts."""
@@ -163,6 +164,7 @@ def test_a_rank_of_the_trainer_dies_beside_the_first(tmp_path, phase, made):
             end(one)
 
 
+@pytest.mark.heavy
 def test_an_engine_that_comes_while_the_repository_is_behind(tmp_path):
     """The session is ahead of the repository, whose publish failed: who comes then waits for the next step."""
     model, events = make_model(), []
