@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from support.live import TOKEN, Engine, make_model, nudge, raw, until  # noqa: E402
 from support.live_layouts import expected, nudge_state, same, whole_state  # noqa: E402
-from support.live_ranks import end, noted, sharded_trainer, start, wait_for_member, waiting_slices  # noqa: E402
+from support.live_ranks import end, noted, sharded_trainer, start, waiting_slices  # noqa: E402
 from support.relay import Relay  # noqa: E402
 
 from deltackpt.hooks import TrainerHook  # noqa: E402
