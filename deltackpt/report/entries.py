@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import Entry
+from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.entry_table import EntryTable
 from deltackpt.codecs.packed.steps import to_steps
 from deltackpt.codecs.table import write_table
@@ -24,8 +26,7 @@ LARGE = 64 << 20  # bytes of a tensor or box, above which its changes are looked
 PIECE = 1 << 20  # elements
 
 
-@dataclass(frozen=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """An entry of a part, or a tensor of an anchor.
 
     ``shape`` is the box's where ``offset`` says where in the tensor it lies. ``changed`` counts storage elements,
@@ -82,35 +83,31 @@ def describe(entry: Entry, size: int, one_ulp: float | None = None) -> TensorEnt
     )
 
 
-def describe_rows(
-    table: EntryTable, numbers: Sequence[int], sizes: Sequence[int], shares: Sequence[float | None]
-) -> list[TensorEntry]:
-    """`describe` of entries of a table by number, none of them odd: with the ``sizes`` of all, and their shares."""
-    at = table.row_of[numbers]
-    elements, changed = table.rows["elements"][at].tolist(), table.rows["changes"][at].tolist()
-    new, put = TensorEntry.__new__, object.__setattr__
-    found = []
-    forms, names = table.forms, table.names
-    for number, place, all_, some, share in zip(numbers, at.tolist(), elements, changed, shares, strict=True):
-        (dtype, shape), size = forms[place], sizes[number]
-        bits, density = 8 * size / some if some else None, some / max(1, all_)
-        row = new(TensorEntry)  # past the setting of each frozen field, which takes more than all else here
-        fields = {
-            "name": names[number],
-            "encoding": "packed",
-            "dtype": dtype,
-            "shape": shape,
-            "offset": None,
-            "elements": all_,
-            "changed": some,
-            "density": density,
-            "bytes": size,
-            "bits_per_change": bits,
-            "one_ulp": share,
-        }
-        put(row, "__dict__", fields)
-        found.append(row)
-    return found
+def describe_rows(table: EntryTable, numbers: Ints, sizes: Ints, shares: Sequence[float | None]) -> list[TensorEntry]:
+    """`describe` of entries of a table by number, none of them odd, int64 [n]: with the ``sizes`` of all entries, int64,
+    and the shares of these."""
+    at, n = table.row_of[numbers], len(numbers)
+    elements, changed, taken = table.rows["elements"][at], table.rows["changes"][at], sizes[numbers]
+    density = (changed / np.maximum(elements, 1)).tolist()
+    bits = (8 * taken / np.maximum(changed, 1)).tolist()
+    if not changed.all():
+        bits = [ratio if some else None for ratio, some in zip(bits, changed.tolist(), strict=True)]
+    names, dtypes, shapes = table.names, *([form[i] for form in table.forms] for i in (0, 1))
+    form = table.form[at].tolist()
+    columns = (
+        [names[i] for i in numbers.tolist()],
+        ["packed"] * n,
+        [dtypes[i] for i in form],
+        [shapes[i] for i in form],
+        [None] * n,
+        elements.tolist(),
+        changed.tolist(),
+        density,
+        taken.tolist(),
+        bits,
+        shares,
+    )
+    return [*map(partial(tuple.__new__, TensorEntry), zip(*columns, strict=True))]
 
 
 def shares_of_run(run: TensorRun, changes: RunChanges) -> list[float | None]:
