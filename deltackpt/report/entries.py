@@ -17,7 +17,7 @@ from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Decoded, Elements
 from deltackpt.format.dtypes import DTYPES, DType, uint
 from deltackpt.patch.index import PartIndex
-from deltackpt.patch.many import RunChanges, TensorRun
+from deltackpt.patch.many import RunSteps, TensorRun
 from deltackpt.patch.tensor import EncodedTensor, Part
 from deltackpt.report.ulp import share_by_one
 from deltackpt.restore.scratch import writable_copy
@@ -110,30 +110,15 @@ def describe_rows(table: EntryTable, numbers: Ints, sizes: Ints, shares: Sequenc
     return [*map(partial(tuple.__new__, TensorEntry), zip(*columns, strict=True))]
 
 
-def shares_of_run(run: TensorRun, changes: RunChanges) -> list[float | None]:
+def shares_of_run(run: TensorRun, steps: RunSteps) -> list[float | None]:
     """The share of steps by one ULP of every tensor of a run; None where it does not change, or is no float."""
     shares: list[float | None] = [None] * len(run.tensors)
-    for number, decoded in changes.others:
+    for number, decoded in steps.others:
         shares[number] = _share(run, number, decoded)
-    names = {run.tensors[number].dtype for number in changes.which.tolist()}
-    if len(names) == 1 and (dtype := DTYPES[names.pop()]).sign_magnitude:  # all of them in one pass
-        begins = run.starts[changes.which] // dtype.width
-        words = run.data[: len(run.data) // dtype.width * dtype.width].view(uint(dtype.width))
-        _, size = to_steps(
-            words[changes.positions + np.repeat(begins, changes.counts)], changes.values.view(words.dtype), dtype
-        )
-        ones = np.concatenate([[0], np.cumsum(size == 0)])
-        ends = np.cumsum(changes.counts)
-        found = (ones[ends] - ones[ends - changes.counts]) / np.maximum(changes.counts, 1)
-        for number, count, share in zip(changes.which.tolist(), changes.counts.tolist(), found.tolist(), strict=True):
-            shares[number] = share if count else None
-        return shares
-    ends, bytes_ = np.cumsum(changes.counts).tolist(), np.cumsum(changes.counts * changes.widths).tolist()
-    for number, count, width, end, last in zip(
-        changes.which.tolist(), changes.counts.tolist(), changes.widths.tolist(), ends, bytes_, strict=True
-    ):
-        values = changes.values[last - count * width : last].view(uint(width))
-        shares[number] = _share(run, number, Decoded(changes.positions[end - count : end], values))
+    known = (steps.ones >= 0) & (steps.changes > 0)
+    found = (steps.ones / np.maximum(steps.changes, 1))[known].tolist()
+    for number, share in zip(steps.which[known].tolist(), found, strict=True):
+        shares[number] = share
     return shares
 
 

@@ -20,7 +20,7 @@ from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.patch.index import PartIndex
-from deltackpt.patch.many import RunRoom, TensorRun, decode_run
+from deltackpt.patch.many import RunRoom, TensorRun, count_run
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.remote_part import RemotePart
 from deltackpt.patch.tensor import Part, PartsPatch, names_outside
@@ -168,9 +168,9 @@ def _at_once(
     patch: PatchReader, old: Replay, run: TensorRun, sizes_of: Mapping[Part, Ints]
 ) -> tuple[list[TensorEntry], int] | None:
     """The rows of a run, and the bytes of its tensors; None where they have to be found one by one."""
-    if patch.whole is None or not old.write_run(run) or (changes := decode_run(patch, run)) is None:
+    if patch.whole is None or not old.write_run(run) or (steps := count_run(patch, run)) is None:
         return None
-    shares, held, numbers = shares_of_run(run, changes), patch.whole.rows_of(run.named), run.numbers
+    shares, held, numbers = shares_of_run(run, steps), patch.whole.rows_of(run.named), run.numbers
     part_of, entries = held.part[numbers], held.entry[numbers]
     rows: list[TensorEntry] = []
     for k, part in enumerate(patch.whole.parts):
