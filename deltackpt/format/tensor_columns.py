@@ -34,7 +34,8 @@ class TensorColumns:
 
     @classmethod
     def of(cls, headers: Sequence[Header], order: Ints) -> TensorColumns:
-        """``order``: which tensor of the headers, counted from one to the next, is first by name, second and so on."""
+        """``order``, int64 [tensors]: which tensor of the headers, counted on from one to the next, is first by name,
+        second and so on."""
         known: dict[tuple[str, tuple[int, ...]], int] = {}
         columns = [header.columns for header in headers]
         of_header = [np.array([known.setdefault(f, len(known)) for f in c.forms], np.int64)[c.form] for c in columns]

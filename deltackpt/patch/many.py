@@ -190,8 +190,8 @@ def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
 
 @dataclass(frozen=True)
 class RunSteps:
-    """Of tensors of a run, numbered in it by ``which``: ``changes``, and how many of them are steps by one ULP, ``ones``
-    (int64 [changed] all); -1 of what is no float. ``others`` are tensors that were decoded by themselves.
+    """Of tensors of a run, numbered in it by ``which``: ``changes``, and how many of them are steps by one ULP,
+    ``ones`` (int64 [changed] all); -1 of what is no float. ``others`` are tensors that were decoded by themselves.
     """
 
     which: Ints

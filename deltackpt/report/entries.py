@@ -84,8 +84,8 @@ def describe(entry: Entry, size: int, one_ulp: float | None = None) -> TensorEnt
 
 
 def describe_rows(table: EntryTable, numbers: Ints, sizes: Ints, shares: Sequence[float | None]) -> list[TensorEntry]:
-    """`describe` of entries of a table by number, none of them odd, int64 [n]: with the ``sizes`` of all entries, int64,
-    and the shares of these."""
+    """`describe` of entries of a table by number, none of them odd, int64 [n]: with the ``sizes`` of all entries,
+    int64, and the shares of these."""
     at, n = table.row_of[numbers], len(numbers)
     elements, changed, taken = table.rows["elements"][at], table.rows["changes"][at], sizes[numbers]
     density = (changed / np.maximum(elements, 1)).tolist()

@@ -57,7 +57,8 @@ def one_by_one(patch, run: TensorRun) -> bytes | None:
 def counts_of(run: TensorRun, found: RunChanges) -> list[list[int]]:
     """The changes of each tensor, and how many are by one ULP, -1 of what is no float."""
     ones, ends, last = [], np.cumsum(found.counts).tolist(), np.cumsum(found.counts * found.widths).tolist()
-    for number, count, width, end, byte in zip(found.which.tolist(), found.counts, found.widths, ends, last, strict=True):
+    of_each = found.which.tolist(), found.counts, found.widths, ends, last
+    for number, count, width, end, byte in zip(*of_each, strict=True):
         dtype = DTYPES[run.tensors[number].dtype]
         new = found.values[byte - count * width : byte].view(f"<u{width}")
         old = run.bytes_of(number).view(new.dtype)[found.positions[end - count : end]]
