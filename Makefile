@@ -152,7 +152,7 @@ $(STORES): $(DEV)
 	touch $@
 
 $(REPORT): $(TRAINING)
-	$(PIP) --editable '.[dev,report,traces]' prometheus-client
+	$(PIP) --editable '.[dev,report,traces]' prometheus-client opentelemetry-distro opentelemetry-exporter-otlp-proto-http
 	touch $@
 
 $(WHEELS):

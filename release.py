@@ -51,6 +51,8 @@ def disagreements(root: Path) -> list[str]:
     released = RELEASED.findall(text)
     if released[:1] != [version]:
         found.append(f"CHANGELOG.md's newest version is {(released or ['none'])[0]}, pyproject.toml's {version}")
+    if twice := sorted({one for one in released if released.count(one) > 1}):
+        found.append(f"CHANGELOG.md has {', '.join(twice)} twice: a version that was published is not another one")
     return found
 
 

@@ -61,6 +61,7 @@ class Times:
     write: dict[int, float] = field(default_factory=dict)
     move: dict[int, float] = field(default_factory=dict)
     copy: dict[int, float] = field(default_factory=dict)
+    anchor: float | None = None
     cp: float | None = None
     build: float | None = None
 
@@ -166,7 +167,8 @@ def write_steps(work: Path, size: str, counts: list[int], times: Times, until: f
     make_files(folders[1], size)
     on_all(lambda block: np.copyto(block[1], bits[: len(block[1])]), blocks(folders[1]))
     say(f"made; free: {shutil.disk_usage(work).free / 1e9:.0f} GB")
-    say(f"anchor: {timed(lambda: write(folders[0], repo)):.2f} s")
+    times.anchor = timed(lambda: write(folders[0], repo))
+    line("anchor", times.anchor, times)
     on_all(lambda block: flip(block, [1]), blocks(folders[1]))
     last = 0
     one = 0.0  # about the seconds of one thread
@@ -217,7 +219,8 @@ def shown(times: Times, counts: list[int], size: int) -> str:
         ratio, speed = move and times.cp and move / times.cp, made and size / made / 1e9
         cells = [str(threads), cell(move), cell(ratio), cell(made), cell(speed, "{:.1f}")]
         lines.append(f"| {' | '.join([*cells, cell(times.copy.get(threads, 0) / 1e9, '{:.0f}')])} |")
-    beside = f"`cp -r` {cell(times.cp)} s; an empty cache, all threads {cell(times.build)} s"
+    made = f"an anchor {cell(times.anchor)} s, an empty cache {cell(times.build)} s"
+    beside = f"`cp -r` {cell(times.cp)} s; by all threads {made}"
     return "\n".join([*lines, f"\n{size / 1e9:.2f} GB; {beside}"])
 
 

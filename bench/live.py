@@ -4,7 +4,8 @@
 
 Both go through the same pair of virtual cards, whose rate `tc` (a token bucket filter) holds down in both directions:
 the step from the call of `TrainerHook.step` until the engine's word that it is written and proven is back, and as the
-baseline all weights by torch.distributed over Gloo, received into the tensors themselves, without any proof.
+baseline all weights by torch.distributed over Gloo, received into the tensors themselves, without any proof. NCCL's
+broadcast and vLLM's engines `nccl` and `sparse_nccl` need cards: bench/live_cards.py has them.
 """
 
 from __future__ import annotations
@@ -178,6 +179,7 @@ def main() -> None:
         found, other = (json.loads(Path(out, f"{side}.json").read_text()) for side in ("trainer", "engine"))
     step, whole = min(found["steps"]), min(found["whole"])
     print(f"weights            {found['weights']:>14,} bytes, {options.density:.2%} changed, {options.rate} each way")
+    print("limiter            tc, a token bucket filter on both virtual cards, under carrier and baseline")
     print(f"all weights, Gloo  {whole:>14.2f} s   of {', '.join(f'{s:.2f}' for s in found['whole'])}")
     print(f"first load, live   {found['first']:>14.2f} s")
     print(f"live step          {step:>14.2f} s   of {', '.join(f'{s:.2f}' for s in found['steps'])}")

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from token_bucket import Bucket
 
 TOKEN = "a secret of the benchmark"
-PHASES = ["announce", "move", "prove", "agree", "write"]
+PHASES = ["announce", "move", "prove", "agree", "write"]  # of an engine
+OF_TRAINER = ["announce", "move", "agree", "write", "live"]
 RATES = {"25 Gb/s": 25e9 / 8, "1 Gb/s": 1e9 / 8}
 PART = {"25 Gb/s": 1, "1 Gb/s": 16}  # a so manieth of the baseline is sent
 PIECE = 16 << 20  # bytes of one message of the limited baseline
@@ -283,7 +284,8 @@ def turns(c: Child, bucket: Bucket, plan: list[tuple[str, str]]) -> None:
         bucket.rate = 0.0
         key = f"{way}, {rate or 'no limit'}"
         if c.rank == 0 and (len(rows.get(key, [])) or number > 2 or len(plan) < 4):  # the first of each compiles
-            c.say(way=key, step=taken, live=offered[:1], baseline=whole, faster=whole / taken)
+            limiter = {"limiter": "one token bucket under carrier and baseline"} if rate else {}
+            c.say(way=key, step=taken, live=offered[:1], baseline=whole, faster=whole / taken, **limiter)
         rows.setdefault(key, []).append(taken)
     t.hook.close()
 
@@ -296,6 +298,13 @@ def shares(c: Child) -> None:
         engine_rank(c)
     else:
         trainer_rank(c, Trainer(c))
+
+
+def vllm(c: Child) -> None:
+    """See the page's head."""
+    from live_card_vllm import turns as vllm_turns
+
+    vllm_turns(c)
 
 
 def pair(c: Child) -> None:
@@ -393,6 +402,7 @@ def hook(c: Child) -> None:
 CASES = {
     "pair": pair,
     "limited": limited,
+    "vllm": vllm,
     "shares": shares,
     "kill-engine": kill_engine,
     "kill-trainer": kill_trainer,

@@ -1,4 +1,4 @@
-"""The case "shares" of bench/live_cards.py: trainers' rows to one engine of tensor-parallel ranks, in host memory."""
+"""The case "shares" of bench/live_cards.py: trainers' rows to one engine of tensor-parallel ranks, each on its card."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def engine_rank(c: Child) -> None:
 
     rank, ranks = c.rank - c.o.trainers, c.o.engines
     state = c.state()
-    module = Slices({name: tuple(t.shape) for name, t in state.items()}, rank, ranks)
+    module = Slices({name: tuple(t.shape) for name, t in state.items()}, rank, ranks).to(c.device)
     del state
     c.store.wait(["address"])
     receiver = join(

@@ -1,6 +1,7 @@
 """A real vLLM on a card follows a synthetic training, without a cache: is it the step, and how fast?
 
-A trainer's weights of a random Qwen3, or of one with experts, lie on the same card; a hook publishes every step. After
+A trainer's weights of a random Qwen3, or of one with experts, lie on the same card; a hook publishes every step, as it
+is or quantised. After
 each step all weights are proven by the engine's own check; at the first, a middle and the last step vLLM itself loads
 what `apply` makes of the step, and all parameters and the answers have to be what they were. Every case is a process of
 its own; what goes wrong in one is told in full, and the next one follows.
@@ -46,11 +47,14 @@ EXPERTS = {
     "num_experts_per_tok": 4, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
 FEW = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
-CASES: dict[str, tuple[str, dict[str, Any], bool]] = {  # kind, sizes, CUDA graphs
-    "dense-tied-graphs": ("Qwen3", {**DENSE, "tie_word_embeddings": True}, True),
-    "dense-untied-eager": ("Qwen3", DENSE, False),
-    "experts-eager": ("Qwen3Moe", EXPERTS, False),
-    "experts-graphs": ("Qwen3Moe", EXPERTS, True),
+CASES: dict[str, tuple[str, dict[str, Any], bool, str | None]] = {  # kind, sizes, CUDA graphs, what it is quantised to
+    "dense-tied-graphs": ("Qwen3", {**DENSE, "tie_word_embeddings": True}, True, None),
+    "dense-untied-eager": ("Qwen3", DENSE, False, None),
+    "experts-eager": ("Qwen3Moe", EXPERTS, False, None),
+    "experts-graphs": ("Qwen3Moe", EXPERTS, True, None),
+    "dense-fp8-block": ("Qwen3", DENSE, False, "fp8-block"),
+    "dense-fp8-channel": ("Qwen3", DENSE, False, "fp8-channel"),
+    "experts-fp8-block": ("Qwen3Moe", EXPERTS, False, "fp8-block"),
 }
 
 
@@ -91,7 +95,7 @@ class Case:
         from deltackpt.hooks import TrainerHook
 
         self.torch, self.root, self.cuda, self.tp = torch, root, torch.cuda.is_available(), tp
-        kind, sizes, graphs = CASES[name]
+        kind, sizes, graphs, recipe = CASES[name]
         if tiny:
             sizes = {**FEW} if kind == "Qwen3Moe" else {"tie_word_embeddings": sizes.get("tie_word_embeddings", False)}
         made(root / "side", kind, **sizes)
@@ -102,7 +106,7 @@ class Case:
             path.unlink()
         side = {path.name: path.read_bytes() for path in (root / "side").iterdir() if path.is_file()}
         side.pop("model.safetensors.index.json", None)
-        self.hook = TrainerHook(self.state, root / "repo", side=side, anchor=NEVER)
+        self.hook = TrainerHook(self.state, root / "repo", side=side, anchor=NEVER, quantize=recipe)
         self.hook.step(0)
         self.hook.flush()
         began = time.monotonic()
@@ -172,7 +176,7 @@ class Case:
         self.llm.finish_weight_update(*([str(number)] if named else []))
         checked = self.report("c").checked
         return {
-            "step": number, "path": report.path, "reason": report.reason, "decoded": report.decoded,
+            "step": number, "mode": report.mode, "path": report.path, "reason": report.reason, "decoded": report.decoded,
             "elements": report.elements, "durable": durable - began, "staged": ready - durable, "pause": done - ready,
             "seconds": report.seconds, "staging": staged.seconds if staged else {}, "checked": checked,
             "memory, GB": self.peak() - held,
@@ -211,7 +215,7 @@ def run(name: str, root: Path, steps: int, tiny: bool, tp: int) -> None:
         rows.append(row)
         if number in (1, steps // 2, steps):
             print(json.dumps(case.proven(number)), flush=True)
-    ours = [row for row in rows[1:] if row["path"] != "reload"]
+    ours = [row for row in rows[1:] if row["mode"] != "reload"]
     middle = {k: round(statistics.median(r[k] for r in ours), 4) for k in ("durable", "staged", "pause") if ours}
     paths = [row["path"] for row in rows]
     counts = f"{paths.count('patches')} of {steps} by patches, {paths.count('journal')} by the cache"

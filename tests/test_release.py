@@ -29,7 +29,8 @@ def tree(tmp_path: Path, release: ModuleType) -> Path:
     (tmp_path / "deltackpt").mkdir()
     for name in ("pyproject.toml", "CHANGELOG.md", "deltackpt/__init__.py"):
         shutil.copy(ROOT / name, tmp_path / name)
-    change(tmp_path, "CHANGELOG.md", "## Unreleased\n", "## 9.8.7 - 2026-12-01\n")
+    log = tmp_path / "CHANGELOG.md"  # in the commit of a release itself its newest heading is a version already
+    log.write_text(re.sub(r"^## .*$", "## 9.8.7 - 2026-12-01", log.read_text(), count=1, flags=re.M))
     version = release.version_of(ROOT)
     change(tmp_path, "pyproject.toml", f'version = "{version}"', 'version = "9.8.7"')
     change(tmp_path, "deltackpt/__init__.py", f'"{version}"', '"9.8.7"')
@@ -56,7 +57,8 @@ def test_a_tree_that_is_ready(tree: Path, release: ModuleType) -> None:
     [
         ("CHANGELOG.md", "## 9.8.7 - 2026-12-01\n", "## Unreleased\n\n- Something.\n\n## 9.8.7\n", "under Unreleased"),
         ("CHANGELOG.md", "## 9.8.7 ", "## 9.8.8 ", "newest version is 9.8.8"),
-        ("CHANGELOG.md", "## 9.8.7 ", "## 9.8.7x ", "newest version is 0.1.0"),
+        ("CHANGELOG.md", "## 9.8.7 ", "## 9.8.7x ", "pyproject.toml's 9.8.7"),
+        ("CHANGELOG.md", "## 9.8.7 - 2026-12-01\n", "## 9.8.7 - 2026-12-01\n\n- One.\n\n## 9.8.7\n", "9.8.7 twice"),
         ("pyproject.toml", '"9.8.7"', '"9.8.6"', "pyproject.toml"),
         ("deltackpt/__init__.py", '"9.8.7"', '"9.8.6"', "__init__"),
     ],

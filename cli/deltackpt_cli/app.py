@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from deltackpt import __version__
 from deltackpt.errors import DeltackptError, StoreError, UsageError
 from deltackpt_cli.apply import apply
 from deltackpt_cli.compact import compact
+from deltackpt_cli.completion import rejoin_words
 from deltackpt_cli.console import Output
 from deltackpt_cli.convert import convert
 from deltackpt_cli.default_repo import RepoCommand
@@ -87,6 +89,8 @@ def main() -> NoReturn:
     """Run the command line of this process."""
     end_by_signals()
     never_fail()
+    if os.environ.get("_DELTACKPT_COMPLETE") == "complete_bash":
+        rejoin_words()
     warnings.showwarning = lambda message, *_: logging.getLogger("deltackpt").warning("%s", message)  # a note
     sys.exit(run(sys.argv[1:]))
 

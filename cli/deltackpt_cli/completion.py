@@ -21,6 +21,25 @@ PATIENCE = 3.0  # seconds that a shell's user waits for a store
 MOST = 500  # names that are offered at once
 
 
+def rejoin_words() -> None:
+    """bash cuts words at `:` and `=` before it asks: put ``s3://bucket/run`` and ``--step=1`` of the environment
+    together again. What it puts in place of the last piece is what follows the `=`, as it is offered."""
+    words, at = os.environ.get("COMP_WORDS", ""), os.environ.get("COMP_CWORD", "")
+    if "\n" not in words or not at.isdigit():
+        return
+    found: list[str] = []
+    place, glue = 0, False
+    for number, word in enumerate(words.split("\n")):
+        cut = bool(word) and not word.strip(":=")
+        if len(found) > 1 and (cut or glue):
+            found[-1] += word
+        else:
+            found.append(word)
+        glue = cut
+        place = len(found) - 1 if number == int(at) else place
+    os.environ.update(COMP_WORDS="\n".join(found), COMP_CWORD=str(place))
+
+
 def steps(ctx: typer.Context, incomplete: str) -> list[str]:
     """`latest`, the tags, and the numbers of the steps, newest first."""
 

@@ -14,25 +14,24 @@ if TYPE_CHECKING:
     from deltackpt.util.metrics import Metrics
 
 MetricsPort = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--metrics-port",
-        metavar="PORT",
-        min=0,
-        max=65535,
+        metavar="[HOST:]PORT",
         show_default=False,
-        help="Prometheus metrics, on loopback; 0 takes a free port, and says which.",
+        help="Prometheus metrics, on loopback if no host is named; 0 takes a free port, and says which.",
     ),
 ]
 
 
 @contextmanager
-def served(output: Output, role: str, port: int | None) -> Iterator[Metrics]:
+def served(output: Output, role: str, port: str | None) -> Iterator[Metrics]:
     """The metrics of a command, called ``role``, served while the block runs if a port was given."""
-    from deltackpt.util.metrics import Metrics
+    from deltackpt.util.metrics import Metrics, address
 
     metrics = Metrics(role)
     with metrics.on(port) as at:
-        if at is not None:
-            output.note(f"metrics: http://127.0.0.1:{at}/metrics")
+        if port is not None:
+            host = address(port)[0]
+            output.note(f"metrics: http://{f'[{host}]' if ':' in host else host}:{at}/metrics")
         yield metrics

@@ -14,7 +14,7 @@ from deltackpt.errors import UsageError, sentence
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
 from deltackpt_cli.options import Threads
-from deltackpt_cli.signing_options import Trust, opened
+from deltackpt_cli.signing_options import MaxAge, Trust, opened
 
 if TYPE_CHECKING:
     from deltackpt.verification import Finding, VerifyReport
@@ -55,6 +55,7 @@ def verify(
     ref: Branch = None,
     threads: Threads = None,
     trust: Trust = None,
+    max_age: MaxAge = None,
 ) -> None:
     """Check a repository, a part or a checkpoint.
 
@@ -69,7 +70,7 @@ def verify(
         )
     with output.progress() as progress:
         if against is not None:
-            repo = opened(against, trust)
+            repo = opened(against, trust, max_age)
             report = library.verify_checkpoint(
                 target, repo, step or "latest", ref=ref or "main", threads=threads, progress=progress
             )
@@ -80,7 +81,7 @@ def verify(
                 "usage", where=target, have="a checkpoint directory", need="--against REPO to compare with"
             )
         else:
-            repo = opened(target, trust)
+            repo = opened(target, trust, max_age)
             if ref is not None:
                 repo.branch(ref)  # all of them are checked: a name that none has is a mistake
             report = library.verify_repository(repo, threads=threads, progress=progress)

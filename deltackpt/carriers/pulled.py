@@ -147,22 +147,23 @@ class ManySources:
 
     def part(self, file: File) -> memoryview:
         """A whole part, uint8, from its rank."""
-        return self._of(file).part(file)
+        return self.of(file).part(file)
 
     def ranges(self, file: File, spans: Sequence[Span]) -> list[memoryview]:
         """The bytes of every span, uint8, from the part's rank."""
-        return self._of(file).ranges(file, spans)
+        return self.of(file).ranges(file, spans)
 
     def tensors(self, file: File, spans: Sequence[Span]) -> list[torch.Tensor]:
         """The bytes of every span on the pair's device, from the part's rank."""
-        return self._of(file).tensors(file, spans)
+        return self.of(file).tensors(file, spans)
 
     @property
     def to_card(self) -> bool:
         """Do `tensors` lie on a card?"""
         return any(owner.to_card for owner in self._owners.values())
 
-    def _of(self, file: File) -> PulledParts:
+    def of(self, file: File) -> PulledParts:
+        """The rank that offers a part, which errors are to name. Raises FormatError ``live-message``."""
         if file.name not in self._owners:
             raise foreign(self.url, f"a part {file.name!r} of no rank", "one that was announced")
         return self._owners[file.name]

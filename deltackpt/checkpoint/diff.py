@@ -14,12 +14,13 @@ from deltackpt import kernels
 from deltackpt.codecs import DENSE, Change, ChangedElements
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.state_digest import xxh3
-from deltackpt.util import spill
+from deltackpt.util import reuse, spill
 from deltackpt.util.parallel import ordered_map
 
 BEHIND = 16 << 20  # bytes after which the pages that were read are released
 GATHERED = 4 << 20  # changes of a tensor that are gathered before it is known whether it changed densely
 PIECE = 4 << 20  # bytes of one call: what differs in them has room in memory
+KEPT = 256 << 20  # bytes of a tensor up to which the old pages stay mapped for the encoder, which looks at them again
 CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are compared and hashed
 
 
@@ -120,7 +121,8 @@ def difference(name: str, old: State, new: State, *, most: int | None = None) ->
     """Compare one tensor of two states as unsigned words: no float, no tolerance.
 
     Of a tensor of more bytes than ``most`` that changed densely, what changed is only counted: to hold it takes several
-    times the tensor (`Change.withheld`; `gathered` gathers it).
+    times the tensor (`Change.withheld`; `gathered` gathers it). With ``most`` the caller encodes the change, and
+    releases the tensor then.
     """
     a, b = old.tensors.get(name), new.tensors.get(name)
     if b is None:
@@ -136,8 +138,11 @@ def difference(name: str, old: State, new: State, *, most: int | None = None) ->
         return Difference(name, change, old_xxh3, xxh3(target))
     base = old.bytes_of(name)
 
+    keep = most is not None and len(target) <= KEPT
+
     def release(start: int, end: int) -> None:
-        old.release(name, start, end)
+        if not keep:
+            old.release(name, start, end)
         new.release(name, start, end)
 
     one_pass = _one_pass if kernels.LIB is not None and len(target) > kernels.HASHED else _in_chunks
@@ -154,22 +159,50 @@ _Release = Callable[[int, int], None]  # from byte, to byte
 def _one_pass(old: npt.NDArray[Any], new: npt.NDArray[Any], most: int | None, release: _Release) -> _Found:
     """Of a tensor of more bytes than ``most`` of which much has changed, what is left is counted before it is gathered.
     Needs the compiled kernels."""
-    found = [ChangedElements(np.zeros(0, np.int64), np.zeros(0, old.dtype), np.zeros(0, old.dtype))]
-    count, withheld = 0, None
+    found, count, withheld = _ChangesSoFar(len(new), old.dtype), 0, None
     counting = most is not None and new.nbytes > most
-    compared = kernels.ComparedPass(old, new, PIECE)
+    compared = kernels.ComparedPass(old, new, PIECE, reuse.empty)
     while compared.at < new.nbytes:
         changes = ChangedElements(*compared.advance(gather=withheld is None))
         count += len(changes.positions)
-        if withheld is None and len(changes.positions):
-            found.append(ChangedElements(*(array.copy() for array in changes)))
+        if withheld is None:
+            found.add(changes, compared.at // new.itemsize)
         if counting and count > min(len(new) // (2 * DENSE), GATHERED):
             counting, left = False, slice(compared.at // new.itemsize, None)
             if (total := count + count_changes(old[left], new[left])) * DENSE > len(new):
-                withheld, found = total, found[:1]
+                withheld, found = total, _ChangesSoFar(0, old.dtype)
         if compared.at % BEHIND == 0:
             release(compared.at - BEHIND, compared.at)
-    return ChangedElements(*(np.concatenate(arrays) for arrays in zip(*found, strict=True))), withheld, compared.xxh3()
+    return found.all(), withheld, compared.xxh3()
+
+
+class _ChangesSoFar:
+    """What was found of ``words`` words, each of dtype ``width``: arrays as long as it will be, if it goes on so."""
+
+    def __init__(self, words: int, width: np.dtype[Any]) -> None:
+        self._words, self._width, self._count = words, width, 0
+        self._arrays = self._room(0)
+
+    def _room(self, size: int) -> ChangedElements:
+        width = self._width
+        return ChangedElements(reuse.empty(size, np.int64), reuse.empty(size, width), reuse.empty(size, width))
+
+    def add(self, changes: ChangedElements, done: int) -> None:
+        """What comes next; with it ``done`` words have been compared."""
+        count = self._count + len(changes.positions)
+        if count > len(self._arrays.positions):
+            likely = count * self._words // done * 9 // 8 + 1024
+            room = self._room(min(self._words, max(count + count // 2, min(likely, GATHERED))))
+            for to, array in zip(room, self._arrays, strict=True):
+                to[: self._count] = array[: self._count]
+            self._arrays = room
+        for to, array in zip(self._arrays, changes, strict=True):
+            to[self._count : count] = array
+        self._count = count
+
+    def all(self) -> ChangedElements:
+        """Of all words, by rising position."""
+        return ChangedElements(*(array[: self._count] for array in self._arrays))
 
 
 def _in_chunks(old: npt.NDArray[Any], new: npt.NDArray[Any], most: int | None, release: _Release) -> _Found:

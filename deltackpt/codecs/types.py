@@ -57,6 +57,7 @@ class Change:
     room: Room = _in_memory  # for what is as long as the tensor
     withheld: int | None = None  # so many changed, too many to hold: the arrays of what changed are empty
     shares: int = 0  # ranks of which each reads a share, for which tiles are cut
+    threads: int = 1  # that may encode it: the bytes are the same
 
     @property
     def count(self) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from deltackpt.engines.methods import HasMethods
 from deltackpt.engines.receiver import Receiver
+from deltackpt.engines.regions import Region
 from deltackpt.engines.update import RankReport, Update
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.format.manifest import Link
@@ -13,7 +16,8 @@ from deltackpt.format.manifest import Link
 class BothModels:
     """``main`` and ``draft``, as one receiver. ``branch``: the draft's own, which has the steps of the training by
     their numbers; empty where the draft is in the checkpoint of the model. A step that the branch does not have leaves
-    the draft as it is, and the report says so.
+    the draft as it is, and the report says so; so it does of a tensor for which the engine gives the draft the model's,
+    where that is another.
     """
 
     def __init__(self, main: Receiver, draft: Receiver, branch: str = "") -> None:
@@ -84,6 +88,26 @@ class BothModels:
         made = self.draft.update(mine)
         report.draft = made.path
         report.seconds["draft"] = made.seconds.get("all", 0.0)
+        if want.phase in ("apply", "check"):
+            report.stale += self._of_the_model()
+
+    def _of_the_model(self) -> list[str]:
+        """The tensors of the draft's step in whose place the engine has the model's, and that are not known to be equal
+        to those: vLLM lets both have one embedding, say, if they were alike when it started."""
+        engine = self.draft.engine
+        skipped = engine.skipped if isinstance(engine, HasMethods) else {}
+        if not skipped or self.draft.link is None or self.main.link is None:
+            return []
+        mine, its = self.draft.steps.digests(self.draft.link), self.main.steps.digests(self.main.link)
+        known = {} if self.main.proof is None else self.main.proof.regions
+        twins = {_places(regions): name for name, regions in known.items()}
+        found = []
+        for name, regions in skipped.items():
+            twin = twins.get(_places(regions), name)
+            a, b = (mine or {}).get(name), (its or {}).get(twin)
+            if a is None or b is None or a.sums != b.sums:
+                found.append(f"{name} of the draft model: the engine has {twin} of its model in its place")
+        return found
 
     def _step(self, want: Update, report: RankReport) -> int | str:
         if not self.branch:
@@ -91,3 +115,8 @@ class BothModels:
         number = self.main.steps.find(want.step).step if report.step is None or want.phase == "stage" else report.step
         self.draft.steps.find(number)
         return number
+
+
+def _places(regions: Sequence[Region]) -> frozenset[tuple[int, int, int, tuple[tuple[int, int, int], ...]]]:
+    """Where a tensor lies in an engine's memory, whatever it is called."""
+    return frozenset((r.memory, r.source, r.target, tuple(r.dims)) for r in regions)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from deltackpt.engines.card_tasks import BytesOf, TensorTask, decode_tasks, staged, tensor_tasks
+from deltackpt.engines.card_tasks import BytesOf, TensorTask, decode_tasks, tensor_tasks
 from deltackpt.engines.module import WeightPlace
 from deltackpt.engines.scatter import Write
 from deltackpt.format.state_digest import ZERO, Sums, add
@@ -16,7 +16,6 @@ from deltackpt.gpu.digest import has_kernels
 from deltackpt.gpu.kept import KeptChanges
 from deltackpt.gpu.places import PlacedWords, lend_room
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.torch_views.words import words
 
 
 @dataclass
@@ -31,7 +30,12 @@ class CardChanges:
 
 def card_of(found: Mapping[str, WeightPlace]) -> torch.device | None:
     """The device that all of a module's weights are on, if there are kernels for it."""
-    devices = {place.tensor.device for place in found.values()}
+    return kernels_on(place.tensor.device for place in found.values())
+
+
+def kernels_on(used: Iterable[torch.device]) -> torch.device | None:
+    """The one device that is used, if it is one and there are kernels for it."""
+    devices = set(used)
     device = devices.pop() if len(devices) == 1 else None
     return device if device is not None and has_kernels(device) else None
 
@@ -51,14 +55,14 @@ def decode_on(
         place, encoded = found.get(name), patch.tensor(name)
         if place is None or encoded is None or place.shared or not place.tensor.is_contiguous():
             continue
-        tasks += tensor_tasks(encoded, words(place.tensor, place.dtype), place.known) or ()
+        tasks += tensor_tasks(encoded, place.tensor, place.known) or ()
     changes = decode_and_keep(device, tasks, spent)
     lend_room([write for write in changes.writes if isinstance(write, PlacedWords)])
     return changes
 
 
 def decode_and_keep(
-    device: torch.device, tasks: Sequence[TensorTask], spent: int = 0, bytes_of: BytesOf = staged
+    device: torch.device, tasks: Sequence[TensorTask], spent: int = 0, bytes_of: BytesOf | None = None
 ) -> CardChanges:
     """Decode tasks, and keep what writes them; nothing is written. ``spent`` as of `decode_on`, ``bytes_of`` as of
     `decode_tasks`, which says what is raised."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +20,13 @@ from deltackpt.gpu.decode import DecodedChanges, DecodeTask, TaskGroup, decode_g
 from deltackpt.patch.base import Known
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import EncodedTensor
+from deltackpt.util.parallel import ordered_map
+
+
+class TaskPart(Protocol):
+    """What `BytesOf` takes the bytes of a task from: a part, or a share of one."""
+
+    where: str
 
 
 @dataclass(frozen=True)
@@ -25,15 +34,15 @@ class TensorTask:
     """An entry of the tensor ``name`` in ``part``."""
 
     name: str
-    part: PartReader
+    part: TaskPart
     task: DecodeTask
 
 
 def tensor_tasks(found: EncodedTensor, words: torch.Tensor, known: Known) -> list[TensorTask] | None:
     """What a patch holds of a tensor as tasks; None if some of it has no kernel, and the tensor is left to the host.
 
-    ``words``: all its old words, flat and contiguous on the card; ``known``: its dtype and shape. Boxes have kernels
-    where their elements lie side by side in the tensor.
+    ``words``: all its old words, contiguous on the card, of any shape; ``known``: its dtype and shape. Boxes have
+    kernels where their elements lie side by side in the tensor.
     """
     made = []
     for part, entry in found.held:
@@ -45,7 +54,7 @@ def tensor_tasks(found: EncodedTensor, words: torch.Tensor, known: Known) -> lis
         if (origin := _origin(entry)) is None:
             return None
         start, end = part.payload_of(entry)
-        here = words[origin : origin + math.prod(entry.storage)]
+        here = words.detach().view(-1)[origin : origin + math.prod(entry.storage)] if entry.boxed else words
         where = f"{part.where}, {entry.name!r}"
         task = DecodeTask(detail, entry.dtype, here, start, end - start, where, origin)
         if not takes(task):
@@ -88,11 +97,12 @@ def staged(part: PartReader, begin: int, end: int, device: torch.device) -> torc
     return here
 
 
-BytesOf = Callable[[PartReader, int, int, torch.device], torch.Tensor]
+BytesOf = Callable[[Any, int, int, torch.device], torch.Tensor]  # of a `TaskPart`
+STAGERS = 2  # threads that copy bytes to pinned memory while the groups before them are decoded
 
 
 def decode_tasks(
-    device: torch.device, tasks: Sequence[TensorTask], bytes_of: BytesOf = staged
+    device: torch.device, tasks: Sequence[TensorTask], bytes_of: BytesOf | None = None
 ) -> Iterator[DecodedTasks]:
     """Decode tasks, part by part, and those of one dtype together, in groups.
 
@@ -105,25 +115,43 @@ def decode_tasks(
         parts.setdefault(id(task.part), []).append(task)
     for some in parts.values():
         some.sort(key=lambda one: one.task.dtype.name)
-        sources = deque[TaskGroup]()
-        at = 0
-        with base_blamed(some[0].part.where):
-            for decoded in decode_groups(_sent(device, some, sources, bytes_of)):
-                mine = some[at : at + len(decoded.counts)]
-                at += len(mine)
-                found = DecodedTasks(mine, decoded, sources.popleft())
-                del decoded  # while the next group is decoded only what is kept of it takes memory
-                yield found
-                del found
+    runs = [(some, list(groups([one.task for one in some]))) for some in parts.values()]
+    spans = [(some[0].part, *_span(group)) for some, found in runs for group in found]
+    with closing(_bytes(device, spans, bytes_of)) as data:
+        for some, found in runs:
+            sources = deque[TaskGroup]()
+            at = 0
+            with base_blamed(some[0].part.where):
+                for decoded in decode_groups(_sent(device, found, data, sources)):
+                    mine = some[at : at + len(decoded.counts)]
+                    at += len(mine)
+                    made = DecodedTasks(mine, decoded, sources.popleft())
+                    del decoded  # while the next group is decoded only what is kept of it takes memory
+                    yield made
+                    del made
+
+
+def _span(group: Sequence[DecodeTask]) -> tuple[int, int]:
+    """The first byte of some tasks in the payloads of their part, and the end of the last."""
+    return min(task.begin for task in group), max(task.begin + task.size for task in group)
+
+
+def _bytes(
+    device: torch.device, spans: Sequence[tuple[TaskPart, int, int]], bytes_of: BytesOf | None
+) -> Generator[torch.Tensor]:
+    """What ``bytes_of`` has of each span; what is copied in host memory is so by other threads, ahead of its use."""
+    if bytes_of is None:
+        copied: BytesOf = staged
+        yield from ordered_map(lambda span: copied(*span, device), spans, STAGERS, ahead=STAGERS)
+    else:
+        yield from (bytes_of(*span, device) for span in spans)
 
 
 def _sent(
-    device: torch.device, some: Sequence[TensorTask], sources: deque[TaskGroup], bytes_of: BytesOf
+    device: torch.device, found: Sequence[list[DecodeTask]], data: Iterator[torch.Tensor], sources: deque[TaskGroup]
 ) -> Iterator[TaskGroup]:
     """Groups of tasks of one part, with their bytes on the card, as they are asked for; and in ``sources`` the same
     where they were."""
-    for group in groups([one.task for one in some]):
-        begin = min(task.begin for task in group)
-        end = max(task.begin + task.size for task in group)
-        sources.append(TaskGroup(group, bytes_of(some[0].part, begin, end, device), begin))
+    for group in found:
+        sources.append(TaskGroup(group, next(data), _span(group)[0]))
         yield replace(sources[-1], data=sources[-1].data.to(device, non_blocking=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -35,6 +36,8 @@ class EngineState:
 
     client: Client
     link: Link | None = None
+    step: int | None = None  # that of the last update; its weights, while ``link`` is not known
+    behind: float | None = None  # since when it lacks a step, by the monotonic clock
     version: str = ""
     wedged: bool = False
     paused: bool = False
@@ -87,7 +90,7 @@ class EventLog:
     def updated(self, engine: EngineState, link: Link, pause: float, total: float, lag: float) -> None:
         """An engine is at a step; times in seconds, as in `UpdateEvent`."""
         report = engine.report or EngineReport()
-        engine.link, engine.failed = link, ""
+        engine.link, engine.step, engine.failed = link, link.step, ""
         self._metrics.set("deltackpt_wedged", 0, engine.name)
         self._metrics.set("deltackpt_step", link.step, engine.name)
         self._metrics.set("deltackpt_lag_seconds", lag, engine.name)
@@ -143,8 +146,12 @@ class EventLog:
         self._metrics.set("deltackpt_wedged", 0, engine.name)
 
     def lag(self, engine: EngineState, link: Link, seconds: float) -> None:
-        """How far an engine is behind the newest step in the cache, which was published so many seconds ago."""
-        steps = 0 if engine.link == link else link.step - (engine.link.step if engine.link else 0)
+        """How far an engine is behind the newest step in the cache, which was published so many seconds ago: since the
+        first step that it lacked, whatever came after that."""
+        steps, now = 0 if engine.link == link else max(0, link.step - (engine.step or 0)), time.monotonic()
         self._metrics.set("deltackpt_lag_steps", steps, engine.name)
-        if engine.link != link:
-            self._metrics.set("deltackpt_lag_seconds", seconds, engine.name)
+        if engine.link == link:
+            engine.behind = None
+            return
+        engine.behind = min(now - seconds, now if engine.behind is None else engine.behind)
+        self._metrics.set("deltackpt_lag_seconds", now - engine.behind, engine.name)

@@ -55,10 +55,10 @@ class MethodLayer(Protocol):
 @runtime_checkable
 class HasMethods(Protocol):
     """An engine some of whose layers have a method. ``shared`` are storages that another model of the engine has, and
-    brings to a step; ``skipped`` gets the names of the tensors that go there."""
+    brings to a step; ``skipped`` gets what goes there, by the names of the tensors."""
 
     shared: frozenset[int]
-    skipped: set[str]
+    skipped: dict[str, list[Region]]
 
     def as_loaded(self) -> AbstractContextManager[Sequence[MethodLayer]]:
         """These layers. Within the block the model is as its loader expects it."""
@@ -73,13 +73,15 @@ class HasMethods(Protocol):
 
 @dataclass
 class SeenMethods:
-    """What was seen of layers with a method. ``again``: {tensor: the layer that is loaded again when it changes};
+    """What was seen of layers with a method. ``again``: {tensor: the layer that is loaded again when it changes}, and
+    ``layers``: {layer: all that it is loaded from};
     ``why``: {layer: why it is not mapped}; ``modules``: the layers of a known class, ``empty`` those of them
     that have nothing of a checkpoint; ``storages``: what they hold that
     no map has to cover.
     """
 
     again: dict[str, str] = field(default_factory=dict)
+    layers: dict[str, Sequence[str]] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
     modules: set[torch.nn.Module] = field(default_factory=set)
     empty: set[torch.nn.Module] = field(default_factory=set)
@@ -93,16 +95,34 @@ def traced(engine: object, load: Load, model: torch.nn.Module, order: Sequence[T
         return trace(load, model, memories(model), order), SeenMethods()
     try:
         with engine.as_loaded() as layers:
-            found = trace(load, model, memories(model), order)
+            found = trace(load, model, memories(model), order, wide=True)
+            _only_in_layers(found, layers)
     except Exception:  # of an engine that keeps no such thing: then its layers have no class
         layers, found = (), trace(load, model, memories(model), order)
     seen = SeenMethods()
     seen.storages.update(engine.shared)
-    engine.skipped.update(r.tensor for r in found.regions if r.memory in engine.shared)
+    for region in found.regions:
+        if region.memory in engine.shared and region.tensor:
+            engine.skipped.setdefault(region.tensor, []).append(region)
     found.regions = [r for r in found.regions if r.memory not in engine.shared]
     if found.broken is None:
         _look_through(found, layers, seen)
     return found, seen
+
+
+def _only_in_layers(found: Trace, layers: Sequence[MethodLayer]) -> None:
+    """Where a tensor is kept in a wider dtype, a layer can be loaded again with it; no step is scattered into it."""
+    there = {t.untyped_storage().data_ptr() for layer in layers for t in layer.loaded.values() if t.numel()}
+    for region in found.regions:
+        if region.wide and region.memory not in there:
+            why = _WIDE.format(region.tensor, region.wide)
+            found.unproven.setdefault(region.tensor, why)
+            found.spoiled.setdefault(region.memory, why)
+            found.into.setdefault(region.memory, set()).add(region.tensor)
+    found.regions = [r for r in found.regions if not r.wide or r.memory in there]
+
+
+_WIDE = "{} is kept as {}"
 
 
 def _look_through(found: Trace, layers: Sequence[MethodLayer], seen: SeenMethods) -> None:
@@ -116,6 +136,7 @@ def _look_through(found: Trace, layers: Sequence[MethodLayer], seen: SeenMethods
         seen.modules.add(layer.module)
         storages = {t.untyped_storage().data_ptr(): t for t in layer.live.values() if t.numel()}
         blamed = next((why for a, why in found.spoiled.items() if a in stand_ins), None)
+        whole = [*names, *(n for a in stand_ins for n in sorted(found.into.get(a, set())) if n not in names)]
         if not names and blamed is None:  # nothing of a checkpoint is in it
             seen.storages.update(storages)
             seen.empty.add(layer.module)
@@ -126,33 +147,75 @@ def _look_through(found: Trace, layers: Sequence[MethodLayer], seen: SeenMethods
         if why is None and key not in known:
             known[key] = _map_of(layer, places, len(names))
         result = known[key] if why is None else why
+        wide = {r.tensor: r.wide for r in mine if r.wide}
+        if not isinstance(result, str) and wide and not _apart(result, [i for i, n in enumerate(names) if n in wide]):
+            result = _WIDE.format(*next(iter(wide.items())))
         if isinstance(result, str):
-            _again(found, layer, names, result, seen)
+            _again(found, layer, whole, whole if _complete(found, layer, mine) else (), result, seen)
             seen.storages.update(storages)
             continue
+        if wide:
+            _again(found, layer, [*wide], whole, _WIDE.format(*next(iter(wide.items()))), seen)
         for output, regions in result.items():
             address = layer.live[output].untyped_storage().data_ptr()
             at = {str(i): name for i, name in enumerate(names)}
-            found.regions += [replace(r, tensor=at.get(r.tensor, ""), memory=address) for r in regions]
+            placed = [replace(r, tensor=at.get(r.tensor, ""), memory=address) for r in regions]
+            if any(r.tensor in wide for r in placed):  # nothing else is in it
+                seen.storages.add(address)
+            else:
+                found.regions += placed
 
 
-def _again(found: Trace, layer: MethodLayer, names: Sequence[str], why: str, seen: SeenMethods) -> None:
+def _apart(map_: _Map, numbers: Sequence[int]) -> bool:
+    """Is what some of a layer's tensors become in tensors of its own?"""
+    some = {str(number) for number in numbers}
+    there = [{r.tensor for r in regions if r.tensor} for regions in map_.values()]
+    return all(tensors <= some or not tensors & some for tensors in there)
+
+
+def _complete(found: Trace, layer: MethodLayer, mine: Sequence[Region]) -> bool:
+    """Is it known of each word that a layer is loaded from where it comes from? Not where a tensor's values went ways
+    that were not seen: what looks like a constant may be one of them."""
+    if not found.unproven.keys() - {name for some in found.into.values() for name in some}:
+        return True
+    for tensor in layer.loaded.values():
+        address = tensor.untyped_storage().data_ptr()
+        known = sum(r.elements for r in mine if r.memory == address and r.tensor)
+        if address in found.strays or (address not in found.into and known < tensor.numel()):
+            return False
+    return True
+
+
+def _elsewhere(found: Trace, layer: MethodLayer) -> set[str]:
+    """The tensors that go to other places than a layer whose own regions are out of the trace."""
+    its = {t.untyped_storage().data_ptr() for t in layer.loaded.values()}
+    computed = (name for address, names in found.into.items() if address not in its for name in names)
+    return {*computed, *(region.tensor for region in found.regions)}
+
+
+def _again(
+    found: Trace, layer: MethodLayer, names: Sequence[str], whole: Sequence[str], why: str, seen: SeenMethods
+) -> None:  # fmt: skip
+    """When one of ``names`` changes, the layer is loaded again from the tensors ``whole``, where it can be."""
     seen.why[layer.name] = f"{layer.kind}: {why}"
+    if layer.alone and whole and not _elsewhere(found, layer) & {*names} and not seen.again.keys() & {*names}:
+        seen.again.update(dict.fromkeys(names, layer.name))
+        seen.layers[layer.name] = whole
+        for name in names:
+            found.unproven.pop(name, None)
+        return
     for name in names:
-        if layer.alone and name not in seen.again:
-            seen.again[name] = layer.name
-        else:
-            found.unproven.setdefault(name, seen.why[layer.name])
+        found.unproven.setdefault(name, seen.why[layer.name])
 
 
 _Map = dict[str, list[Region]]  # of each output; tensors by their number among the layer's own
-Places = tuple[tuple[str, str, int, int, tuple[tuple[int, int, int], ...]], ...]
+Places = tuple[tuple[str, str, int, int, tuple[tuple[int, int, int], ...], str], ...]
 
 
 def _places(regions: Iterable[Region], stand_ins: Mapping[int, str], names: Sequence[str]) -> Places:
     """Where a layer's tensors go in its stand-ins, the same for layers that differ by name alone."""
     number = {name: str(i) for i, name in enumerate(names)}
-    return tuple((stand_ins[r.memory], number.get(r.tensor, ""), r.source, r.target, r.dims) for r in regions)
+    return tuple((stand_ins[r.memory], number.get(r.tensor, ""), r.source, r.target, r.dims, r.wide) for r in regions)
 
 
 def _map_of(layer: MethodLayer, places: Places, count: int) -> _Map | str:
@@ -194,7 +257,7 @@ def _numbered(
     """The inputs of a layer's method, each word with the number of the element that the loader puts there; the numbers
     of each tensor, from and to; and the last one."""
     reach = [0] * count
-    for _, tensor, source, _, dims in places:
+    for _, tensor, source, _, dims, _ in places:
         if tensor:
             end = source + sum((n - 1) * s for n, s, _ in dims) + 1
             reach[int(tensor)] = max(reach[int(tensor)], end)
@@ -204,7 +267,7 @@ def _numbered(
         at += size
     flat = {name: flat_of(t) for name, t in layer.loaded.items() if t.numel()}
     ids = {name: torch.zeros(len(words), dtype=torch.int64) for name, words in flat.items()}
-    for name, tensor, source, target, dims in places:
+    for name, tensor, source, target, dims, _ in places:
         shape, strides = [n for n, _, _ in dims], [t for _, _, t in dims]
         into = ids[name].as_strided(shape, strides, target)
         if not tensor:

@@ -35,6 +35,7 @@ class Proof:
     unproven: dict[str, str] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
     again: dict[str, str] = field(default_factory=dict)  # {tensor: the layer that is loaded again when it changes}
+    layers: dict[str, Sequence[str]] = field(default_factory=dict)  # all that each of these is loaded from
     why_again: str = ""  # of the first of these layers
     mismatch: bool = False  # some word that was read back is another
 
@@ -46,14 +47,6 @@ class Proof:
             "ties": len(self.ties),
             "again": len(self.again),
         }
-
-    @property
-    def layers(self) -> dict[str, list[str]]:
-        """The tensors of each layer that is loaded again, in the order of the layout."""
-        found: dict[str, list[str]] = {}
-        for name, layer in self.again.items():
-            found.setdefault(layer, []).append(name)
-        return found
 
     def share(self, table: Mapping[str, Tensor]) -> str:
         """How much of a step can be held against the engine's memory."""
@@ -74,8 +67,7 @@ def prove(
     ``digests`` tensors that are whole on a card are held against those there. Nothing of a model that holds anything
     else made of its weights is proven; ``traits`` say where to look.
     """
-    proof = Proof()
-    seen = seen or SeenMethods()
+    proof, seen = Proof(), seen or SeenMethods()
     tried = seen.modules - seen.empty  # what these hold was looked through, or is made anew
     everything = found.broken or quantized(model, traits, seen.modules.__contains__)
     everything = everything or derived(model, memory, traits, tried.__contains__)
@@ -85,6 +77,7 @@ def prove(
     proof.unproven.update(found.unproven)
     proof.why_again = next((why for layer, why in seen.why.items() if layer in seen.again.values()), "")
     proof.again = {name: layer for name, layer in seen.again.items() if name not in proof.unproven}
+    proof.layers = {layer: seen.layers[layer] for layer in dict.fromkeys(proof.again.values())}
     by_memory: dict[int, list[Region]] = {}
     by_tensor: dict[str, list[Region]] = {name: [] for name in table}
     for region in found.regions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from threading import Event
 
@@ -25,15 +26,15 @@ def rounds(
     backoff = Backoff(grace=grace)
     metrics.seen()
     while not stop.is_set():
-        wait = poll
+        wait, asked = poll, time.monotonic()
         try:
             look()
-            metrics.seen()
+            metrics.seen(asked)
             if backoff.reset():
                 emit("back", {})
         except DeltackptError as error:
             wait = backoff.delay(error)
-            metrics.retry()
+            metrics.retry(error)
             if backoff.due:
                 emit("outage", {**error.to_dict(), "retry_in": round(wait, 3)})
         then()

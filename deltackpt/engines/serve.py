@@ -83,6 +83,7 @@ class Serving:
                 UpdateRound(group, self._events, check=self._check).run(link, step.state, path, step.time)
         for engine in self.engines:
             self._events.lag(engine, link, max(0.0, time.time() - step.time))
+        self._metrics.unused(min((one.behind for one in self.engines if one.behind is not None), default=None))
         return all(engine.link == link for engine in self.engines)
 
     def _target(self) -> tuple[Path | None, Link]:

@@ -105,14 +105,20 @@ class StepChanges:
         return _difference(words, new.view(words.dtype))
 
 
+OF_BYTES = ("tile-checksum", "tensor-checksum")  # whatever the old values are
+
+
 @contextmanager
 def base_blamed(where: str) -> Iterator[None]:
-    """Decoding parts that have their sha256: where they do not decode, the old values must be the wrong ones.
+    """Decoding parts that have their sha256, or tiles that have their checksums: where they do not decode, the old
+    values must be the wrong ones.
 
-    Raises ChainError ``base-differs`` then."""
+    Raises ChainError ``base-differs`` then, and FormatError for bytes that do not have the checksum of their table."""
     try:
         yield
     except FormatError as error:
+        if error.code in OF_BYTES:
+            raise
         have, need = f"old values that a patch does not apply to [{error.code}]", "those of the step before"
         hint = "Other code wrote to the weights. Load them again."
         raise ChainError("base-differs", where=where, have=have, need=need, hint=hint) from error

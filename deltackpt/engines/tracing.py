@@ -31,14 +31,15 @@ class Trace:
     """``regions``: plain copies, in order; one without a tensor is a fill with a constant.
 
     ``unproven``: {checkpoint tensor: why it was not only copied}; ``spoiled``: {storage: why its contents are not only
-    copies}; ``strays``: those of them that were written from an unknown source; ``broken``: why nothing of the trace
-    may be used.
+    copies}; ``strays``: those of them that were written from an unknown source; ``into``: {storage: what went
+    there otherwise than by plain copies}; ``broken``: why nothing of the trace may be used.
     """
 
     regions: list[Region] = field(default_factory=list)
     unproven: dict[str, str] = field(default_factory=dict)
     spoiled: dict[int, str] = field(default_factory=dict)
     strays: set[int] = field(default_factory=set)
+    into: dict[int, set[str]] = field(default_factory=dict)
     broken: str | None = None
 
 
@@ -141,6 +142,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
         self._blame(sources, why)
         for t in targets:
             self._found.spoiled.setdefault(address_of(t), why)
+            self._found.into.setdefault(address_of(t), set()).update(sources)
             if not sources:
                 self._found.strays.add(address_of(t))
 

@@ -29,18 +29,21 @@ from deltackpt.gpu.digest import keys, power
 from deltackpt.gpu.places import PlacedWords, PlaceTable
 from deltackpt.gpu.tiles import elements, fits, grid_table, segments
 from deltackpt.gpu.transfers import Copy, Sent, current, owners, send
+from deltackpt.torch_views.words import INTS
 from deltackpt.util.grouped import grouped
 
 SCRATCH = 352 << 20  # bytes that tiles take which are decoded at once; see `kept` for all that a step takes
 MAX_TILE_BYTES = 1 << 28  # from here on its bits are not counted in int32
 LISTS = 32  # columns of the counts: one for each class, and for the long changes of each
+_HALVES = np.repeat(np.eye(2), LISTS // 2, axis=0)  # adds up either half of the columns
 
 
 @dataclass(frozen=True)
 class DecodeTask:
-    """One `packed` entry. ``words``: all old words of its tensor or box on the device, flat and contiguous, as signed
-    integers of the dtype's width; they lie from element ``origin`` on in the tensor. ``begin``: where in the part's
-    bytes on the device its payload, of ``size`` bytes, begins."""
+    """One `packed` entry. ``words``: all old words of its tensor or box on the device, contiguous, of any shape and any
+    torch dtype of the same width; they lie from element ``origin`` on in the tensor. ``begin``: where in the part's
+    bytes on the device its payload, of ``size`` bytes, begins. ``tiles``: how errors number its tiles, int64
+    [tiles]; None: as they are."""
 
     index: ListIndex
     dtype: DType
@@ -49,6 +52,7 @@ class DecodeTask:
     size: int
     where: str
     origin: int = 0
+    tiles: Ints | None = None
 
     @cached_property
     def scratch(self) -> int:
@@ -142,7 +146,8 @@ def groups(tasks: Sequence[DecodeTask]) -> Iterator[list[DecodeTask]]:
 def scratch(index: ListIndex, elements: int, width: int) -> int:
     """About the bytes that an entry of so many elements takes on the device while it is decoded: for each 64 elements
     32 of counts; for each change a position, an excess and two words; for each number in unary 8."""
-    changes, long = index.changes, int(index.counts[:, index.scale.classes :].sum())
+    long = int(index.counts[:, index.scale.classes :].sum())
+    changes = int(index.counts.sum()) - long
     return elements // 2 + changes * (5 + 2 * width) + 8 * (changes + 2 * long)
 
 
@@ -188,7 +193,7 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
     from deltackpt.gpu.triton.unlist import unlist
 
     tasks, data, padded = group.tasks, group.data, _as_words(group.data)
-    dtype, device, words = tasks[0].dtype, data.device, tasks[0].words
+    dtype, device = tasks[0].dtype, data.device
     t = _send(group)
     defects = first_defects(data, t.spans, t.checksums)
     counted = t.plan.scan(
@@ -199,7 +204,7 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
     )
     found = locate(
         t.grids, t.owner, t.places, t.scales, counted, t.starts, t.firsts, t.counts, lists, defects, t.total,
-        words.dtype, dtype.exponent,
+        INTS[dtype.width], dtype.exponent,
     )  # fmt: skip
     table = keys(device, power(max(task.words.numel() + task.origin for task in tasks)))
     new, sums = step(
@@ -231,6 +236,7 @@ def _require(group: TaskGroup, grids: Ints, lengths: Ints, ends: Ints) -> None:
     assert int(lengths.max(initial=0)) < MAX_TILE_BYTES
     assert all(fits(task.index.grid) and task.words.is_contiguous() for task in group.tasks)
     assert [task.words.numel() for task in group.tasks] == grids[12].tolist()
+    assert all(task.words.element_size() == task.dtype.width for task in group.tasks)
     assert all(task.begin >= group.begin for task in group.tasks)
     assert int(ends.max(initial=0)) <= group.begin + group.data.numel()
 
@@ -256,8 +262,10 @@ def _send(group: TaskGroup) -> _SentTiles:
     tasks = group.tasks
     indices = [task.index for task in tasks]
     several = tasks[0].dtype.exponent[1] > 0  # classes, perhaps
-    plan = Populations(np.concatenate([segments(i.grid, SPAN) * several for i in indices]))
     tiles = [i.grid.tiles for i in indices]
+    plan = Populations(
+        np.concatenate([segments(i.grid, SPAN) for i in indices]) if several else np.zeros(sum(tiles), np.int64)
+    )
     first = [0, *accumulate(tiles)]
     begins, sizes, origins, addresses = _of_tasks(tasks)
     grids = grid_table([i.grid for i in indices], first[:-1], [0] * len(tasks), addresses, plan.first_block)
@@ -268,7 +276,7 @@ def _send(group: TaskGroup) -> _SentTiles:
     crcs = np.concatenate([i.checksums for i in indices]).astype(np.int64)
     short = [(i, int(at[i]), int(lengths[i]), int(crcs[i])) for i in np.flatnonzero(lengths < 4).tolist()]
     counts = _columns(indices, first)
-    of, long = counts[:, : LISTS // 2].sum(axis=1), counts[:, LISTS // 2 :].sum(axis=1)
+    of, long = (counts.astype(np.float64) @ _HALVES).T.astype(np.int64)  # exact, and faster than sums of int32
     held = np.concatenate([elements(i.grid) for i in indices])
     if (of > np.minimum(held, 8 * lengths)).any() or (np.diff(ends[first]) != sizes).any() or _odd(counts):
         for task in tasks:  # what the host's decoder checks before it looks at a tile
@@ -341,5 +349,6 @@ def _refuse(
     tile = int(bad[0])
     for task in tasks:
         if tile < len(task.index.lengths):
-            raise decoder.refuse(CODES[int(flags[bad[0]])], f"{task.where}, tile {tile}")
+            number = tile if task.tiles is None else int(task.tiles[tile])
+            raise decoder.refuse(CODES[int(flags[bad[0]])], f"{task.where}, tile {number}")
         tile -= len(task.index.lengths)

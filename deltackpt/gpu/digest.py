@@ -16,7 +16,7 @@ import torch
 
 from deltackpt.format.state_digest import BLOCK, ZERO, Sums, add
 from deltackpt.gpu.transfers import current
-from deltackpt.torch_views.boxes import strides
+from deltackpt.torch_views.boxes import Box, strides
 from deltackpt.torch_views.extract import Piece
 
 RUN = 1 << 24  # elements at once, so that the 64-bit copies stay small
@@ -191,7 +191,12 @@ def of_change(positions: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> 
 
 def to_whole(positions: torch.Tensor, piece: Piece) -> torch.Tensor:
     """Flat positions in a piece's box -> in the whole tensor, int64."""
-    box, flat = piece.box, positions.to(torch.int64)
+    return out_of_box(positions, piece.box)
+
+
+def out_of_box(positions: torch.Tensor, box: Box) -> torch.Tensor:
+    """Flat positions in a box -> in the whole tensor, int64."""
+    flat = positions.to(torch.int64)
     if not box.proper:
         return flat
     if box.contiguous:

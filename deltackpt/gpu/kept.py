@@ -26,7 +26,7 @@ from deltackpt.errors import ChainError, FormatError
 from deltackpt.gpu.decode import SCRATCH, DecodedChanges, TaskGroup, decode_back, decode_groups
 from deltackpt.gpu.places import PlacedWords, PlaceTable
 
-TOTAL = 896 << 20
+TOTAL = 1000 << 20
 
 
 class KeptChanges:

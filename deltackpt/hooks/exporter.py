@@ -15,12 +15,12 @@ from deltackpt.util.traces import span
 
 
 class HookExporter:
-    """Counts published steps, and serves the counts on a port of loopback until it is closed, if there is one.
+    """Counts published steps, and serves the counts at `metrics.address` until it is closed, if there is one.
 
     ``port`` is then the one in use: None also where it cannot be had, which is logged, and no reason not to train.
     """
 
-    def __init__(self, pending: Pending, port: int | None) -> None:
+    def __init__(self, pending: Pending, port: int | str | None) -> None:
         self.metrics = Metrics("hook")
         self.metrics.ask("deltackpt_queue_steps", lambda: float(len(pending)))
         self.metrics.ask("deltackpt_behind_seconds", lambda: _age(pending))
@@ -48,7 +48,8 @@ class HookExporter:
             with span("deltackpt.publish", item.metadata, step=item.step):
                 yield
         except BaseException:
-            self.metrics.retry(failed=True)
+            for name in ("deltackpt_retries_total", "deltackpt_failures_total"):
+                self.metrics.add(name, 1)
             raise
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from deltackpt.signing.policy import TrustPolicy
 from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate
 from deltackpt.torch_views.names import Rename
+from deltackpt.util.metrics import address
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.places import is_url, url_meant
 
@@ -66,7 +67,7 @@ class HookOptions:
     timeout: float = TIMEOUT
     metadata: Mapping[str, Any] | None = None
     report: Callable[[StepMetrics], None] | None = None
-    metrics_port: int | None = None
+    metrics_port: int | str | None = None
     sign: str | os.PathLike[str] | Signer | None = None
     trust: str | os.PathLike[str] | TrustPolicy | None = None
     live: LiveSession | None = None
@@ -118,8 +119,9 @@ class HookOptions:
         if self.threads is not None:
             _whole_number("threads", self.threads, 1, ", or None for one a processor")
         if self.metrics_port is not None:
-            _whole_number("metrics_port", self.metrics_port, 0, " to 65535, or None")
-            require("metrics_port", self.metrics_port, self.metrics_port < 1 << 16, "a port up to 65535, or None")
+            port = self.metrics_port
+            known = isinstance(port, int | str) and not isinstance(port, bool) and _is_address(port)
+            require("metrics_port", port, known, "a port from 0 to 65535, 'HOST:PORT', or None")
         number = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
         known = number and math.isfinite(self.timeout) and self.timeout > 0
         require("timeout", self.timeout, known, "a number of seconds above 0")
@@ -173,6 +175,14 @@ def require(name: str, value: object, known: bool, need: str, hint: str = "") ->
     if not known:
         where = f"the trainer hook, {name}="
         raise UsageError("hook-option", where=where, have=repr(value)[:200], need=need, hint=hint)
+
+
+def _is_address(port: int | str) -> bool:
+    try:
+        address(port)
+    except UsageError:
+        return False
+    return True
 
 
 def _one_of(name: str, value: object, choices: Sequence[object]) -> None:

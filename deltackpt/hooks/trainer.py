@@ -92,7 +92,8 @@ class TrainerHook:
                     DELTACKPT_SIGN_KEY says, if anything
     ``trust``       whose signatures the step that training goes on from has: that of `Repository.secure`
     ``report``      is called with the `StepMetrics` of each published step, from the thread that publishes
-    ``metrics_port`` serves Prometheus metrics on loopback, at rank 0; 0: on any port, which is `exporter.port`
+    ``metrics_port`` serves Prometheus metrics at rank 0, on loopback or at ``HOST:PORT``; 0: on any port, which is
+                    `exporter.port`
     ``live``        a `deltackpt.live.Session`, which takes every step to engines as well
     ``optimizer``   what a resumed training needs, kept on ``REF-optimizer``: an optimizer, or a `TrainingState`
 
@@ -133,7 +134,7 @@ class TrainerHook:
         timeout: float = TIMEOUT,
         metadata: Mapping[str, Any] | None = None,
         report: Callable[[StepMetrics], None] | None = None,
-        metrics_port: int | None = None,
+        metrics_port: int | str | None = None,
         sign: str | os.PathLike[str] | Signer | None = None,
         trust: str | os.PathLike[str] | TrustPolicy | None = None,
         live: LiveSession | None = None,

@@ -70,7 +70,7 @@ def publish_changes(
     with publishing(repo, before) as lease:
         parent = repo.load(before)
         target = StepTarget(head.name, head, before, parent)
-        sink = RepositorySink(StepObjects(repo, step), target, lease, anchor)
+        sink = RepositorySink(StepObjects(repo, step, threads=threads), target, lease, anchor)
 
         def encode() -> StepCommit:
             new, before_digests = working.checkpoint, repo.digests(parent)

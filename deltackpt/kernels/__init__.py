@@ -7,6 +7,7 @@ The library is built at installation (build.py) and called through ctypes, which
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -179,10 +180,11 @@ class ComparedPass:
     """One pass over a tensor in two states, unsigned words [n] of more than `HASHED` bytes each: `compare` and both
     xxh3-128, with every byte read from memory once. The words stay where and what they are until it is done.
 
-    ``at``: bytes that are done. Of one call at most ``most`` bytes, a multiple of 1,024, or what is left.
+    ``at``: bytes that are done. Of one call at most ``most`` bytes, a multiple of 1,024, or what is left. ``empty``
+    makes the room for what differs in them.
     """
 
-    def __init__(self, old: Array, new: Array, most: int) -> None:
+    def __init__(self, old: Array, new: Array, most: int, empty: Callable[[int, Any], Array] = np.empty) -> None:
         width, most = old.itemsize, min(most, old.nbytes)
         self._most, self._words = most, (old, new)
         self._row = np.zeros(1, _PASS)
@@ -190,7 +192,7 @@ class ComparedPass:
             ("old", "new", "bytes", "width"), (*addresses(old, new), old.nbytes, width), strict=True
         ):
             self._row[name] = value
-        self._room = np.empty(most // width, np.int64), *(np.empty(most // width, old.dtype) for _ in range(2))
+        self._room = empty(most // width, np.int64), *(empty(most // width, old.dtype) for _ in range(2))
         self._places = addresses(*self._room)
 
     @property

@@ -62,9 +62,10 @@ static int choose(write_job_t *job, int limit, scratch_t *scratch) {
 }
 
 /* Memory for what is known of one tensor. */
-static state_t *new_state(int64_t changes, int64_t tiles) {
-    const size_t n = (size_t)changes, t = (size_t)tiles;
-    state_t *s = malloc(sizeof *s + n * 10 + t * (24 + 4 * (ALL_LISTS + MAX_CLASSES)) + 32);
+static state_t *new_state(const write_job_t *job) {
+    const size_t n = (size_t)job->changes, t = (size_t)job->tiles;
+    const size_t size = sizeof(state_t) + n * 10 + t * (24 + 4 * (ALL_LISTS + MAX_CLASSES)) + 32;
+    state_t *s = job->room && (size_t)job->room_bytes >= size ? job->room : malloc(size);
     if (!s) return NULL;
     s->at = (int64_t *)(s + 1);
     s->lengths = s->at + t + 1;
@@ -83,7 +84,7 @@ static void begin_job(void *shared, int64_t unit, scratch_t *scratch) {
     write_job_t *job = all->jobs + unit;
     choose_grid(&job->form, job->slices, job->changes, job->shares);
     job->tiles = job->form.rows * job->form.columns;
-    job->state = new_state(job->changes, job->tiles);
+    job->state = new_state(job);
     if (!job->state || !choose(job, job->base ? MAX_CLASSES : 1, scratch)) __atomic_store_n(&all->failed, 1, __ATOMIC_RELAXED);
 }
 
@@ -454,7 +455,7 @@ static int for_units(writing_t *all, int64_t count, int bands, work_t *work, int
 
 EXPORT void dk_lists_release(write_job_t *jobs, int64_t count) {
     for (int64_t j = 0; j < count; j++) {
-        free(jobs[j].state);
+        if (jobs[j].state != jobs[j].room) free(jobs[j].state);
         jobs[j].state = NULL;
     }
 }

@@ -24,6 +24,8 @@ typedef struct {
     uint32_t *checksums;
     uint8_t *payload;
     state_t *state;
+    void *room; /* for the state, if it has ``room_bytes`` enough; the caller's */
+    int64_t room_bytes;
 } write_job_t;
 
 void choose_grid(form_t *f, int64_t slices, int64_t changes, int64_t shares);

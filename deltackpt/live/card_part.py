@@ -18,7 +18,7 @@ from deltackpt.patch.tensor import Part
 
 
 class CardSource(Protocol):
-    """A `PartSource` that brings bytes to a card as well: `carriers.pulled.ManySources`."""
+    """A `PartSource` that brings bytes to a card as well: `carriers.pulled.PulledParts`."""
 
     @property
     def url(self) -> str:

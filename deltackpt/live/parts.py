@@ -45,7 +45,7 @@ class StepParts:
             with self.patch() as patch:
                 yield patch
             return
-        parts = [CardPart(self.source, file) for file in self.files]
+        parts = [CardPart(self.source.of(file), file) for file in self.files]
         for part in parts:
             check_origin(part, self.hop)
         yield PartsPatch(parts)

@@ -9,13 +9,16 @@ from deltackpt.carriers.pulled import ManySources, PulledParts
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
 from deltackpt.format.state_digest import Sums
+from deltackpt.live.engine_sums import EngineSums
 from deltackpt.live.events import LiveEvent, Report
 from deltackpt.live.messages import Announcement, Welcome
 from deltackpt.live.parts import StepParts
 from deltackpt.live.signed import AnnouncementCheck
+from deltackpt.live.slices import SlicedWeights
 from deltackpt.live.store_way import HeldState, Pause, StoredStep, StoreWay
 from deltackpt.live.weights import HeldWeights, Prepared
 from deltackpt.repository import Repository
+from deltackpt.shares import ShareProof
 from deltackpt.signing.policy import trust_policy
 
 
@@ -34,6 +37,7 @@ class RankState:
         self._weights, self._welcome, self._token, self._tell = weights, welcome, token, tell
         self._url = repository  # None: the trainer's
         self._way: StoreWay | None = None
+        self._engine_sums: EngineSums | None = None
         self._sums: Mapping[str, Sums] = weights.digest()  # of what this rank holds
         self._known: Mapping[str, Sums] = {}  # of all tensors of the step that it is at
         self._all: Mapping[str, Sums] = {}  # the same, of the step that it is ready for
@@ -56,10 +60,26 @@ class RankState:
         """Bytes of parts that came from the trainer's ranks, in all."""
         return self._gone + sum(source.received for source in self._sources.values())
 
-    @property
-    def proof(self) -> dict[str, Any]:
-        """What this rank adds to the proof of its engine's ranks, for the step that it is ready for."""
-        return self._ready[1].proof if self._ready is not None and self._ready[1] is not None else {}
+    def add_up_by(self, group: Any, ranks: int) -> None:
+        """See `LiveReceiver.with_group`."""
+        if isinstance(self._weights, SlicedWeights):  # whole tensors prove themselves
+            self._engine_sums = EngineSums(group, ranks, self.timeout / 3, self._weights.cells)
+
+    def proof(self, step: Announcement) -> dict[str, Any]:
+        """What this rank adds to the proof of its engine's ranks, for the step that it is ready for. Raises ChainError
+        ``tensor-differs`` where it has a copy of what another rank has otherwise."""
+        assert self._ready is not None
+        prepared = self._ready[1]
+        if prepared is None or self._engine_sums is None:
+            self.absent(step)
+            return prepared.proof if prepared is not None else {}
+        mine = ShareProof.from_dict(prepared.proof, "this rank")
+        return self._engine_sums.add_up(step.round, mine, step.sums).to_dict()
+
+    def absent(self, step: Announcement) -> None:
+        """This rank has no proof to add up with those of the engine's others."""
+        if self._engine_sums is not None:
+            self._engine_sums.absent(step.round)
 
     @property
     def unchecked(self) -> list[str]:

@@ -27,8 +27,8 @@ from deltackpt.live.events import LiveEvent, Report, teller
 from deltackpt.live.messages import Announcement, Welcome
 from deltackpt.live.options import check_seconds, check_token, host_and_port, require
 from deltackpt.live.rank_state import RankState
-from deltackpt.live.slices import traced
 from deltackpt.live.store_way import Pause, StoredStep
+from deltackpt.live.traced import traced
 from deltackpt.live.weights import HeldWeights
 from deltackpt.repository import Repository
 from deltackpt.torch_views.names import Rename
@@ -77,7 +77,7 @@ def join(
                     `HeldWeights` for what the session has
     ``engine``      a name; ``rank``, (this one, of how many): ranks of one engine switch together
     ``load``        the engine's own loader of (name, tensor): it is traced once; this rank then holds what it copies
-                    into the parameters of ``model``, in host memory, and pulls the tiles of that alone
+                    into the parameters of ``model``, where these are, and pulls the tiles of that alone
     ``rename``      gives the checkpoint's name for a module's, None to leave one out
     ``repository``  where this rank reads what it missed, a URL or open; None: the URL that the trainer uses. Where it
                     asks for signatures (`Repository.secure`, DELTACKPT_TRUST), so does this rank of the session: a step
@@ -140,6 +140,15 @@ class LiveReceiver:
     def received(self) -> int:
         """Bytes of parts that came from the trainer's memory, in all."""
         return self._rank_state.received if self._rank_state else 0
+
+    def with_group(self, group: Any) -> LiveReceiver:
+        """Say, on every rank of an engine and before the first `receive`, which group of torch.distributed they are, on
+        any backend, that nothing else uses -> itself. Ranks that hold slices then add up their sums by `all_reduce`,
+        and the trainer hears one proof for the engine. Where a rank does not answer in a third of the session's
+        timeout, every rank sends its own, as without. Raises UsageError ``live-option``."""
+        assert self._rank_state is not None
+        self._rank_state.add_up_by(group, self._hello["ranks"])
+        return self
 
     def connect(self, timeout: float, pause: Pause) -> None:
         """Come in. Raises what `join` raises."""
@@ -215,7 +224,8 @@ class LiveReceiver:
         answer = {"round": step.round}
         self._tell(LiveEvent("announce", step.step))
         try:
-            ready = rank.prepare(step, pause)
+            ready = self._prepared(rank, step, pause)
+            proof = rank.proof(step) if ready else {}
         except DeltackptError as error:
             with suppress(DeltackptError):
                 wire.send({**answer, "vote": "refused", "error": error.to_dict()}, Deadline(self._timeout))
@@ -225,7 +235,7 @@ class LiveReceiver:
             return None
         self._tell(LiveEvent("agree", step.step))
         try:
-            vote = {**answer, "vote": "ready", "proof": rank.proof, "unchecked": rank.unchecked}
+            vote = {**answer, "vote": "ready", "proof": proof, "unchecked": rank.unchecked}
             wire.send(vote, Deadline(self._timeout))
             decided = self._decision(wire, step)
         except DeltackptError as error:
@@ -245,6 +255,17 @@ class LiveReceiver:
             except DeltackptError as error:
                 self._fall_out(error)
         return LiveStep(step.step, step.state, "live", elements, rank.moved)
+
+    @staticmethod
+    def _prepared(rank: RankState, step: Announcement, pause: Pause) -> bool:
+        """See `RankState.prepare`; the engine's other ranks do not wait for one that is not ready."""
+        ready = False
+        try:
+            ready = rank.prepare(step, pause)
+        finally:
+            if not ready:
+                rank.absent(step)
+        return ready
 
     def _decision(self, wire: Wire, step: Announcement) -> bool:
         """Is the step to be written? Waits as long as the trainer says that it is still there."""

@@ -1,4 +1,4 @@
-"""vLLM's ranks in a live session: a worker extension, for engines whose weights are in host memory.
+"""vLLM's ranks in a live session: a worker extension.
 
     llm = LLM(MODEL, worker_extension_cls="deltackpt.live.vllm.LiveWorker")
     llm.collective_rpc("deltackpt_join", args=("10.0.0.1:7700", token))
@@ -19,7 +19,7 @@ from deltackpt.engines.vllm.worker import with_config
 from deltackpt.errors import DeltackptError, UsageError
 from deltackpt.live.messages import Welcome
 from deltackpt.live.receiver import LiveReceiver, LiveStep, join
-from deltackpt.live.slices import traced
+from deltackpt.live.traced import traced
 from deltackpt.live.weights import HeldWeights
 
 BESIDE = 5.0  # seconds after which a step that one rank was offered has come to the others

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ Compare = Callable[[str, State, State], Difference]
 CompareBatch = Callable[[Sequence[str], State, State], ComparedBatch]
 _DENSE = {AUTO, *(codec.name for codec in CODECS if codec.auto in (Auto.DENSE, Auto.WHOLE))}  # look at all elements
 NO_SUMS = np.zeros((0, 2), np.uint64)
+SHARED = 128 << 20  # bytes of a tensor for each thread that encodes it: others would wait for a large one's turn
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,12 @@ class BatchEncoder:
     """Encodes the difference of two states, batch by batch, for any thread.
 
     ``wrong``: names of old tensors that are not what their digests say; what was encoded is then worth nothing.
+    ``threads`` of its own may encode a large tensor.
     """
 
-    def __init__(self, states: Comparing, encoding: str) -> None:
+    def __init__(self, states: Comparing, encoding: str, threads: int = 1) -> None:
         self.wrong: list[str] = []
-        self._states, self._encoding = states, encoding
+        self._states, self._encoding, self._threads = states, encoding, threads
 
     @cached_property
     def _names(self) -> AbstractSet[str]:
@@ -181,6 +183,8 @@ class BatchEncoder:
         else:
             sums = state_digest.add(before.sums, state_digest.of_change(change.positions, change.old, change.new))
         shape = tuple(new.tensors[name].shape)
+        if (threads := min(self._threads, change.target.nbytes // SHARED)) > 1:
+            change = replace(change, threads=threads)
         entry, encoded = encode_entry(name, change, shape, self._names, self._encoding)
         return TensorOfStep(name, _counts(found), entry, encoded, TensorDigest(sums, found.new_xxh3))
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import resource
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import File
 from deltackpt.publish.sink import EncodedPart
-from deltackpt.publish.uploads import AT_ONCE, Uploads
+from deltackpt.publish.uploads import AT_ONCE, MOST_AT_ONCE, Uploads, Whole, put_side_by_side
 from deltackpt.repository import Repository
 from deltackpt.repository.objects import new_folder
 from deltackpt.store import Buffer
 
+MOST_FILES = 32  # large files put at a time: each holds a few pieces of `publish.step.PIECE` bytes and descriptors
+REMOTE_FILES = 2  # the same for a store that sends several parts of each at a time, and holds them
 FIRST_PART = 4 << 20  # encoded bytes of a remote store's first parts; later ones grow with what was put before
 
 
 class StepObjects:
     """A `PartSink`, and more. ``kind`` of folder is that of its parts; ``folders`` are the names of each kind's, where
     others use them too. ``at_once`` objects are put in the background; 0: none, `put` returns when the part is durable.
+    ``threads`` may put large files side by side (`store_all`), and more parts, where hashing is what takes time.
     ``check`` is called between the pieces of an object, and raises to stop.
     """
 
@@ -31,12 +35,16 @@ class StepObjects:
         *,
         folders: Mapping[str, str] | None = None,
         at_once: int = AT_ONCE,
+        threads: int = 1,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.repo, self.step, self.check = repo, step, check
         self.stored: list[File] = []  # all that is durable
         self.patch_bytes = 0  # of all parts, those in transit included
+        self._threads = threads
         self._kind, self._folders = kind, dict(folders or {})
+        if at_once and repo.store.capabilities.local:
+            at_once = max(at_once, min(threads, MOST_AT_ONCE))
         self._uploads = Uploads(self.store, at_once)
         self._parts: list[Future[File]] = []
 
@@ -49,6 +57,14 @@ class StepObjects:
         file = self.repo.put(name, self._checked(chunks))
         self.stored.append(file)
         return file
+
+    def store_all(self, objects: Sequence[Whole]) -> list[File]:
+        """`store` of large files, several at a time; all are durable when this returns. -> in the same order.
+
+        Each is read by the thread that puts it. Raises what `store` raises, after all have ended.
+        """
+        most = _files_at_once() if self.repo.store.capabilities.local else REMOTE_FILES
+        return put_side_by_side(self.store, objects, min(self._threads, most))
 
     def begin(self, name: str, chunks: Iterable[Buffer]) -> Future[File]:
         """`store` in the background. Raises what an earlier upload raised."""
@@ -87,6 +103,12 @@ class StepObjects:
         for chunk in chunks:
             self.check()
             yield chunk
+
+
+def _files_at_once() -> int:
+    """As many as memory allows, and the descriptors of this process: a file takes four."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_FILES if soft == resource.RLIM_INFINITY else max(1, min(MOST_FILES, (soft - 32) // 4))
 
 
 def remove(repo: Repository, files: Iterable[File]) -> None:

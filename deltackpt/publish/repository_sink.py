@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from deltackpt.errors import StoreError
 from deltackpt.format.manifest import File, Link, Manifest
@@ -132,7 +133,6 @@ class RepositorySink:
 
     def _store_whole(self, record: StepCommit) -> tuple[File, ...]:
         assert record.read is not None, "a step that may be stored whole can be read"
-        objects = self.objects
-        return tuple(
-            objects.store(objects.name("anchors", shard.path), record.read(shard.path)) for shard in record.files.shards
-        )
+        paths = [shard.path for shard in record.files.shards]
+        named = [(self.objects.name("anchors", path), partial(record.read, path)) for path in paths]
+        return tuple(self.objects.store_all(named))

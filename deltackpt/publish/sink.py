@@ -108,7 +108,8 @@ class StepCommit:
 
     ``digests`` are of every tensor of the step. Without ``patched`` the step follows its parent by name alone, and only
     a whole copy of it leads to it. ``read`` gives the bytes of a file of ``files.shards``, by name, for a sink that may
-    keep the step whole as well; it may be called until the commit returns.
+    keep the step whole as well; it may be called until the commit returns, and by several threads at a time for
+    several files.
     """
 
     files: StepFiles

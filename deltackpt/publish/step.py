@@ -23,13 +23,14 @@ from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.format.state_digest import TensorDigest
 from deltackpt.format.tensor_columns import NameRange
 from deltackpt.patch.part import Origin, PartWriter
-from deltackpt.publish.encode_batch import NO_SUMS, BatchEncoder, BlockOfStep, Comparing
+from deltackpt.publish.encode_batch import NO_SUMS, BatchEncoder, BlockOfStep, Comparing, TensorOfStep
 from deltackpt.publish.sink import EncodedPart, PartSink
 from deltackpt.util.parallel import ordered_map, weighed_map
 from deltackpt.util.progress import SILENT, Progress
+from deltackpt.util.reuse import reusing
 
 PART_BYTES = 32 << 20  # encoded bytes after which a part is handed over and the next one begun
-PIECE = 8 << 20  # bytes of a file that are read at a time
+PIECE = 2 << 20  # bytes of a file that are read at a time: still in a cache when they are hashed and written
 
 
 @dataclass(frozen=True)
@@ -146,28 +147,33 @@ def encode_step(
     ``base-differs`` if the old state is not the one that ``before`` proves, UsageError for an unknown encoding, and
     what the sink raises.
     """
-    encoder = BatchEncoder(states, options.encoding)
+    encoder = BatchEncoder(states, options.encoding, options.threads)
     whole = isinstance(states.old, ReadsRanges) and isinstance(states.new, ReadsRanges)
     named = states.new.named if isinstance(states.new, ReadsRanges) and whole else None
     builder, parts = StepBuilder(named=named), _Parts(sink, origin)
-    for batch in weighed_map(encoder.encode, encoder.batches(), options.threads, lambda done: done.encoded):
-        progress.advance(batch.size)
-        builder.prove(batch.names, batch.sums, batch.xxh3)
-        for done in batch.tensors:
-            if isinstance(done, BlockOfStep):
-                counts = Counts(changed=len(done.block), changed_elements=int(done.changed.sum()))
-                builder.count(done.block.made.name, counts, len(done.block))
-                parts.add_block(done.block)
-                continue
-            if done.after is not None:
-                builder.prove_one(done.name, done.after)
-            if done.entry is not None and done.counts is not None:
-                builder.count(done.entry.encoding, done.counts)
-                parts.add(done.entry, done.encoded)
+    with reusing():
+        for batch in weighed_map(encoder.encode, encoder.batches(), options.threads, lambda done: done.encoded):
+            progress.advance(batch.size)
+            builder.prove(batch.names, batch.sums, batch.xxh3)
+            for done in batch.tensors:
+                _add(done, builder, parts)
     if encoder.wrong:
         raise base_differs(states.where, sorted(encoder.wrong))
     parts.end()
     return builder
+
+
+def _add(done: TensorOfStep | BlockOfStep, builder: StepBuilder, parts: _Parts) -> None:
+    if isinstance(done, BlockOfStep):
+        counts = Counts(changed=len(done.block), changed_elements=int(done.changed.sum()))
+        builder.count(done.block.made.name, counts, len(done.block))
+        parts.add_block(done.block)
+        return
+    if done.after is not None:
+        builder.prove_one(done.name, done.after)
+    if done.entry is not None and done.counts is not None:
+        builder.count(done.entry.encoding, done.counts)
+        parts.add(done.entry, done.encoded)
 
 
 class _Parts:

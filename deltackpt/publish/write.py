@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from deltackpt.cache import apply_to_cache
@@ -145,7 +146,7 @@ def write(
         head, before = _follows(repo, ref, resume_from)
         # Pins the parent, and, with nothing to pin, whatever is put before the manifest names it.
         lease = stack.enter_context(publishing(repo, before))
-        objects = StepObjects(repo, _next_step(repo, ref, before, step))
+        objects = StepObjects(repo, _next_step(repo, ref, before, step), threads=count)
         target = StepTarget(ref, head, before, repo.load(before) if before else None)
         since = job.since_anchor(repo, target, anchor)
         sink = RepositorySink(objects, target, lease, anchor, since=since, verify=new.verify_unchanged)
@@ -245,23 +246,24 @@ class _WriteJob:
         ).path
 
 
-@dataclass
 class ShardReader:
     """The files of a checkpoint's shards, for a sink that stores the step whole."""
 
-    new: Checkpoint
-    progress: Progress
-    started: bool = False
+    def __init__(self, new: Checkpoint, progress: Progress) -> None:
+        self._new, self._progress = new, progress
+        self._started, self._lock = False, Lock()
 
     def chunks(self, name: str) -> Iterator[Buffer]:
-        """The bytes of one file, in pieces."""
-        if not self.started:
-            self.started = True
-            self.progress.start("anchor", sum(shard.size for shard in self.new.shards))
-        with self.new.open_shard(name) as file:
+        """The bytes of one file, in pieces; for several threads at a time, each with its own file."""
+        with self._lock:
+            if not self._started:
+                self._started = True
+                self._progress.start("anchor", sum(shard.size for shard in self._new.shards))
+        with self._new.open_shard(name) as file:
             while piece := file.read(PIECE):
                 yield piece
-                self.progress.advance(len(piece))
+                with self._lock:
+                    self._progress.advance(len(piece))
 
 
 def _follows(repo: Repository, ref: str, resume_from: int | str | None) -> tuple[Ref | None, Link | None]:

@@ -33,6 +33,17 @@ def window(recipe: Recipe, box: Box) -> Box:
     return Box(tuple(grid), tuple(offset), tuple(shape))
 
 
+def without_scale(recipe: Recipe, scales: dict[str, torch.Tensor]) -> int:
+    """Cells whose scale is zero, infinite or NaN, so that no value comes back from it: the block format has them where
+    all of a block is below 448 / 3.4e38."""
+    odd = torch.zeros((), dtype=torch.int64)
+    for name, scale in scales.items():
+        if name != "used" and not (recipe.name == "mxfp4" and name == "weight_scale"):  # those are exponents
+            values = scale.float()
+            odd = odd + (~torch.isfinite(values) | (values == 0)).sum().cpu()
+    return int(odd)
+
+
 def divided(recipe: Recipe, box: Box) -> bool:
     """May a cell that the box touches be touched by another box of the weight?"""
     return box.proper and not (recipe.cell[0] == 1 and box.shape[1] == box.whole[1])

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from deltackpt.errors import CheckpointError, UsageError
-from deltackpt.quantize.arithmetic import divided, magnitudes, scales_of, values_of, window
+from deltackpt.quantize.arithmetic import divided, magnitudes, scales_of, values_of, window, without_scale
 from deltackpt.quantize.recipe import Recipe
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.extract import CASTABLE, Piece
@@ -127,6 +127,11 @@ class Quantizer:
             parts = [part.amax().to(largest) for part in (largest, *(part for _, part in others)) if part.numel()]
             most = torch.stack([largest.new_zeros(()), *parts]).amax()
         scales = scales_of(recipe, largest, most)
+        if odd := without_scale(recipe, scales):
+            have = f"{odd:,} scales that are zero or not finite"
+            need = f"weights of a magnitude that {recipe.name} has scales for"
+            hint = f"Leave it alone: ignore=(*IGNORE, {_module(piece)!r})."
+            raise CheckpointError("quantize-nonfinite", where=piece.name, have=have, need=need, hint=hint)
         used = {**scales, "used": scales["used"].reshape(held.shape)[touched.inside(held)]}
         name, values = values_of(recipe, box, _values(piece), used)
         together = recipe.together

@@ -10,6 +10,7 @@ from deltackpt.errors import FormatError
 from deltackpt.format.manifest import File
 from deltackpt.store import Buffer, Store
 from deltackpt.store.base import DAMAGED
+from deltackpt.store.side_hash import SideHash, waits_for
 
 
 class Objects:
@@ -29,15 +30,17 @@ class Objects:
 
     def stream(self, file: File) -> Iterator[bytes]:
         """An object in pieces, proven at its end: FormatError ``object-hash`` there, or once it has too many bytes."""
-        found, size = hashlib.sha256(), 0
-        for chunk in self.store.read(file.name):
-            found.update(chunk)
-            size += len(chunk)
-            if size > file.size:
-                break
-            yield chunk
-        if size != file.size or found.hexdigest() != file.sha256:  # [F-MAN-12] [S-READ-2]
-            raise object_differs(f"{self.store.url}/{file.name}", size, file)
+        size = 0
+        with SideHash() as found:
+            for chunk in self.store.read(file.name):
+                found.update(memoryview(chunk))
+                size += len(chunk)
+                if size > file.size:
+                    break
+                yield chunk
+                found.settle(waits_for(chunk))
+            if size != file.size or found.hexdigest() != file.sha256:  # [F-MAN-12] [S-READ-2]
+                raise object_differs(f"{self.store.url}/{file.name}", size, file)
 
     def prove(self, files: Iterable[File]) -> None:
         """Read objects and hash them. Raises FormatError ``object-hash`` at the first that has other bytes."""

@@ -76,6 +76,13 @@ class ShareProof:
             cells[box] = state_digest.add(sums, delta)
         return ShareProof({**self.cells, name: cells})
 
+    def gained(self, name: str, gains: Mapping[Bounds, Sums]) -> ShareProof:
+        """The proof once the sums of some cells of a tensor gain what a change adds to them."""
+        cells = {**self.cells.get(name, {})}
+        for box, sums in gains.items():
+            cells[box] = state_digest.add(cells[box], sums)
+        return ShareProof({**self.cells, name: cells})
+
     def __add__(self, other: ShareProof) -> ShareProof:
         """Of both. Raises ChainError ``tensor-differs`` where two copies of a cell differ."""
         found = dict(self.cells)

@@ -41,18 +41,25 @@ class ShareReader:
 
     def __iter__(self) -> Iterator[tuple[EntryShare, memoryview]]:
         """Every entry's share with its bytes, in the order of the table; memory is that of a window of them."""
-        for group in _windows(self.share.entries):
+        return self.some(self.share.entries)
+
+    def some(self, entries: Sequence[EntryShare]) -> Iterator[tuple[EntryShare, memoryview]]:
+        """The same of some of them, in their order."""
+        for group in _windows(entries):
             vain = int(self._vain * sum(one.size for one in group))
             spans = coalesce([span for one in group for span in one.spans], self._gap, vain)
             yield from split(group, list(zip(spans, self._fetch(spans), strict=True)))
 
-    def changes(self, tensors: HeldTensors) -> Iterator[tuple[str, Decoded]]:
-        """The rank's new elements, entry by entry: flat positions in the whole tensor, int64 [n], and words [n].
+    def changes(
+        self, tensors: HeldTensors, entries: Sequence[EntryShare] | None = None
+    ) -> Iterator[tuple[str, Decoded]]:  # fmt: skip
+        """The rank's new elements, entry by entry, of all, or of some: flat positions in the whole tensor, int64 [n],
+        and words [n].
 
         Raises FormatError for bytes that do not decode, ChainError ``base-shape`` where a tile needs old elements that
         the rank does not hold: `EntryShare.shared` says which.
         """
-        for one, data in self:
+        for one, data in self if entries is None else self.some(entries):
             if not one.complete:
                 raise incomplete(one, self.index.where)
             yield one.entry.name, one.decode(data, tensors.base(one), self.index.where)

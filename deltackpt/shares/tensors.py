@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,34 @@ from deltackpt.shares.bounds import Bounds, Held, Shape, check, meet, of_run, of
 from deltackpt.shares.needs import EntryShare
 
 
+class FarWords(Protocol):
+    """Words that are no array of numpy: in memory elsewhere, or in another form there."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the box."""
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Unsigned words."""
+
+    def read(self, index: Any, *, exact: bool = True) -> Elements:
+        """The words at an index as numpy's arrays take it; those of another form are cut unless ``exact``."""
+
+    def write(self, index: Any, words: Elements) -> None:
+        """Put words there."""
+
+
 @dataclass(frozen=True)
 class WideWords:
-    """Words of tensor ``name`` in ``memory`` of a wider dtype, an array of unsigned words of that one: read and written
-    as those of the tensor, exactly."""
+    """Words of tensor ``name`` in ``memory`` of a wider dtype, unsigned words of that one: read and written as those of
+    the tensor, exactly."""
 
-    memory: Elements
+    memory: Elements | FarWords
     widening: Widening
     name: str
 
@@ -43,8 +65,16 @@ class WideWords:
         """Of the tensor's words."""
         return uint(self.widening.source.width)
 
+    def read(self, index: Any, *, exact: bool = True) -> Elements:
+        """The words there; see `Widening.narrow`."""
+        return self.widening.narrow(_words(self.memory, index), self.name, exact=exact)
 
-Place = Elements | WideWords
+    def write(self, index: Any, words: Elements) -> None:
+        """Put words there. Raises ChainError ``value-inexact``."""
+        _put(self.memory, index, self.widening.widen(words, self.name))
+
+
+Place = Elements | FarWords
 
 
 @dataclass(frozen=True)
@@ -130,6 +160,13 @@ class HeldTensors:
         for box, array in self.tensors[name].places:
             _put(array, ..., words[tuple(slice(*axis) for axis in box)])
 
+    def put(self, name: str, box: Bounds, words: Any) -> None:
+        """Put the words of a box of a tensor, of its shape, wherever some of it is held: an array of numpy, or what all
+        of its `FarWords` take. Raises as `fill`."""
+        for mine, array in self.tensors[name].places:
+            if (common := meet(mine, box)) is not None:
+                _put(array, _within(common, mine), words[_within(common, box)])
+
     def write(self, name: str, new: Decoded) -> None:
         """Put new words where they are held: flat positions in the whole tensor, int64 [n], and words [n]."""
         tensor = self.tensors[name]
@@ -153,7 +190,7 @@ class HeldTensors:
             yield from tensor.boxes.items()
             return
         for box, array in tensor.boxes.items():  # a packed dtype in a part of version 1: the same bytes, in rows
-            assert not isinstance(array, WideWords), "no packed dtype has a wider one"
+            array = _words(array, ...)
             at, length = runs(tensor.shape, offset_of(box), shape_of(box))
             flat = array.reshape(-1)
             for number, start in enumerate(at.tolist()):
@@ -161,17 +198,17 @@ class HeldTensors:
 
 
 def _words(array: Place, index: Any, *, exact: bool = True) -> Elements:
-    if isinstance(array, WideWords):
-        wide = _at_least_1d(array.memory, index)[index]
-        return array.widening.narrow(wide, array.name, exact=exact)
+    if not isinstance(array, np.ndarray):
+        return array.read(index, exact=exact)
     found: Elements = _at_least_1d(array, index)[index]
     return found
 
 
 def _put(array: Place, index: Any, words: Elements) -> None:
-    if isinstance(array, WideWords):
-        words, array = array.widening.widen(words, array.name), array.memory
-    _at_least_1d(array, index)[index] = words
+    if isinstance(array, np.ndarray):
+        _at_least_1d(array, index)[index] = words
+    else:
+        array.write(index, words)
 
 
 def _at_least_1d(array: Elements, index: Any) -> Elements:

@@ -10,7 +10,6 @@ A folder directly below the root is never removed, so this store syncs its entry
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import stat
@@ -22,6 +21,7 @@ from pathlib import Path
 from deltackpt.errors import ConflictError, FormatError, NotFoundError, StoreError
 from deltackpt.store import base, dirfd
 from deltackpt.store.base import MAX_SWAP, Buffer, Capabilities, ObjectInfo, Written, check_name, check_prefix
+from deltackpt.store.side_hash import SideHash, waits_for
 from deltackpt.util.lock import locked
 
 _ATTEMPTS = 100  # attempts to make a folder that others prune
@@ -40,8 +40,8 @@ class LocalStore:
     def put(self, name: str, chunks: Iterable[Buffer]) -> Written:
         """A synced temporary, linked to its name. Errors are those of `Store.put`."""
         check_name(name)
-        digest, size = hashlib.sha256(), 0
-        with self._staged(name) as staged:
+        size = 0
+        with self._staged(name) as staged, SideHash() as digest:
             if staged.exists():  # before a large body is written; what counts is the link
                 raise base.taken(self._where(name))
             for chunk in chunks:  # its exceptions are the caller's: only our own writing is translated
@@ -50,11 +50,14 @@ class LocalStore:
                 size += len(view)
                 with self._translated(name):
                     dirfd.write(staged.file, view)
+                digest.settle(waits_for(chunk))
             with self._translated(name):
                 dirfd.seal(staged.file)
+            sha256 = digest.hexdigest()
+            with self._translated(name):
                 self._link(name, staged)
                 self._sync_folders(name, staged)
-        return Written(name, size, digest.hexdigest())
+        return Written(name, size, sha256)
 
     def put_all(self, objects: Sequence[tuple[str, Buffer]]) -> list[Written]:
         """One `put` after the other."""

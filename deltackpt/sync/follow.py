@@ -19,7 +19,7 @@ from deltackpt.cache import apply_to_cache, open_current
 from deltackpt.cache.layout import CacheLayout
 from deltackpt.cache.slot import MappedSlot
 from deltackpt.cache.standby import prepare_standby
-from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError, StoreError, UsageError
+from deltackpt.errors import CheckpointError, DeltackptError, NotFoundError, UsageError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import ApplyResult
@@ -147,6 +147,7 @@ class Follower:
         with Prefetcher(self._repo, poller, interval, self._current, self.stop, prefetch=prefetch) as prefetcher:
             self._metrics.seen()
             while not self.stop.is_set():
+                asked = time.monotonic()
                 try:
                     if (ref := prefetcher.next_ref()) is None:
                         if prefetcher.unchanged:
@@ -156,14 +157,14 @@ class Follower:
                         continue
                     self._metrics.late()
                     done = self._move(ref.link)
-                    self._metrics.seen()
+                    self._metrics.seen(asked)
                     if backoff.reset():
                         self._recovered()
                 except DeltackptError as found:  # [S-FOL-2]: `current` stays as it is
                     prefetcher.retry()
                     error = explained(self._repo, found)
                     wait = backoff.delay(error)
-                    self._metrics.retry(failed=not isinstance(error, StoreError))
+                    self._metrics.retry(error)
                     if backoff.due:
                         self._failed(error, wait)
                     self._repo.manifests.cache.clear()

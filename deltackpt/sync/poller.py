@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from threading import Event
 from typing import Any
 
-from deltackpt.errors import DeltackptError, NotFoundError, StoreError
+from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.repository import Ref, Repository
 from deltackpt.repository.marker import MAX_SMALL
 from deltackpt.sync.backoff import GRACE, Backoff, explained
@@ -88,19 +88,20 @@ class MirrorFollower:
         """What was done each time, until ``stop`` is set. Raises errors that do not pass."""
         self._metrics.seen()
         while not self._stop.is_set():
+            asked = time.monotonic()
             try:
                 result = self._look()
             except DeltackptError as found:
                 error = explained(self._source, found)
                 wait = self._backoff.delay(error)
-                self._metrics.retry(failed=not isinstance(error, StoreError))
+                self._metrics.retry(error)
                 if self._backoff.due:
                     self._failed(error, wait)
                 self._stop.wait(wait)
                 continue
             if self._backoff.reset():
                 self._recovered()
-            self._metrics.seen()
+            self._metrics.seen(asked)
             if result is not None:
                 self._count(result)
                 yield result

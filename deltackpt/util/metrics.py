@@ -6,14 +6,16 @@ for, so that a process that hangs shows it.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Final
 
-from deltackpt.errors import StoreError, UsageError
+from deltackpt.errors import DeltackptError, StoreError, UsageError
 
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "deltackpt_info": ("gauge", "1, with what this process does, and the version."),
@@ -26,7 +28,8 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "deltackpt_lag_steps": ("gauge", "Steps between an engine and the newest one that is in the cache."),
     "deltackpt_lag_seconds": (
         "gauge",
-        "From the publication of a step to its use by an engine or in a cache, or until now where an engine is behind.",
+        "From the publication of a step to its use by an engine or in a cache; of an engine that is behind, since the "
+        "first step that it lacks was published.",
     ),
     "deltackpt_steps_total": ("counter", "Steps published, copied, or taken into the cache."),
     "deltackpt_bytes_total": ("counter", "Bytes read from the repository; of what publishes or copies, written."),
@@ -44,6 +47,7 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "deltackpt_updates_total": ("counter", "Updates that an engine took."),
     "deltackpt_wedged": ("gauge", "1 for an engine whose weights are those of no step."),
 }
+ABSENT: Final = frozenset({"repository-missing", "bucket-missing", "ref-missing", "watch-missing", "branch-empty"})
 BEGUN: Final = ("deltackpt_steps_total", "deltackpt_bytes_total", "deltackpt_retries_total", "deltackpt_failures_total")
 
 
@@ -59,7 +63,8 @@ class Metrics:
         self._found: dict[str, Callable[[], float]] = {}
         self._role = role
         self._seen: float | None = None  # by the monotonic clock
-        self._late: float | None = None
+        self._clear: float | None = None  # when nothing newer was there
+        self._unused: float | None = None  # since when what was seen is not used everywhere
         self._lock = threading.Lock()
 
     def set(self, name: str, value: float, engine: str = "") -> None:
@@ -77,34 +82,43 @@ class Metrics:
         with self._lock:
             self._found[name] = value
 
-    def seen(self) -> None:
-        """What is followed was seen just now, and nothing newer than what is here; or following begins."""
+    def seen(self, asked: float | None = None) -> None:
+        """What is followed was seen just now, and nothing newer than what is here; or following begins.
+
+        ``asked``: when it was seen, by the monotonic clock, if what is newest was copied or used since then.
+        """
         with self._lock:
-            self._seen, self._late = time.monotonic(), None
+            self._seen = time.monotonic()
+            self._clear = self._seen if asked is None else asked
 
     def late(self, since: float | None = None) -> None:
-        """What is followed was seen just now, and something newer is there, ``since`` (seconds since 1970; now if not
-        given, and as before if that is known)."""
+        """What is followed was seen just now, and something newer is there: since it was last seen without, or at least
+        ``since`` (seconds since 1970). That an even newer one comes makes it no less late."""
         with self._lock:
-            now = time.monotonic()
-            begun = now if since is None else now - max(0.0, time.time() - since)
-            self._seen, self._late = now, begun if self._late is None or since is not None else self._late
+            self._seen = now = time.monotonic()
+            known = [] if self._clear is None else [self._clear]
+            self._clear = min([*known, now if since is None else now - max(0.0, time.time() - since)])
 
-    def retry(self, *, failed: bool = False) -> None:
-        """An attempt failed and is made again; ``failed``: for another reason than a store that does not answer."""
+    def unused(self, since: float | None) -> None:
+        """What was seen is not used by all, ``since`` (by the monotonic clock); None: it is."""
+        with self._lock:
+            self._unused = since
+
+    def retry(self, error: BaseException) -> None:
+        """An attempt failed and is made again; it is no step's failure that a store does not answer, or has nothing."""
+        silent = isinstance(error, StoreError) or (isinstance(error, DeltackptError) and error.code in ABSENT)
         self.add("deltackpt_retries_total", 1)
-        self.add("deltackpt_failures_total", int(failed))
+        self.add("deltackpt_failures_total", int(not silent))
 
     def text(self) -> str:
         """All of them, in the text format of Prometheus."""
         found = {name: value() for name, value in list(self._found.items())}
         with self._lock:
             values = dict(self._values) | {(name, ""): value for name, value in found.items()}
-            if self._seen is not None:
-                unseen = time.monotonic() - self._seen
-                values["deltackpt_unseen_seconds", ""] = unseen
-                late = 0.0 if self._late is None else time.monotonic() - self._late
-                values["deltackpt_behind_seconds", ""] = max(unseen, late)
+            if self._seen is not None and self._clear is not None:
+                now, late = time.monotonic(), [self._clear] + ([] if self._unused is None else [self._unused])
+                values["deltackpt_unseen_seconds", ""] = now - self._seen
+                values["deltackpt_behind_seconds", ""] = now - min(late)
         lines = []
         for name, (kind, help_) in KINDS.items():
             mine = sorted((engine, value) for (n, engine), value in values.items() if n == name)
@@ -118,15 +132,15 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
     @contextmanager
-    def on(self, port: int | None, host: str = "127.0.0.1") -> Iterator[int | None]:
-        """Serve them while the block runs; -> the port, where 0 asked for any.
+    def on(self, port: int | str | None) -> Iterator[int | None]:
+        """Serve them while the block runs, as `address` says where; -> the port, where 0 asked for any.
 
-        Raises UsageError ``usage`` for a port that there is not, StoreError ``port-taken`` for one that is in use.
+        Raises UsageError ``usage`` for an address that is none, StoreError ``port-taken`` for a port that is in use.
         """
         if port is None:
             yield None
             return
-        server = _server(self, host, port)
+        server = _server(self, *address(port))
         with server:
             thread = threading.Thread(target=server.serve_forever, name="deltackpt-metrics", daemon=True)
             thread.start()
@@ -135,6 +149,20 @@ class Metrics:
             finally:
                 server.shutdown()
                 thread.join()
+
+
+def address(place: int | str) -> tuple[str, int]:
+    """Host and port of ``PORT``, which is of loopback, or of ``HOST:PORT``; 0.0.0.0 and [::] are all interfaces.
+
+    Raises UsageError ``usage`` for anything else.
+    """
+    host, _, port = str(place).rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16):
+        raise UsageError(
+            "usage", where="metrics port", have=repr(place)[:80], need="a port from 0 to 65535, or HOST:PORT"
+        )
+    return host or "127.0.0.1", int(port)
 
 
 def _server(metrics: Metrics, host: str, port: int) -> ThreadingHTTPServer:
@@ -154,13 +182,15 @@ def _server(metrics: Metrics, host: str, port: int) -> ThreadingHTTPServer:
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def server_bind(self) -> None:
+            TCPServer.server_bind(self)  # HTTPServer's asks a name server for the host's name
 
     try:
         return Server((host, port), Handler)
-    except OverflowError as error:
-        raise UsageError("usage", where="metrics port", have=port, need="a port from 0 to 65535") from error
-    except OSError as error:
-        have, need = error.strerror or str(error), "a port that is free"
+    except (OSError, UnicodeError) as error:
+        have, need = getattr(error, "strerror", None) or str(error), "a port that is free"
         raise StoreError("port-taken", where=f"{host}:{port}", have=have, need=need) from error
 
 

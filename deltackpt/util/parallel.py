@@ -80,7 +80,7 @@ def weighed_map(work: Callable[[T], R], items: Iterable[T], threads: int, weigh:
         return result, weigh(result)
 
     def may_begin() -> bool:
-        return item is not None and turn.waiting < WAITING and turn.unfinished < threads + 2
+        return item is not None and turn.waiting < WAITING and turn.unfinished < 2 * threads + 2
 
     try:
         while pending or item is not None:

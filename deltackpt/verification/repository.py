@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from deltackpt.errors import ChainError, FormatError, NotFoundError
+from deltackpt.errors import ChainError, DeltackptError, FormatError, NotFoundError
 from deltackpt.format import pack
 from deltackpt.format.edge import Edge
 from deltackpt.format.manifest import File, Link, Manifest
@@ -16,11 +16,12 @@ from deltackpt.repository.chain import check_parent
 from deltackpt.repository.edges import StoredEdges, record_of
 from deltackpt.repository.leases import lease, read_leases
 from deltackpt.store.base import GONE
-from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.verification.findings import Findings, VerifyReport
 from deltackpt.verification.states import Checks, check_states
 
+STREAMS = 4  # objects of a remote store that are read at a time
 SPARE = "Nothing needs a pack: it may be removed, and `deltackpt compact` makes others."
 
 
@@ -68,7 +69,7 @@ def _verify(repo: Repository, mirroring: bool, threads: int, progress: Progress)
             findings.attempt("links", check_parent, m, steps[m.parent.id])
     for one in packs_of(info.name for info in repo.store.list(FOLDER)):
         findings.attempt("packs", _check_pack, repo, one)
-    intact, whole = _check_objects(repo, findings, steps, edges, progress)
+    intact, whole = _check_objects(repo, findings, steps, edges, threads, progress)
     checks = Checks(repo, findings, intact, threads)
     check_states(checks, whole)
     if lost := len({link.id for link in links} - checks.reached):
@@ -111,17 +112,24 @@ def _no_manifest(repo: Repository, link: Link) -> NotFoundError:
 
 
 def _check_objects(
-    repo: Repository, findings: Findings, steps: Mapping[str, Manifest], edges: Sequence[Edge], progress: Progress
+    repo: Repository,
+    findings: Findings,
+    steps: Mapping[str, Manifest],
+    edges: Sequence[Edge],
+    threads: int,
+    progress: Progress,
 ) -> tuple[dict[str, Manifest], list[Edge]]:
     """Hash every object that is named. -> the steps and the edges whose objects are all as they should be."""
     hashed: dict[File, bool] = {}
     named = {f for m in steps.values() for f in m.files} | {f for edge in edges for f in edge.files}
     progress.start("verify", sum(f.size for f in named))
+    errors = _hash_all(repo, named, threads, progress)
 
     def intact(file: File) -> bool:
         if file not in hashed:
-            hashed[file] = bool(findings.attempt("objects", _proven, repo, file))
-            progress.advance(file.size)
+            hashed[file] = bool(findings.attempt("objects", _proven, repo, file, errors))
+            if file not in errors:  # a side file: layouts alone name them
+                progress.advance(file.size)
         return hashed[file]
 
     good = {}
@@ -134,6 +142,30 @@ def _check_objects(
     return good, [edge for edge in edges if all(list(map(intact, edge.files)))]
 
 
-def _proven(repo: Repository, file: File) -> bool:
-    repo.prove([file])
+def _hash_all(
+    repo: Repository, files: Iterable[File], threads: int, progress: Progress
+) -> dict[File, DeltackptError | None]:
+    """Read and hash objects, several at a time. -> what is wrong with each."""
+
+    def prove(file: File) -> tuple[File, DeltackptError | None]:
+        try:
+            repo.prove([file])
+        except DeltackptError as error:
+            return file, error
+        return file, None
+
+    found: dict[File, DeltackptError | None] = {}
+    at_once = threads if repo.store.capabilities.local else min(threads, STREAMS)
+    # The largest first: one that began last would be read alone.
+    for file, error in ordered_map(prove, sorted(files, key=lambda f: (-f.size, f.name)), at_once):
+        found[file] = error
+        progress.advance(file.size)
+    return found
+
+
+def _proven(repo: Repository, file: File, errors: Mapping[File, DeltackptError | None]) -> bool:
+    if file not in errors:
+        repo.prove([file])
+    elif (error := errors[file]) is not None:
+        raise error
     return True

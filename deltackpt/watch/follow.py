@@ -97,7 +97,8 @@ class Watch:
         self._branch: Branch | None = None
         self._same: set[tuple[Link, str]] = set()  # steps and stamps whose weights were compared
         self._proven: set[Link] = set()
-        self._waiting = False
+        self._waiting = False  # for what time alone may change
+        self._held = False  # for anything
         self._seen = False  # the directory was there once
         clear_trash(self.root)
         self._matched = False  # was there ever a directory that the pattern fits?
@@ -123,7 +124,7 @@ class Watch:
             self._seen = True
             if backoff.reset():
                 self._notify("it goes on")
-            self._metrics.late() if self._waiting and done is None else self._metrics.seen()
+            self._metrics.late() if self._held or done is not None else self._metrics.seen()
             if done is not None:
                 self._count(done)
                 yield done
@@ -146,7 +147,7 @@ class Watch:
             raise found  # a wrong name
         error = found if self._branch is None else explained(self._branch.repo, found)
         wait = backoff.delay(error)
-        self._metrics.retry(failed=not isinstance(error, StoreError))
+        self._metrics.retry(error)
         if backoff.due:
             silent = isinstance(error, StoreError)
             what = f"the store does not answer, trying again: {error.have}"
@@ -169,7 +170,7 @@ class Watch:
         if branch is None and snapshots:
             branch = self._branch = Branch(self._open(), self._options.ref)
         self._clear(gone)
-        self._waiting = False
+        self._waiting = self._held = False
         if branch is None or not snapshots:
             return None
         abandon = math.inf if self._options.abandon is None else self._options.abandon
@@ -185,6 +186,7 @@ class Watch:
                     self._note(f"{snapshot.name} is given up: {reason.why}")
                     continue
                 self._waiting |= reason.soon
+                self._held = True
                 if not reason.soon:
                     self._note(f"{snapshot.name} and what follows wait: {reason.why}")
                 break

@@ -38,6 +38,20 @@ def test_ranks_of_a_hook_and_engines_that_are_killed():
         assert f'"killed_in": "{phase}"' in out
 
 
+def test_shares_of_slices_on_cards():
+    """Two trainers' rows to two ranks of one engine; each is live, by every rank."""
+    out = bench("--trainers", "2", "--engines", "2", "--cases", "shares", "vllm")
+    for rank in (2, 3):
+        assert f'"rank": {rank}, "step": 3' in out
+    assert '"cannot": "vLLM' in out
+
+
+def test_a_trainer_that_is_killed_in_each_phase():
+    out = bench("--cases", "kill-trainer")
+    for phase in ("announce", "move", "agree", "write", "live"):
+        assert f'"trainer_killed_in": "{phase}"' in out
+
+
 @pytest.mark.parametrize("given", [["--trainers", "0"], ["--engines", "0"]])
 def test_what_cannot_run_is_told_at_once(given):
     with pytest.raises(AssertionError):

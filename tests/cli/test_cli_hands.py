@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -116,6 +119,31 @@ def test_completion_of_what_is_there(world: World, tmp_path: Path, shell: str) -
     assert offered("apply", repo, "out", "--tensor", "model.layers.") == both
     assert offered("apply", repo, "out", "--step", "1", "--tensor", "model.layers.") == both
     assert offered("apply", tmp_path / "no", "out", "--step", "l") == set()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_itself(world: World, tmp_path: Path) -> None:
+    """Its own words, which it cuts at `:` and `=`, and what it then offers."""
+    repo = world.copy(tmp_path)
+    deltackpt("tag", repo, "best", 1)
+    (tmp_path / "deltackpt").write_text(f'#!/bin/sh\nexec {shlex.join(command())} "$@"\n')
+    (tmp_path / "deltackpt").chmod(0o755)
+    source = command()
+    done = subprocess.run(source, capture_output=True, env=environment(_DELTACKPT_COMPLETE="source_bash"), timeout=60)
+
+    def offered(line: str) -> list[str]:
+        cut = re.findall(r"[:=]+|[^\s:=]+", line) + ([""] if line.endswith((" ", "=")) else [])
+        words = " ".join(shlex.quote(word) for word in cut)
+        script = done.stdout.decode() + f"\nCOMP_WORDS=({words}); COMP_CWORD={len(cut) - 1}\n"
+        script += f"_deltackpt_completion {tmp_path}/deltackpt\n" + 'printf "%s\\n" "${COMPREPLY[@]}"\n'
+        asked = subprocess.run(["bash", "-c", script], capture_output=True, env=environment(), timeout=120)
+        assert asked.stderr == b""
+        return asked.stdout.decode().split()
+
+    assert {"best", "latest", "0"} <= {*offered(f"deltackpt apply file://{repo} out --step ")}
+    assert offered(f"deltackpt apply file://{repo} out --step=b") == ["best"]
+    assert offered(f"deltackpt log {repo} --ref=") == ["main"]
+    assert offered(f"deltackpt log file://{repo} --ref m") == ["main"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from support.running import World, command, deltackpt, environment
 
+from deltackpt import __version__
+
 LONG = 120.0  # seconds: a machine with other load
 
 
@@ -60,7 +62,7 @@ def test_follow(world: World, tmp_path: Path) -> None:
         first = until(url, step=2, steps_total=1)
         assert first["deltackpt_bytes_total"] > 0
         assert first["deltackpt_lag_seconds"] >= 0
-        assert first['deltackpt_info{role="follow",version="0.1.0"}'] == 1
+        assert first[f'deltackpt_info{{role="follow",version="{__version__}"}}'] == 1
         assert deltackpt("write", world.steps[3], repo).status == 0
         found = until(url, step=3, steps_total=2, failures_total=1)
         assert found["deltackpt_behind_seconds"] < LONG
@@ -86,6 +88,61 @@ def test_watch(world: World, tmp_path: Path) -> None:
     with running("watch", saved, tmp_path / "repo", "--settle", "0.1s", "--poll", "0.05s") as url:
         found = until(url, step=1, steps_total=2, changed_elements_total=43)
         assert found["deltackpt_failures_total"] == 0
+
+
+def test_a_follower_that_stands_still_is_behind_whatever_is_published(world: World, tmp_path: Path) -> None:
+    repo = world.copy(tmp_path)
+    with running("follow", repo, tmp_path / "cache", "--poll", "0.05s") as url:
+        until(url, step=2)
+        known = {path: path.read_bytes() for path in (repo / "patches").rglob("*.safetensors")}
+        assert deltackpt("write", world.steps[3], repo, "--base", world.steps[2]).status == 0
+        for path in set((repo / "patches").rglob("*.safetensors")) - known.keys():
+            path.write_bytes(bytes(path.stat().st_size))
+        end, first = time.monotonic() + LONG, 0.0
+        while (found := until(url))["deltackpt_failures_total"] < 2:
+            if found.get("deltackpt_step") == 3:
+                pytest.skip("the follower was faster than the damage")
+            first = max(first, found["deltackpt_behind_seconds"])
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert deltackpt("write", world.steps[4], repo, "--base", world.steps[3]).status == 0
+        before = until(url)["deltackpt_failures_total"]
+        while (found := until(url))["deltackpt_failures_total"] == before:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert found["deltackpt_step"] == 2
+        assert found["deltackpt_behind_seconds"] > first
+
+
+def test_watch_waits_and_says_so(world: World, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    shutil.copytree(world.steps[0], saved / "step_0")
+    options = ("--settle", "0.1s", "--poll", "0.05s", "--done-marker", "DONE")
+    with running("watch", saved, tmp_path / "repo", *options) as url:
+        end = time.monotonic() + LONG
+        while until(url).get("deltackpt_behind_seconds", 0) < 1:  # no marker comes
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        (saved / "step_0/DONE").touch()
+        until(url, step=0, steps_total=1)
+        while until(url)["deltackpt_behind_seconds"] >= 1:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_another_interface(world: World, tmp_path: Path) -> None:
+    line = command("follow", world.repo, tmp_path / "cache", "--metrics-port", "[::1]:0")
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment()) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline().decode()
+            if "port-taken" in said or "Cannot assign" in said:
+                pytest.skip("no IPv6 here")
+            found = re.fullmatch(r"metrics: (http://\[::1\]:\d+/metrics)\n", said)
+            assert found is not None, said
+            assert "deltackpt_info" in urllib.request.urlopen(found[1], timeout=LONG).read().decode()
+        finally:
+            process.kill()
 
 
 def test_a_port_that_cannot_be_had(world: World, tmp_path: Path) -> None:
@@ -114,7 +171,7 @@ def test_the_hook(tmp_path: Path) -> None:
         found = until(url, step=1, steps_total=2, queue_steps=0, behind_seconds=0, failures_total=0)
         assert found["deltackpt_changed_elements_total"] >= 64
         assert found["deltackpt_stall_seconds_total"] > 0
-        assert found['deltackpt_info{role="hook",version="0.1.0"}'] == 1
+        assert found[f'deltackpt_info{{role="hook",version="{__version__}"}}'] == 1
         with TrainerHook(torch.nn.Linear(2, 2), tmp_path / "other", metrics_port=hook.exporter.port) as second:
             assert second.exporter.port is None  # in use: training goes on
             second.step(0)

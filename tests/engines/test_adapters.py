@@ -27,11 +27,15 @@ def gauge(running, at):
 
 
 class FakeEngine:
-    """``busy``: adapters that requests use. As vLLM, it goes on with one that is unloaded."""
+    """``busy``: adapters that requests use. As vLLM, it goes on with one that is unloaded. ``ended``: set where no
+    request uses one that is unloaded; SGLang waits for that, and loads nothing meanwhile. ``broken``: what SGLang has
+    unregistered, and could not take out of its ranks."""
 
     def __init__(self, kind):
         self.kind, self.loaded, self.busy, self.calls, self.version = kind, {}, set(), [], "default"
-        self.max_rank, self.seen = 8, {}
+        self.max_rank, self.seen, self.broken, self.fails = 8, {}, set(), 0
+        self.ended, self.lock = threading.Event(), threading.Lock()
+        self.ended.set()
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,26 +46,46 @@ class FakeEngine:
                 elif self.path == "/metrics":
                     gauges = [gauge(sorted(fake.busy), "1.8e+09"), gauge(["gone@1"], "1.7e+09")]
                     self.answer("\n".join(["# HELP x", *gauges, ""]))
-                else:
+                elif self.path in ("/weight_info", "/model_info"):
                     self.answer({"weight_version": fake.version})
+                else:
+                    self.answer({"error": "not found"}, 404)
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 prefix = "/v1" if fake.kind == "vllm" else ""
                 name = body["lora_name"]
                 fake.calls.append((self.path, name))
+                if fake.kind == "sglang":
+                    with fake.lock:
+                        return self.change(prefix, name, body)
+                return self.change(prefix, name, body)
+
+            def change(self, prefix, name, body):
                 if self.path == f"{prefix}/load_lora_adapter":
                     config = json.loads(Path(body["lora_path"], "adapter_config.json").read_bytes())
                     if name in fake.loaded:
                         self.answer({"error": {"message": "has already been loaded"}}, 400)
+                    elif name in fake.broken:
+                        said = (
+                            f"LoRA adapter '{name}' has an incomplete unload. Retry the unload before loading it again."
+                        )
+                        self.answer({"success": False, "error_message": said}, 400)
                     elif config["r"] > fake.max_rank:
                         self.answer({"error": {"message": f"LoRA rank {config['r']} is greater"}}, 400)
                     else:
                         fake.loaded[name] = body["lora_path"]
                         fake.seen[name] = st.load_file(body["lora_path"] + "/adapter_model.safetensors")["a"].tobytes()
                         self.answer({"success": True})
-                elif self.path == f"{prefix}/unload_lora_adapter" and name in fake.loaded:
-                    del fake.loaded[name]
+                elif self.path == f"{prefix}/unload_lora_adapter" and name in {*fake.loaded, *fake.broken}:
+                    fake.loaded.pop(name, None)
+                    if fake.fails:
+                        fake.fails -= 1
+                        fake.broken.add(name)
+                        return self.answer({"success": False, "error_message": "a rank is gone"}, 400)
+                    fake.broken.discard(name)
+                    if fake.kind == "sglang":
+                        assert fake.ended.wait(60)
                     self.answer({"success": True})
                 else:
                     self.answer({"error": "not found"}, 404)
@@ -76,10 +100,12 @@ class FakeEngine:
             def log_message(self, *_): ...
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = False  # it is closed when all have been answered
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.spec = f"{kind}=http://127.0.0.1:{self.server.server_address[1]}"
 
     def close(self):
+        self.ended.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -147,6 +173,78 @@ def test_old_steps_go_once_no_request_uses_them(tmp_path, engine):
     assert {*engine.loaded} == {"math@1"}
     serve.update()
     assert [path.name.partition("-")[0] for path in (tmp_path / "adapters").iterdir()] == ["math@1"]
+
+
+def test_an_engine_that_waits_for_requests_holds_up_no_other(tmp_path):
+    """SGLang answers an unload when the requests have ended: that is a thread's to wait for, and told then."""
+    sglang, vllm = FakeEngine("sglang"), FakeEngine("vllm")
+    try:
+        math, code = Trainer(tmp_path), Trainer(tmp_path, ref="code")
+        math.publish(0)
+        code.publish(0)
+        serve, events = serving(math, [sglang, vllm], ("math",), ("code", "code"), keep=1)
+        assert serve.update()
+        sglang.ended.clear()
+        math.publish(1)
+        code.publish(1)
+        assert serve.update()  # all are loaded before one is unloaded
+        assert {*vllm.loaded} == {"math@1", "code@1"}
+        assert {"math@1", "code@1"} <= {*sglang.loaded}
+        assert serve.update()
+        gone = [(fields["name"], fields["engine"][:4]) for name, fields in events if name == "unloaded"]
+        assert gone == [("math@0", "vllm"), ("code@0", "vllm")]
+        sglang.ended.set()
+        while len(gone) < 4:
+            assert serve.update()
+            gone = [(fields["name"], fields["engine"][:4]) for name, fields in events if name == "unloaded"]
+        assert sorted(gone[2:]) == [("code@0", "sgla"), ("math@0", "sgla")]
+        assert "failed" not in [name for name, _ in events]
+    finally:
+        sglang.close()
+        vllm.close()
+
+
+def test_an_unload_that_failed_is_asked_for_again(tmp_path):
+    engine = FakeEngine("sglang")
+    try:
+        trainer = Trainer(tmp_path)
+        trainer.publish(0)
+        serve, events = serving(trainer, [engine])
+        engine.broken.add("math@0")
+        assert serve.update()
+        assert {*engine.loaded} == {"math@0"}
+        assert [name for name, _ in events] == ["loaded"]
+    finally:
+        engine.close()
+
+
+def test_an_unload_that_failed_half_way_is_tried_again(tmp_path):
+    engine = FakeEngine("sglang")
+    try:
+        trainer = Trainer(tmp_path)
+        trainer.publish(0)
+        serve, events = serving(trainer, [engine], keep=1)
+        assert serve.update()
+        trainer.publish(1)
+        engine.fails = 1
+        assert not serve.update()
+        assert engine.broken == {"math@0"}
+        assert serve.update()
+        assert engine.broken == set()
+        assert [name for name, _ in events] == ["loaded", "loaded", "failed", "unloaded"]
+    finally:
+        engine.close()
+
+
+def test_each_adapter_that_fails_is_told(tmp_path, engine):
+    math, code = Trainer(tmp_path), Trainer(tmp_path, ref="code")
+    math.rank = code.rank = 16
+    math.publish(0)
+    code.publish(0)
+    serve, events = serving(math, [engine], ("math",), ("code", "code"))
+    assert not serve.update()
+    assert not serve.update()
+    assert [(name, fields["adapter"]) for name, fields in events] == [("failed", "math"), ("failed", "code")]
 
 
 def test_files_stay_while_a_request_uses_an_adapter_that_was_unloaded(tmp_path):

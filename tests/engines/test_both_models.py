@@ -4,6 +4,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from contextlib import contextmanager
+
 from support.engine_steps import Run
 from support.own_engine import Engine, Following, first_state, next_state
 
@@ -11,7 +13,7 @@ from deltackpt.engines.both_models import BothModels
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.sglang import loader as sglang
-from deltackpt.engines.update import read_reports
+from deltackpt.engines.update import Update, read_reports
 from deltackpt.errors import DeltackptError
 
 
@@ -100,3 +102,48 @@ def test_a_draft_that_cannot_be_written_leaves_both_as_they_were(tmp_path, monke
     assert two.at(0, 0)
     assert two.update().draft == "patches"
     assert two.at(1, 1)
+
+
+class Sharing(sglang.SglangRank):
+    """Has the embedding of the engine's model in the place of its own, as vLLM lets EAGLE and MTP have it."""
+
+    def __init__(self, model, theirs):
+        super().__init__(model)
+        self.skipped = {}
+        self.shared = frozenset({theirs.untyped_storage().data_ptr()})
+
+    @contextmanager
+    def as_loaded(self):
+        yield ()
+
+    def load_layers(self, tensors):
+        raise AssertionError
+
+    def differs(self, tensors):
+        return None
+
+
+def test_a_tensor_for_which_the_draft_has_the_models_is_told_where_it_is_another(tmp_path):
+    two = Two(tmp_path)
+    first = {**two.other.states[0], **{name: two.run.states[0][name] for name in ("embed", "head")}}
+    draft, other = Engine(), Run(tmp_path / "sharing")
+    other.root.mkdir()
+    other.url = two.run.url
+    other.publish(first, ref="sharing")
+    draft.embed = two.model.embed
+    draft.load_weights(first.items())
+    rank = Sharing(draft, draft.embed)
+    origin = str(other.checkpoint(0))
+    both = BothModels(
+        two.receiver.main, Receiver(rank, str(two.run.url), None, ref="sharing", origin=origin), "sharing"
+    )
+    for step, alike in ((1, True), (2, False), (3, True)):
+        Following.step(two)
+        theirs = {name: two.run.states[step][name] for name in ("embed", "head")}
+        new = next_state(other.states[step - 1], 70 + step)
+        other.publish({**new, **theirs} if alike else new, ref="sharing")
+        report = both.update(Update(step=step))
+        assert report.draft == "patches"
+        assert [word.split()[0] for word in report.stale] == ([] if alike else ["embed", "head"])
+        assert two.holds(step)
+        assert draft.is_step({**other.states[step], **theirs})

@@ -193,7 +193,7 @@ class Rank(sglang.SglangRank):
 
     @property
     def skipped(self):
-        return set()
+        return {}
 
     @contextmanager
     def as_loaded(self):

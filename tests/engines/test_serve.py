@@ -1,15 +1,13 @@
 """The follower of a host over fake engines: SGLang's HTTP routes, as far as they are used, and nothing behind them."""
 
-import hashlib
 import json
-import threading
+import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from deltackpt_cli.app import run
 from support.chains import World
+from support.fake_sglang import FakeSglang
 
 from deltackpt.engines.clients import ClientOptions, client_of
 from deltackpt.engines.serve import Serving
@@ -17,81 +15,6 @@ from deltackpt.errors import ChainError, StoreError, UsageError
 from deltackpt.repository import Repository
 from deltackpt.sync.follow import Follower, FollowOptions
 from deltackpt.util.metrics import Metrics
-
-
-class FakeSglang:
-    """Remembers calls; ``refuses`` steps, by their folder's name."""
-
-    def __init__(self):
-        self.calls, self.path, self.version, self.paused = [], "start", "default", False
-        self.refuses, self.vanishes, self.fails = set(), False, {}  # fails: {route: how often still}
-        self.loses = False  # the answer to an update, once
-        self.weights, self.checks, self.breaks = b"", True, None  # breaks: how often a load until one goes wrong
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.answer({"weight_version": fake.version, "model_path": fake.path})
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
-                fake.calls.append(self.path)
-                if fake.fails.get(self.path, 0) > 0:
-                    fake.fails[self.path] -= 1
-                    self.answer("no", 400)
-                    return
-                if self.path == "/weights_checker":
-                    self.checksums()
-                    return
-                if self.path == "/update_weights_from_disk":
-                    fake.load(body["model_path"])  # 0.5.23 goes back to the path that it was just given
-                    if any(body["model_path"].split("/")[-1].startswith(r) for r in fake.refuses):
-                        self.answer({"success": False, "message": "no such weights"})
-                        return
-                    assert fake.paused
-                    fake.path = body["model_path"]
-                    fake.version = body.get("weight_version", fake.version)
-                    lost, fake.loses = fake.loses, False
-                    self.answer({"success": True, "message": ""}, 500 if lost else 200)
-                    return
-                if self.path == "/flush_cache":
-                    self.answer("Cache flushed.\n")
-                    return
-                fake.paused = {"/pause_generation": True, "/continue_generation": False}.get(self.path, fake.paused)
-                self.answer({})
-
-            def checksums(self):
-                if not fake.checks:
-                    self.answer({"detail": "Not Found"}, 404)
-                    return
-                found = {"checksums": {"model.w": hashlib.sha256(fake.weights).hexdigest()[:16]}}
-                self.answer({"success": True, "message": "Success.", "ranks": [found]})
-
-            def answer(self, body, status=200):
-                raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-                self.send_response(503 if fake.vanishes else status)
-                self.send_header("content-length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, *_): ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.spec = f"sglang=http://127.0.0.1:{self.server.server_address[1]}"
-
-    def load(self, path):
-        """What is in its memory, as a process of its own reads it."""
-        files = sorted(Path(path).resolve().glob("*.safetensors"))
-        if files:
-            self.weights = b"".join(file.read_bytes() for file in files)
-            if self.breaks is not None:
-                self.breaks -= 1
-                self.weights += b"broken" * (self.breaks == 0)
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
 
 
 @pytest.fixture
@@ -158,6 +81,43 @@ def test_one_that_refuses_stays_and_goes_on(tmp_path, fakes):
     fakes[0].refuses.clear()
     assert made.update_engines()
     assert f'deltackpt_failures_total{{engine="{fakes[0].spec}"}} 2' in metrics.text()
+
+
+def test_an_engine_that_stays_behind_is_later_with_every_step(tmp_path, fakes):
+    """Since the first step that it lacks was published, not since the newest."""
+    world = World(tmp_path)
+    made, _, metrics = serving(world, fakes)
+    name = f'{{engine="{fakes[0].spec}"}}'
+
+    def found(kind):
+        lines = [line for line in metrics.text().splitlines() if line.startswith(f"deltackpt_{kind} ")]
+        return float(lines[0].rpartition(" ")[2]) if lines else None
+
+    def round_():
+        world.run(1)
+        asked = time.monotonic()
+        made.update_cache()
+        metrics.seen(asked)
+        return made.update_engines()
+
+    assert round_()
+    fakes[0].refuses.update(f"0000000{step}-" for step in (1, 2, 3))
+    began, lags = time.monotonic(), []
+    for step in (1, 2, 3):
+        assert not round_()
+        lags.append(found(f"lag_seconds{name}"))
+        assert found(f"lag_steps{name}") == step
+        assert found(f"step{name}") == 0
+        assert lags[-1] >= time.monotonic() - began - 1 if step > 1 else True
+        metrics.seen()
+        assert found("behind_seconds") >= lags[-1]
+    assert lags == sorted(lags)
+    fakes[0].refuses.clear()
+    fakes[0].version = "default"  # its old step's slot was used anew: what cannot go back has to be restarted
+    assert round_()
+    metrics.seen()
+    assert found(f"lag_steps{name}") == 0
+    assert found("behind_seconds") < 1
 
 
 def test_together_is_all_or_none(tmp_path, fakes):

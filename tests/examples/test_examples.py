@@ -171,3 +171,8 @@ def test_the_pods() -> None:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*alerts*.yml")), ids=lambda p: p.name)
 def test_rules(path: Path) -> None:
     checked_by("promtool", "check", "rules", path)
+
+
+@pytest.mark.heavy
+def test_the_configuration_of_prometheus() -> None:
+    checked_by("promtool", "check", "config", EXAMPLES / "prometheus.yml")

@@ -4,11 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.live_card import real_cards, stand_in  # noqa: E402 isort:skip
+from support.live_card import fsdp_to_card_slices, real_cards, stand_in  # noqa: E402 isort:skip
 
 pytest.importorskip("triton")  # after its mode is set, in the line above
 
 from support.live import TOKEN, Engine, make_model, nudge, raw  # noqa: E402
+from support.live_layouts import LAYOUTS  # noqa: E402
+from support.ranks import spawn  # noqa: E402
 
 from deltackpt.carriers import groups  # noqa: E402
 from deltackpt.engines.module import WeightPlace  # noqa: E402
@@ -141,3 +143,11 @@ def test_what_waits_for_the_repository_holds_nothing_on_a_card(tmp_path, cards):
     assert all(delta.on_card is not None for delta in kept)
     assert len(waits) == len(kept)
     assert all(delta.on_card is None for delta in waits)
+
+
+@needs_no_card
+@pytest.mark.heavy
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "partial"])
+def test_slices_on_cards_take_every_step(tmp_path, layout):
+    """FSDP over two ranks to engines of two ranks each, whose slices lie on cards: every layout, exact bytes."""
+    assert spawn(2, fsdp_to_card_slices, tmp_path, [layout], 2) == [""] * 2

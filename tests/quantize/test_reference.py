@@ -1,5 +1,7 @@
 """Quantised weights are, bit for bit, what the field's own tools make: whole ones, and every rank's box of them."""
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -93,6 +95,54 @@ def test_others_are_those_of_compressed_tensors(name, dtype):
     found = quantized(name, {"a.weight": weight})
     assert {*found} == {*want}
     assert all(same(found[key].tensor, tensor) for key, tensor in want.items())
+
+
+ODD = {  # of a dtype's limits; each [rows, columns] float32
+    "zeros": lambda w, limits: w * 0,
+    "negative zeros": lambda w, limits: w.abs() * -0.0,
+    "one element": lambda w, limits: torch.zeros_like(w).index_fill_(0, torch.tensor([0]), 1.0) * (w == w.max()),
+    "largest": lambda w, limits: w.sign() * limits.max,
+    "large": lambda w, limits: (w * limits.max / 8).clamp(-limits.max, limits.max),
+    "ties": lambda w, limits: (w * 64).round() / 16,
+    "powers": lambda w, limits: w.sign() * torch.exp2((w * 8).round().clamp(-14, 14)),
+    "subnormal": lambda w, limits: w * limits.tiny * 0.01,
+    "small": lambda w, limits: w * limits.tiny * 4,
+}
+SHAPES = {"fp8-block": [(1, 1), (7, 5), (129, 257)], "in groups": [(1, 128), (130, 384)], "any": [(1, 3), (129, 257)]}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_odd_weights_of_odd_shapes(name):
+    """Where the block format has no scale, which its tools do not see, it is refused."""
+    pytest.importorskip("transformers.integrations.finegrained_fp8" if name == "fp8-block" else "compressed_tensors")
+    shapes = SHAPES[name if name == "fp8-block" else "in groups" if Recipe(name).group else "any"]
+    for (rows, columns), dtype, (kind, make) in itertools.product(shapes, DTYPES, ODD.items()):
+        plain = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+        weight = make(plain, torch.finfo(dtype)).to(dtype)
+        if name == "fp8-block" and kind in ("subnormal", "small") and dtype != torch.float16:
+            error = refused(name, {"a.weight": weight})
+            assert (error.code, error.where) == ("quantize-nonfinite", "a.weight")
+            continue
+        want = in_blocks(weight) if name == "fp8-block" else compressed(Recipe(name), weight)
+        found = quantized(name, {"a.weight": weight})
+        assert {*found} == {*want}
+        assert all(same(found[key].tensor, tensor) for key, tensor in want.items()), (kind, dtype, rows, columns)
+
+
+def in_blocks(weight):
+    """What transformers makes of a weight that is filled to whole blocks with zeros."""
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    if not hasattr(fp8, "Fp8Quantize"):
+        pytest.skip("this transformers does not quantise")
+    from types import SimpleNamespace
+
+    from transformers import FineGrainedFP8Config
+
+    rows, columns = weight.shape
+    filled = torch.nn.functional.pad(weight, (0, -columns % 128, 0, -rows % 128))
+    tool = fp8.Fp8Quantize(SimpleNamespace(quantization_config=FineGrainedFP8Config()))
+    made = tool.convert({"a.weight": filled})
+    return {**made, "a.weight": made["a.weight"][:rows, :columns].contiguous()}
 
 
 def cut(total, at):

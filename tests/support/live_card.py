@@ -56,3 +56,19 @@ def card_engine(out: str, address: str, name: str, phase: str, step: int, how: i
         if found is not None:
             host.load_state_dict(model.state_dict())
             note(path, step=found.step, digest=digest(host), way=found.way)
+
+
+def card_slices(out: str, address: str, layout: str, rank: int, ranks: int, steps: int) -> None:
+    """A process: an engine's rank that holds slices on a card; see `live_ranks.slices`."""
+    from support.live_ranks import slices
+
+    stand_in()
+    slices(out, address, layout, rank, ranks, steps)
+
+
+def fsdp_to_card_slices(rank: int, world: int, root: object, layouts: list[str], ranks: int, *, device: str) -> None:
+    """A rank of a trainer with FSDP 2, whose engines hold slices on cards."""
+    from support.live_ranks import fsdp_to_slices
+
+    stand_in()
+    fsdp_to_slices(rank, world, root, "nccl", layouts, ranks, card_slices, device=device)

@@ -147,13 +147,15 @@ def slices(out: str, address: str, layout: str, rank: int, ranks: int, steps: in
         found = receiver.receive(1.0)
         if found is not None:
             what = {"way": found.way, "elements": found.elements, "received": found.received}
+            what["decoded"] = getattr(receiver._rank_state._weights, "decoded", None)
             note(path.with_suffix(f".{found.step}.json"), **what, moved=moved(model), digest=digest(model))
     receiver.close()
 
 
 def fsdp_to_slices(
-    rank: int, world: int, root: Path, carrier: str, layouts: list[str], ranks: int, *, device: str
-) -> None:
+    rank: int, world: int, root: Path, carrier: str, layouts: list[str], ranks: int, engine: Any = None, *,
+    device: str,
+) -> None:  # fmt: skip
     """A rank of a trainer with FSDP 2; the first one starts an engine of ``ranks`` processes for each layout."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -172,7 +174,7 @@ def fsdp_to_slices(
         for layout in layouts if rank == 0 else ():
             for one in range(ranks):
                 out = str(root / f"{layout}-{one}.json")
-                started[layout, one] = start(slices, out, live.address, layout, one, ranks, steps)
+                started[layout, one] = start(engine or slices, out, live.address, layout, one, ranks, steps)
         try:
             for step in range(steps):
                 if step:
@@ -186,6 +188,8 @@ def fsdp_to_slices(
                     found = until(lambda path=path: noted(path))
                     assert found["digest"] == digest(expected(layout, one, ranks, whole)), (layout, one, step)
                     assert found["way"] == "live", found
+                    if engine is not None and step and layout != "wide":  # on a card, in the tensor's own words
+                        assert found["decoded"]["card"] > 0, found
                     assert found["moved"], found
                     assert found["elements"] > 0, found
                     assert found["received"] > 0, found
@@ -193,3 +197,50 @@ def fsdp_to_slices(
         finally:
             for process in started.values():
                 end(process)
+
+
+def waiting_slices(out: str, address: str, layout: str, rank: int, ranks: int, phase: str, step: int, how: int) -> None:
+    """An engine's rank that holds slices, until it is ended: it dies, or stands still, as a phase of a step begins."""
+    from support.live_layouts import LAYOUTS
+
+    torch.set_num_threads(1)
+    model, path = LAYOUTS[layout](rank, ranks), Path(out)
+    options = {"token": TOKEN, "timeout": 20.0, "engine": "e", "rank": (rank, ranks), "load": model.load_weights}
+    receiver = join(model, address, report=at_phase(phase, step, how), **options)
+    note(path, step=receiver.step)
+    while True:
+        if receiver.receive(0.1) is not None:
+            note(path, step=receiver.step)
+
+
+def sharded_trainer(out: str, root: str, rank: int, world: int) -> None:
+    """A rank of a trainer whose tensors are cut by rows: two steps, the second when it is told to. It notes each, and
+    what the second ended with."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from support.live_layouts import nudge_state, whole_state
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=world)
+    mesh, whole, path = init_device_mesh("cpu", (world,)), whole_state(), Path(out)
+    state = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in whole.items()}
+    live = Session("127.0.0.1:0", token=TOKEN, mode="sync", engines=1, timeout=10.0, load_timeout=60.0)
+    hook = TrainerHook(state, Path(root) / "repo", threads=1, timeout=20.0, live=live)
+    note(path, address=live.address, step=-1)
+    hook.step(0)
+    hook.flush()
+    note(path, address=live.address, step=0)
+    until((Path(root) / "go").exists)
+    nudge_state(whole, 1)
+    for name, tensor in whole.items():
+        state[name].to_local().copy_(distribute_tensor(tensor, mesh, [Shard(0)]).to_local())
+    failed = ""
+    try:
+        hook.step(1)
+    except Exception as error:
+        failed = getattr(error, "code", type(error).__name__)
+    note(path, address=live.address, step=1, failed=failed, live=live.step)
+    until((Path(root) / "end").exists)
+    os._exit(0)

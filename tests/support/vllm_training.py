@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 
 from deltackpt.hooks import TrainerHook
 from deltackpt.publish.write import AnchorPolicy
+from deltackpt.quantize import Recipe
+from deltackpt.quantize.checkpoint import quantize_checkpoint
 from support.training import exact_copy
 from support.vllm_tiny import model_of, tiny
 
@@ -17,16 +19,19 @@ NEVER = AnchorPolicy(ratio=float("inf"))
 
 
 class Training:
-    """``checkpoint(step)`` is the whole checkpoint of a step, as a trainer without deltackpt would have saved it."""
+    """``checkpoint(step)`` is the whole checkpoint of a step, as a trainer without deltackpt would have saved it; with
+    ``quantize``, a recipe by name, as that makes it."""
 
-    def __init__(self, root: Path, *, tied: bool = False) -> None:
+    def __init__(self, root: Path, *, tied: bool = False, quantize: str = "") -> None:
+        self.quantize = quantize
         self.root, self.url, self.side = root, root / "repo", root / "side"
         tiny(self.side, tie_word_embeddings=tied)
         self.model = model_of("Qwen3", tie_word_embeddings=tied).float().train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-5)
         files = [p for p in self.side.iterdir() if p.suffix != ".safetensors"]
         side = {p.name: p.read_bytes() for p in files}
-        self.hook = TrainerHook(self.model, self.url, dtype=torch.bfloat16, side=side, anchor=NEVER, threads=1)
+        options = {"dtype": torch.bfloat16, "side": side, "anchor": NEVER, "threads": 1}
+        self.hook = TrainerHook(self.model, self.url, quantize=quantize or None, **options)
         self.number = -1
         self._publish()
 
@@ -44,12 +49,14 @@ class Training:
 
     def _publish(self) -> None:
         self.number += 1
-        folder = self.checkpoint(self.number)
+        folder = self.root / f"plain-{self.number}" if self.quantize else self.checkpoint(self.number)
         shutil.copytree(self.side, folder, ignore=shutil.ignore_patterns("*.safetensors"))
         tied = self.model.config.tie_word_embeddings
         state = {k: v for k, v in self.model.state_dict().items() if not (tied and k == "lm_head.weight")}
         whole = {k: exact_copy(v.detach().to(torch.bfloat16)) for k, v in state.items()}
         save_file(whole, folder / "model.safetensors", {"format": "pt"})
+        if self.quantize:
+            quantize_checkpoint(folder, self.checkpoint(self.number), Recipe(self.quantize))
         self.hook.step(self.number)
         self.hook.flush()
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from deltackpt.errors import StoreError, UsageError
-from deltackpt.util.metrics import KINDS, Metrics
+from deltackpt import __version__
+from deltackpt.errors import ChainError, NotFoundError, StoreError, UsageError
+from deltackpt.util.metrics import KINDS, Metrics, address
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"\bdeltackpt_[a-z_]+")
@@ -28,7 +29,7 @@ def values(metrics: Metrics) -> dict[str, float]:
 
 def test_counters_begin_at_zero_and_the_role_is_told() -> None:
     found = values(Metrics("follow"))
-    assert found['deltackpt_info{role="follow",version="0.1.0"}'] == 1
+    assert found[f'deltackpt_info{{role="follow",version="{__version__}"}}'] == 1
     assert [found[f"deltackpt_{name}_total"] for name in ("steps", "bytes", "retries", "failures")] == [0, 0, 0, 0]
     assert values(Metrics()) == {}
 
@@ -56,10 +57,49 @@ def test_behind_grows_by_itself_and_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     assert behind(5) == (15, 5)
     metrics.late(clock[0] + 5_000 - 60)  # now it is known when it was published
     assert behind(0) == (60, 0)
+    metrics.late(clock[0] + 5_000 - 10)  # an even newer one
+    assert behind(2) == (62, 2)
+    metrics.seen()
     metrics.late(clock[0] + 9_999)  # by a clock that is ahead
     assert behind(1) == (1, 1)
     metrics.seen()
     assert behind(0) == (0, 0)
+
+
+def test_behind_is_never_told_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    metrics = Metrics("follow")
+    metrics.seen()
+
+    def behind(after: float) -> float:
+        clock[0] += after
+        return values(metrics)["deltackpt_behind_seconds"]
+
+    assert behind(300) == 300  # the store did not answer
+    metrics.late()  # when what is there now was published is not known
+    assert behind(0) == 300
+    asked = clock[0]
+    assert behind(100) == 400  # a move of 100 s, and nobody looked
+    metrics.seen(asked)
+    assert behind(0) == 100
+    metrics.seen()
+    metrics.unused(clock[0] - 50)
+    assert behind(0) == 50
+    metrics.seen()
+    assert behind(1) == 51
+    metrics.unused(None)
+    assert behind(0) == 1
+
+
+def test_what_is_a_failure() -> None:
+    metrics = Metrics("follow")
+    said = {"where": "w", "have": "h", "need": "n"}
+    for error in (StoreError("store-busy", **said), NotFoundError("branch-empty", **said)):
+        metrics.retry(error)
+    assert (values(metrics)["deltackpt_retries_total"], values(metrics)["deltackpt_failures_total"]) == (2, 0)
+    metrics.retry(ChainError("signature-missing", **said))
+    assert (values(metrics)["deltackpt_retries_total"], values(metrics)["deltackpt_failures_total"]) == (3, 1)
 
 
 def test_names_are_of_one_scheme() -> None:
@@ -68,6 +108,15 @@ def test_names_are_of_one_scheme() -> None:
         assert (kind == "counter") == name.endswith("_total")
         assert said.endswith(".")
         assert name.endswith(("_total", "_seconds", "_steps", "_step", "_info", "_wedged"))
+
+
+def test_what_is_counted_anywhere_is_exported() -> None:
+    """A name that is not in the list would be counted, and shown to nobody."""
+    files = [*(ROOT / "deltackpt").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]
+    counted = re.compile(r'\.(?:set|add|ask)\(\s*"(deltackpt_[a-z_]+)"')
+    named = {name for file in files for name in counted.findall(file.read_text())}
+    assert named <= KINDS.keys()
+    assert KINDS.keys() - named == {"deltackpt_info", "deltackpt_unseen_seconds"}
 
 
 def test_what_is_served_can_be_read_by_the_client_library() -> None:
@@ -96,8 +145,33 @@ def test_a_port() -> None:
         free.bind(("127.0.0.1", port or 0))
     with pytest.raises(UsageError), Metrics().on(70_000):
         pass
+    with pytest.raises(StoreError, match="port-taken"), Metrics().on("no-such-host.invalid:0"):
+        pass
+    with Metrics("watch").on("0.0.0.0:0") as port:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).close()
     with Metrics().on(None) as none:
         assert none is None
+
+
+@pytest.mark.parametrize(
+    ("place", "want"),
+    [
+        (9, ("127.0.0.1", 9)),
+        ("9", ("127.0.0.1", 9)),
+        (":9", ("127.0.0.1", 9)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
+        ("[::1]:65535", ("::1", 65535)),
+        ("host:0", ("host", 0)),
+    ],
+)
+def test_addresses(place: int | str, want: tuple[str, int]) -> None:
+    assert address(place) == want
+
+
+@pytest.mark.parametrize("place", [-1, 65536, "", "http", "1.2", "host", "host:", "9:x", "+9", "٣", "000009"])
+def test_what_is_no_address(place: int | str) -> None:
+    with pytest.raises(UsageError):
+        address(place)
 
 
 def test_rules_dashboard_and_document_name_what_is_exported() -> None:

@@ -43,10 +43,14 @@ def encode(
     ``positions`` are int64; ``old`` and ``new`` the words there; ``base`` all old ones, flat, or None: then there is
     one class. ``shape`` counts storage elements, ``dtype`` is 1, 2 or 4 bytes wide. ``shares``: see `choose_grid`.
     """
-    job = EncodeJob(positions, old, new, base, dtype, shape, shares)
+    return encode_job(EncodeJob(positions, old, new, base, dtype, shape, shares))
+
+
+def encode_job(job: EncodeJob, threads: int = 1) -> tuple[ListIndex, list[bytes]]:
+    """`encode`, by several ``threads``: the bytes are the same."""
     if kernels.LIB is None:
         return encoder.encode(job)
-    index, payload = native_encode.encode([job], 1)[0]
+    index, payload = native_encode.encode([job], threads)[0]
     return index, [payload[a:b].tobytes() for a, b in pairwise(starts(index.lengths).tolist())]
 
 

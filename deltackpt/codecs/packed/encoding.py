@@ -9,6 +9,7 @@ from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.many import EncodedRows, ManyChanges
 from deltackpt.codecs.packed import codec as packed
 from deltackpt.codecs.packed import list_index
+from deltackpt.codecs.packed.jobs import EncodeJob
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.packed.pieces import TilePieces
 from deltackpt.codecs.types import Change, ChangedElements, DecodeBuffer, Decoded, Elements, Encoded, Source
@@ -61,7 +62,8 @@ class PackedCodec(Codec[ListIndex]):
         if not self.takes_dtype(change.dtype) or change.base is None or len(change.positions) == 0:
             return None
         changes = ChangedElements(change.positions, change.old, change.new)
-        return self.encode_changes(changes, change.base, change.dtype, change.shape, change.shares)
+        job = EncodeJob(*changes, change.base, change.dtype, change.shape, change.shares)
+        return Encoded(*packed.encode_job(job, change.threads))
 
     def encode_changes(
         self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape, shares: int = 0

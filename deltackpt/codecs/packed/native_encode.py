@@ -25,17 +25,19 @@ from deltackpt.codecs.packed.native import FORM
 from deltackpt.codecs.types import Encoded
 from deltackpt.format.dtypes import DType, storage_shape
 from deltackpt.kernels import address
+from deltackpt.util import reuse
 
 _JOB = np.dtype(
     [
         *FORM,
         *((name, np.int64) for name in ("slices", "changes", "shares")),
         *((name, np.int64) for name in ("positions", "old", "new", "base", "tiles", "size")),
-        *((name, np.int64) for name in ("counts", "lengths", "checksums", "payload", "state")),
+        *((name, np.int64) for name in ("counts", "lengths", "checksums", "payload", "state", "room", "room_bytes")),
     ]
 )
 _GIVEN = ("height", "width", "slices", "word", "exponent_start", "exponent_bits")
 _ADDRESSES = ("changes", "positions", "old", "new", "base")
+_STATE, _STATE_TILES = 11, 1 << 16  # bytes that are kept of a change, and of its share of a tile; of all tiles more
 _NUMBER = 9  # bytes of the longest
 _HEAD = 2 * _NUMBER + 4  # bytes of a detail, but for what it has of each tile
 
@@ -54,6 +56,8 @@ def encode(jobs: Sequence[EncodeJob], threads: int) -> list[tuple[ListIndex, mem
         for name, value in zip(_ADDRESSES, (len(arrays[0]), *at), strict=False):
             row[name] = value
         row["shares"] = job.shares
+        arrays.append(reuse.empty(_STATE * len(arrays[0]) + _STATE_TILES, np.uint8))
+        row["room"], row["room_bytes"] = address(arrays[-1]), len(arrays[-1])
     written = _encode(given, threads)
     return [(written.cut(i), written.payload(i)) for i in range(len(jobs))]
 

@@ -10,10 +10,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 from deltackpt.engines.clients import AdapterClient, adapter_client
@@ -32,6 +33,8 @@ from deltackpt.util.places import check_local
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG = 1 << 20  # bytes of an adapter's configuration
 REPEAT = 60.0  # seconds after which a failure that lasts is told again
+_UNKNOWN = re.compile("does not exist|not found|cannot be found", re.IGNORECASE)  # said of an adapter that is gone
+PATIENCE = 1.0  # seconds that a round waits for adapters to go: an engine may let them go after minutes
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,26 @@ class AdapterOptions:
 class _Engine:
     client: AdapterClient
     bases: dict[str, str | None] = field(default_factory=dict)  # by adapter: the engine's weights when it was loaded
-    told: tuple[str, float] = ("", 0.0)  # the failure that was told last, and when
+    told: dict[str, tuple[str, float]] = field(default_factory=dict)  # by adapter: the last failure, and when
+    going: dict[str, _Going] = field(default_factory=dict)  # by name, what is being unloaded
+    owed: dict[str, int] = field(default_factory=dict)  # the steps of those whose unload failed: half of it may be done
+
+
+class _Going(Thread):
+    """An adapter that leaves an engine, however long that takes."""
+
+    def __init__(self, client: AdapterClient, name: str, step: int) -> None:
+        super().__init__(name=f"unload {name}", daemon=True)
+        self._client, self.adapter, self.step = client, name, step
+        self.error: DeltackptError | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Once."""
+        try:
+            self._client.unload(self.adapter)
+        except DeltackptError as error:
+            self.error = error
 
 
 class AdapterServing:
@@ -112,20 +134,29 @@ class AdapterServing:
 
         Raises CheckpointError ``adapter-missing`` for a step that is none, and what reading the repository raises.
         """
-        there = True
+        there, newest, loaded = True, {}, []
         for adapter in self._adapters:
             if (head := self._repo.head(adapter.ref)) is None:
                 raise self._repo.absent(adapter.ref)
-            folder = self._restored(adapter, head.link)
+            newest[adapter] = folder = self._restored(adapter, head.link)
             for engine in self._engines:
-                try:
-                    self._load(engine, adapter, head.link, folder)
-                    self._unload(engine, adapter, folder)
-                except DeltackptError as error:
+                if self._try(engine, adapter, partial(self._load, engine, adapter, head.link, folder)):
+                    loaded.append((engine, adapter))
+                else:
                     there = False
-                    self._failed(engine, adapter, error)
+        for engine, adapter in loaded:  # after all of them: an unload may keep an engine from loading
+            there &= self._try(engine, adapter, partial(self._unload, engine, adapter, newest[adapter]))
+        for adapter, folder in newest.items():
             self._clear(adapter, folder)
         return there
+
+    def _try(self, engine: _Engine, adapter: Adapter, work: Callable[[], None]) -> bool:
+        try:
+            work()
+        except DeltackptError as error:
+            self._failed(engine, adapter, error)
+            return False
+        return True
 
     def _restored(self, adapter: Adapter, link: Link) -> Path:
         """The folder of a step, proven when it was written."""
@@ -175,10 +206,21 @@ class AdapterServing:
                 older.append((int(found[1]), name))
         idle = sorted(older)[: max(0, len(older) + 1 - self._options.keep)]
         busy = engine.client.busy() if idle else frozenset()
-        for step, name in idle:
-            if name not in busy:
-                engine.client.unload(name)
-                self._event("unloaded", engine, adapter, name=name, step=step)
+        owed = [(step, name) for name, step in engine.owed.items() if name.startswith(f"{adapter.name}@")]
+        for step, name in (*idle, *owed):
+            if name not in busy and name not in engine.going:
+                engine.owed.pop(name, None)
+                engine.going[name] = _Going(engine.client, name, step)
+        end = time.monotonic() + PATIENCE
+        for name in [name for name in engine.going if name.startswith(f"{adapter.name}@")]:
+            engine.going[name].join(max(0.0, end - time.monotonic()))
+            if not engine.going[name].is_alive():
+                gone = engine.going.pop(name)
+                if gone.error is not None:
+                    if not _UNKNOWN.search(gone.error.have):
+                        engine.owed[name] = gone.step
+                    raise gone.error
+                self._event("unloaded", engine, adapter, name=name, step=gone.step)
 
     def _clear(self, adapter: Adapter, newest: Path) -> None:
         """Remove the folders that no engine has loaded or uses. Where one does not answer, all stay."""
@@ -199,9 +241,9 @@ class AdapterServing:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _failed(self, engine: _Engine, adapter: Adapter, error: DeltackptError) -> None:
-        text, at = engine.told
+        text, at = engine.told.get(adapter.name, ("", 0.0))
         if str(error) != text or time.monotonic() - at >= REPEAT:
-            engine.told = str(error), time.monotonic()
+            engine.told[adapter.name] = str(error), time.monotonic()
             self._event("failed", engine, adapter, **error.to_dict())
 
     def _event(self, event: str, engine: _Engine, adapter: Adapter, **fields: Any) -> None:

@@ -72,7 +72,7 @@ class Http:
             return _parsed(raw)
         except urllib.error.HTTPError as error:
             said = ""
-            with suppress(OSError, http.client.HTTPException):  # the status says enough
+            with error, suppress(OSError, http.client.HTTPException):  # the status says enough
                 said = read_whole(error, 2000, seconds).decode(errors="replace")
             have = f"status {error.code}: {said[:600]}"
             hint = self._no_route if error.code == 404 else _NO_KEY if error.code in (401, 403) else ""

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from deltackpt.engines.clients.adapters import AdapterClient
-from deltackpt.errors import DeltackptError
+from deltackpt.errors import ChainError, DeltackptError
 
 
 class SglangAdapters(AdapterClient):
@@ -16,11 +16,18 @@ class SglangAdapters(AdapterClient):
     no_route = "Is it SGLang, with --enable-lora?"
 
     def load(self, name: str, folder: Path) -> None:
-        """Raises what SGLang says."""
-        self.http.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        """Raises what SGLang says. A name whose unload failed half-way it refuses until that was asked for again."""
+        body = {"lora_name": name, "lora_path": str(folder)}
+        try:
+            self.http.post("/load_lora_adapter", body)
+        except ChainError as error:
+            if "incomplete unload" not in error.have:
+                raise
+            self.unload(name)
+            self.http.post("/load_lora_adapter", body)
 
     def unload(self, name: str) -> None:
-        """SGLang answers once the requests in flight that use it have ended."""
+        """SGLang answers once the requests in flight that use it have ended, and loads no other adapter until then."""
         self.http.post("/unload_lora_adapter", {"lora_name": name})
 
     def busy(self) -> frozenset[str]:
@@ -28,7 +35,8 @@ class SglangAdapters(AdapterClient):
         return frozenset()
 
     def base(self) -> str | None:
-        """The weight version."""
-        with suppress(DeltackptError):
-            return str(self.http.field("/get_model_info", "weight_version"))
+        """The weight version, by either of the route's names: the second is that of older releases."""
+        for route in ("/model_info", "/get_model_info"):
+            with suppress(DeltackptError):
+                return str(self.http.field(route, "weight_version"))
         return None

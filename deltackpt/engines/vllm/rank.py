@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 from deltackpt.engines.memory import flat_of, memories
 from deltackpt.engines.methods import MethodLayer
 from deltackpt.engines.receiver import Receiver
+from deltackpt.engines.regions import Region
 from deltackpt.engines.traits import quantized
 from deltackpt.engines.vllm import loader
 from deltackpt.engines.vllm.disk import left_out, weights_in
@@ -39,7 +40,7 @@ class VllmRank:
         self.model, self.config = model, config
         self.model_config = config.model_config if main is None else config.speculative_config.draft_model_config
         self.shared = frozenset(memories(model)) & frozenset(memories(main)) if main is not None else frozenset()
-        self.skipped: set[str] = set()
+        self.skipped: dict[str, list[Region]] = {}
         self.drafted = main is not None  # is there nothing else to bring to a step?
         self.load = model.load_weights
         world = get_world_group()

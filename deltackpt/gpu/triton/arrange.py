@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from deltackpt.gpu.triton.bits import bit_length, ones
+from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.lists import place
 
 LENGTHS = 33  # of a size in bits: 0 to 32
@@ -38,7 +39,7 @@ def _tile(grids, tensors, owner):
     return tile, t, tl.load(grids + tensors + t)
 
 
-@triton.jit(do_not_specialize=["tensors"])
+@host_kernel(do_not_specialize=["tensors"])
 def _count(grids, tensors, owner, mask, before, counts):
     tile, t, first = _tile(grids, tensors, owner)
     mask += first
@@ -83,7 +84,7 @@ def _put(to, rank, old, new, live, ranks, sizes, kinds, cells, width: tl.constex
     return tl.where(live & (size == 0), exponent, 511)
 
 
-@triton.jit(do_not_specialize=["tensors"])
+@host_kernel(do_not_specialize=["tensors"])
 def _arrange(
     grids, tensors, owner, mask, before, starts, positions, olds, news, ranks, sizes, kinds, cells,
     width: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,

@@ -8,10 +8,10 @@ addresses of its old and new words, its place in the piece, its place in the who
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from deltackpt.gpu.triton.bits import ones, value
+from deltackpt.gpu.triton.host_kernel import host_kernel
 
 BLOCK = 1 << 13
 WORDS = BLOCK // 32
@@ -19,7 +19,7 @@ TYPES = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 _ROWS = tl.constexpr(WORDS)
 
 
-@triton.jit(do_not_specialize=["runs"])
+@host_kernel(do_not_specialize=["runs"])
 def _compare(table, runs, owner, mask, counts, word: tl.constexpr, aligned: tl.constexpr):
     block = tl.program_id(0)
     run = tl.load(owner + block)
@@ -44,7 +44,7 @@ def _compare(table, runs, owner, mask, counts, word: tl.constexpr, aligned: tl.c
         tl.store(mask + tl.num_programs(0).to(tl.int64) * _ROWS, 0)
 
 
-@triton.jit(do_not_specialize=["runs"])
+@host_kernel(do_not_specialize=["runs"])
 def _gather(
     table, runs, owner, mask, offsets, before, positions, olds, news, sums, a, b,
     word: tl.constexpr, width: tl.constexpr,

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.read_bits import CHECKSUM, NONE
 
 LANES = 128
@@ -48,14 +49,14 @@ def _register(data, begin, size, tables):
     return tl.xor_sum(state, 0)
 
 
-@triton.jit
+@host_kernel()
 def _crc(data, addresses, sizes, tables, out):
     tile = tl.program_id(0)
     size = tl.load(sizes + tile).to(tl.int32)
     tl.store(out + tile, _register(data, tl.load(addresses + tile), size, tables))
 
 
-@triton.jit
+@host_kernel()
 def _check(data, spans, checksums, tables, defects):
     tile = tl.program_id(0)
     size = (tl.load(spans + tile * 2 + 1) >> 3).to(tl.int32)

@@ -10,13 +10,13 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from deltackpt.format.state_digest import BLOCK
 from deltackpt.gpu.transfers import owners, put, table
 from deltackpt.gpu.triton.bits import value
 from deltackpt.gpu.triton.compare import TYPES
+from deltackpt.gpu.triton.host_kernel import host_kernel
 
 COLUMNS = 1024
 ROWS = 64
@@ -24,7 +24,7 @@ _BLOCK, _COLUMNS, _ROWS = tl.constexpr(BLOCK), tl.constexpr(COLUMNS), tl.constex
 _TOGETHER = tl.constexpr(8)
 
 
-@triton.jit(do_not_specialize=["runs"])
+@host_kernel(do_not_specialize=["runs"])
 def _digest(table, runs, owner, a, b, sums, word: tl.constexpr, width: tl.constexpr, level: tl.constexpr):
     """``level``: all runs start on a block and on 16 bytes."""
     program = tl.program_id(0)

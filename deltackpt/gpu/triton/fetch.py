@@ -9,10 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
+from deltackpt.gpu.triton.host_kernel import host_kernel
+
 _WORDS = tl.constexpr(512)
 
 
-@triton.jit(do_not_specialize=["size"])
+@host_kernel(do_not_specialize=["size"])
 def _fetch(source, into, size):
     at = tl.program_id(0) * _WORDS + tl.arange(0, _WORDS)
     words = tl.load(source.to(tl.pointer_type(tl.int64)) + at, at < size, 0)

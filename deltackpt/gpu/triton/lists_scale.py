@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from deltackpt.gpu.triton.arrange import LENGTHS
+from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.lists import class_of, cost, sum_by_class
 
 ANCHORS = 64  # 47 of them are tried
@@ -23,7 +24,7 @@ def _cells(cells, t):
     return count, tl.max(tl.max(tl.where((count > 0) & (length > 0), e, -1), 1), 0)
 
 
-@triton.jit
+@host_kernel()
 def _classes(cells, scales):
     t = tl.program_id(0)
     count, _ = _cells(cells, t)
@@ -39,7 +40,7 @@ def _classes(cells, scales):
     tl.store(scales + t * 4 + 2, tl.where(classes > 1, top, 0))
 
 
-@triton.jit(do_not_specialize=["tensors"])
+@host_kernel(do_not_specialize=["tensors"])
 def _keep(grids, tensors, cells, populations, scales, masked: tl.constexpr):
     """One class where more save nothing; and the first class with sizes."""
     t = tl.program_id(0)
@@ -65,7 +66,7 @@ def _keep(grids, tensors, cells, populations, scales, masked: tl.constexpr):
     tl.store(scales + t * 4 + 2, top)
 
 
-@triton.jit
+@host_kernel()
 def _weigh(cells, scales, costs, raw_limit: tl.constexpr):
     """What an anchor would cost a tensor."""
     t = tl.program_id(0)
@@ -90,7 +91,7 @@ def _weigh(cells, scales, costs, raw_limit: tl.constexpr):
         tl.store(scales + t * 4 + 3, tl.where(high < 0, 0, anchor))
 
 
-@triton.jit
+@host_kernel()
 def _choose(costs, scales):
     """The cheapest anchor, the first of several."""
     t = tl.program_id(0)

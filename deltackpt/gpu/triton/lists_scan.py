@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from deltackpt.gpu.triton.compare import TYPES
+from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.lists import CLASSES, class_of, place
 
 SPAN = 64
@@ -152,7 +153,7 @@ def _add_up(before, halves, stride, totals, begin, stop, a_row, wide, zero):
     _store_totals(totals, a, b, c, d)
 
 
-@triton.jit(do_not_specialize=["tensors"])
+@host_kernel(do_not_specialize=["tensors"])
 def _scan(
     grids, tensors, owner, tiles, block_tiles, scales, mask, before, halves, stride, totals,
     word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr, masked: tl.constexpr,
@@ -217,7 +218,7 @@ def _same_before(
     return tl.sum(tl.sum(same.to(tl.int32), 2), 1)
 
 
-@triton.jit(do_not_specialize=["tensors"])
+@host_kernel(do_not_specialize=["tensors"])
 def _rank(
     grids, tensors, owner, tiles, starts, scales, mask, before, stride, populations, ranks, kinds,
     word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr, masked: tl.constexpr, parts: tl.constexpr,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from deltackpt.gpu.triton.bits import bit_length
+from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.lists import CLASSES, class_of, listed, place, raw_bits
 
 _CHUNK = tl.constexpr(1024)
@@ -54,7 +55,7 @@ def _totals(sizes, kinds, start, end, c, classes, first, top, anchor, raw_limit:
     return tl.sum(lower, 0), tl.sum(held, 0), tl.sum(over, 0)
 
 
-@triton.jit(do_not_specialize=["tensors"])
+@host_kernel(do_not_specialize=["tensors"])
 def _sort(
     grids, tensors, owner, tiles, starts, scales, populations, ranks, sizes, kinds,
     counts, spans, begins, gaps, longs, sizes_out, kinds_out, raw_limit: tl.constexpr, masked: tl.constexpr,

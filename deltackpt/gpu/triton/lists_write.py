@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from deltackpt.gpu.triton.bits import bit_length, set_bits, set_one
+from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.lists import CLASSES, listed, parameter, raw_bits
 from deltackpt.gpu.triton.lists_sort import Lists
 
@@ -47,7 +48,7 @@ def _value(sizes, kinds, at, live, c, first, anchor, raw_limit: tl.constexpr):
     return size, (kind >> 8) & 1, raw, length, long, tl.where(live, tl.where(long, length, raw + 1), 0)
 
 
-@triton.jit
+@host_kernel()
 def _measure(
     owner, scales, counts, spans, begins, gaps, longs, sizes, kinds, runs, raw_limit: tl.constexpr
 ):  # fmt: skip
@@ -78,7 +79,7 @@ def _measure(
         tl.store(runs + 80, tl.sum(bits, 0))
 
 
-@triton.jit
+@host_kernel()
 def _lay_out(runs, lengths):
     """Bits of every run -> where it begins in its tile, and the tile's bytes."""
     tile = tl.program_id(0)
@@ -110,7 +111,7 @@ def _write_list(words, low, code, before, begin, chosen, candidates):
         code += tl.max(run, 0)
 
 
-@triton.jit
+@host_kernel()
 def _write(
     owner, scales, counts, spans, begins, gaps, longs, sizes, kinds, runs, addresses, words, raw_limit: tl.constexpr
 ):

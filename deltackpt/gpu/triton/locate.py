@@ -12,6 +12,7 @@ import triton.language as tl
 
 from deltackpt.gpu.triton.bits import bit_length, ones
 from deltackpt.gpu.triton.compare import TYPES
+from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.lists import CLASSES, place
 from deltackpt.gpu.triton.lists_scan import SEGMENTS, SPAN
 from deltackpt.gpu.triton.read_bits import excluded, fine
@@ -63,7 +64,7 @@ def _first(starts, counts, tile, c):
     return tl.load(starts + tile) + tl.sum(tl.where(lower < c, tl.load(counts + tile * 32 + lower), 0), 0)
 
 
-@triton.jit(do_not_specialize=["tensors"])
+@host_kernel(do_not_specialize=["tensors"])
 def _search(
     grids, tensors, owner, places, scales, before, stride, populations, starts, firsts, counts, sizes, codes, ranks,
     defects, positions, olds,
@@ -109,7 +110,7 @@ def _search(
                 tl.store(positions + to + j, rank, live)
 
 
-@triton.jit(do_not_specialize=["tensors"])
+@host_kernel(do_not_specialize=["tensors"])
 def _pick(
     grids, tensors, owner, scales, starts, counts, defects, positions, olds,
     word: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,
@@ -163,7 +164,7 @@ def _pick(
             tl.store(olds + to + j, tl.load(words + at, live, 0), live)
 
 
-@triton.jit
+@host_kernel()
 def _longs(runs, starts, firsts, counts, sizes, codes, plane, marks, ranks, defects, excesses):
     tile = tl.program_id(0)
     c = tl.program_id(1)

@@ -6,15 +6,15 @@ its positions begin, and where the last program's end; ``bases`` has each place'
 
 from typing import Any
 
-import triton
 import triton.language as tl
 
 from deltackpt.gpu.triton.compare import TYPES
+from deltackpt.gpu.triton.host_kernel import host_kernel
 
 _CHUNK = tl.constexpr(256)
 
 
-@triton.jit
+@host_kernel()
 def _put(bases, owner, offsets, positions, words, word: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
     base = tl.load(bases + tl.load(owner + block)).to(tl.pointer_type(word))
@@ -26,7 +26,7 @@ def _put(bases, owner, offsets, positions, words, word: tl.constexpr):
         tl.store(base + tl.load(positions + at, live, 0), tl.load(words + at, live, 0), live)
 
 
-@triton.jit
+@host_kernel()
 def _fetch(bases, owner, offsets, positions, found, word: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
     base = tl.load(bases + tl.load(owner + block)).to(tl.pointer_type(word))

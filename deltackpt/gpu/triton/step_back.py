@@ -8,6 +8,7 @@ import triton.language as tl
 
 from deltackpt.gpu.triton.bits import value
 from deltackpt.gpu.triton.compare import TYPES
+from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.lists import class_of, raw_bits
 from deltackpt.gpu.triton.read_bits import END, LENGTH, PADDING, STEP, field, fine, report
 
@@ -25,7 +26,7 @@ def _moved(old, down, size, width: tl.constexpr, magnitude: tl.constexpr):
     return x ^ ((x >> 63) & magnitude)
 
 
-@triton.jit(do_not_specialize=["tensors", "limit"])
+@host_kernel(do_not_specialize=["tensors", "limit"])
 def _values(
     grids, tensors, owner, scales, words, limit, spans, runs, starts, positions, olds, excesses, a, b,
     news, sums, defects, word: tl.constexpr, width: tl.constexpr, low: tl.constexpr, bits: tl.constexpr,

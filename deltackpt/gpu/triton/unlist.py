@@ -10,10 +10,10 @@ which the second run begins, how many numbers that has, the bit at which the thi
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from deltackpt.gpu.triton.bits import ones
+from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.lists import CLASSES, listed, parameter, place
 from deltackpt.gpu.triton.read_bits import COUNT, GAP, SHORT, field, fine, report
 
@@ -22,7 +22,7 @@ _WORDS = tl.constexpr(256)  # words of 32 bits that are searched for ones at onc
 _CHUNK = tl.constexpr(128)  # ranks that are added up at once
 
 
-@triton.jit(do_not_specialize=["tensors"])
+@host_kernel(do_not_specialize=["tensors"])
 def _plan(
     grids, tensors, owner, places, populations, scales, spans, counts, candidates, ks, sizes, lows, codes, runs,
     defects,
@@ -65,7 +65,7 @@ def _plan(
         report(defects, tile, _SHORT, (over == 0) & (total + tl.sum(count, 0) > tl.load(spans + tile * 2 + 1)))
 
 
-@triton.jit(do_not_specialize=["limit"])
+@host_kernel(do_not_specialize=["limit"])
 def _unary(words, limit, spans, runs, firsts, marks, defects):
     """Store where each number's one is, counted from the tile's first bit."""
     tile = tl.program_id(0)
@@ -103,7 +103,7 @@ def _unary(words, limit, spans, runs, firsts, marks, defects):
         tl.store(runs + tile * 3 + 2, tl.max(last, 0) + 1 - begin)
 
 
-@triton.jit(do_not_specialize=["limit"])
+@host_kernel(do_not_specialize=["limit"])
 def _gaps(words, limit, spans, runs, firsts, marks, candidates, ks, sizes, lows, codes, ranks, defects):
     """Low bits and quotients -> rising ranks."""
     tile = tl.program_id(0)

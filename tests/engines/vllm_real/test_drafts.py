@@ -1,6 +1,7 @@
 """Speculative decoding in a real vLLM: the model that drafts comes to the step with the model that answers."""
 
 import json
+import shutil
 
 import pytest
 
@@ -136,6 +137,56 @@ def test_a_head_in_the_checkpoint_takes_what_the_model_passes_over(tmp_path):
     llm = None
     for step in (1, 2, 3):
         fresh = engine(run.checkpoint(step), speculative_config=drafting)
+        assert answers(fresh) == seen[step][0]
+        assert same(bits(worker_of(fresh).get_model()), seen[step][1])
+        assert same(bits(worker_of(fresh).get_draft_model()), seen[step][2])
+        close(fresh)
+        fresh = None
+
+
+def eagle(folder, state, layers=1):
+    """The checkpoint of an EAGLE head for a Llama: a layer that reads the model's hidden states, and its embedding."""
+    hidden, generator = state["model.embed_tokens.weight"].shape[1], torch.Generator().manual_seed(4)
+    head = {name.removeprefix("model."): w.clone() for name, w in state.items() if "model.layers.0." in name}
+    del head["layers.0.input_layernorm.weight"]
+    head["embed_tokens.weight"] = state["model.embed_tokens.weight"].clone()
+    head["fc.weight"] = torch.randn(hidden, 2 * hidden, generator=generator).mul(0.05).to(torch.bfloat16)
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    return head
+
+
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "its own base"])
+def test_an_eagle_head_takes_the_steps_of_its_branch(tmp_path, cache):
+    """vLLM gives it the model's embedding, which is its own when the engine is started: where that ends it is told."""
+    state = tiny(tmp_path / "side", "Llama", hidden_size=128)
+    run = Run(tmp_path, tmp_path / "side")
+    shutil.copytree(tmp_path / "side", tmp_path / "small")
+    draft = Run(tmp_path / "draft", tmp_path / "small")
+    draft.root.mkdir()
+    draft.url = run.url
+    run.publish(state)
+    draft.publish(eagle(tmp_path / "small", state), ref="draft")
+    drafting = {"method": "eagle", "num_speculative_tokens": 2, "model": str(draft.checkpoint(0))}
+    llm = engine(run.checkpoint(0), speculative_config=drafting)
+    attach(llm, run, str(tmp_path / "cache") if cache else None, draft="draft")
+    seen, odd = {}, 3
+    for step in (1, 2, odd):
+        run.publish(nudge(run.states[step - 1], step, 0.3))
+        new = nudge(draft.states[step - 1], 50 + step, 0.3)
+        if step != odd:
+            new["embed_tokens.weight"] = run.states[step]["model.embed_tokens.weight"].clone()
+        draft.publish(new, ref="draft")
+        report = update(llm, run, step, mode="reload" if step == 2 else "auto")
+        way = "reload" if step == 2 else report.path
+        assert (report.path, report.draft) == (way, way)
+        told = [word.partition(":")[0] for word in report.stale]
+        assert told == (["embed_tokens.weight of the draft model"] if step == odd else [])
+        seen[step] = answers(llm), bits(worker_of(llm).get_model()), bits(worker_of(llm).get_draft_model())
+    close(llm)
+    llm = None
+    for step in (1, 2):
+        fresh = engine(run.checkpoint(step), speculative_config={**drafting, "model": str(draft.checkpoint(step))})
         assert answers(fresh) == seen[step][0]
         assert same(bits(worker_of(fresh).get_model()), seen[step][1])
         assert same(bits(worker_of(fresh).get_draft_model()), seen[step][2])

@@ -80,7 +80,7 @@ class Rank:
         from deltackpt.engines.vllm.rank import VllmRank
 
         self.model, self.config = model, config
-        self.shared, self.skipped = frozenset(), set()
+        self.shared, self.skipped = frozenset(), {}
         for name in ("as_loaded", "load_layers", "differs", "_current"):
             setattr(self, name, getattr(VllmRank, name).__get__(self))
 

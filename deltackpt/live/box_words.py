@@ -1,0 +1,134 @@
+"""The words of a box that lie on a card: looked at there, and one by one by who works on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from deltackpt.codecs.boxes import runs
+from deltackpt.codecs.types import Elements
+from deltackpt.engines.memory import flat_of
+from deltackpt.format.dtypes import uint
+from deltackpt.format.state_digest import ZERO, Sums, add
+from deltackpt.gpu.digest import RUN, of_positions, of_run, values
+from deltackpt.gpu.places import Place, fits
+from deltackpt.shares.bounds import Bounds, Shape, meet, offset_of, shape_of
+from deltackpt.shares.tensors import HeldTensor
+from deltackpt.torch_views.words import INTS, from_host
+
+
+@dataclass(frozen=True)
+class BoxWords:
+    """Implements `shares.tensors.FarWords`. ``view``: integers of the words' width, of the box's shape, in any
+    strides."""
+
+    view: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the box."""
+        return tuple(self.view.shape)
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return int(self.view.numel())
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Unsigned words."""
+        return uint(self.view.element_size())
+
+    @property
+    def near(self) -> bool:
+        """Do its elements lie so near to each other that kernels write to them?"""
+        return fits(1 + sum((n - 1) * step for n, step in zip(self.view.shape, self.view.stride(), strict=True)))
+
+    def read(self, index: Any, *, exact: bool = True) -> Elements:
+        """The words at an index, copied to host memory."""
+        memory, where = self._at(index)
+        found = memory[where].contiguous().cpu().numpy()
+        words: Elements = found.view(self.dtype)
+        return words
+
+    def write(self, index: Any, words: Elements | torch.Tensor) -> None:
+        """Put words there: of the host, or integers that are on the card already."""
+        memory, where = self._at(index)
+        memory[where] = words if isinstance(words, torch.Tensor) else from_host(words, memory.device)
+
+    def _at(self, index: Any) -> tuple[torch.Tensor, Any]:
+        if not isinstance(index, tuple):
+            return self.view, index
+        memory = self.view.reshape(1) if len(index) > self.view.dim() else self.view
+        return memory, tuple(i if isinstance(i, slice) else torch.from_numpy(i).to(memory.device) for i in index)
+
+
+def all_on_card(tensor: HeldTensor) -> bool:
+    """Is all memory of a tensor's words on a card, in their own form?"""
+    return all(isinstance(words, BoxWords) for _, words in tensor.places)
+
+
+def words_there(tensor: HeldTensor, box: Bounds, device: torch.device) -> torch.Tensor | None:
+    """The words of a box of a tensor, integers of its shape: a view where they lie in one place, else a copy, whose
+    elements that are not held are 0. None where some of the tensor's memory is in another form."""
+    places = {bounds: words.view for bounds, words in tensor.boxes.items() if isinstance(words, BoxWords)}
+    if len(places) < len(tensor.boxes):
+        return None
+    for mine, view in places.items():
+        if meet(mine, box) == box:
+            return view[within(box, mine)]
+    found = torch.zeros(shape_of(box), dtype=INTS[tensor.dtype.width], device=device)
+    for mine, view in places.items():
+        if (common := meet(mine, box)) is not None:
+            found[within(common, box)] = view[within(common, mine)]
+    return found
+
+
+def in_box(positions: torch.Tensor, shape: Shape, box: Bounds) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Which of flat ``positions`` in a tensor of ``shape``, int64 [n] on a device, lie in a box: a mask [n]; and the
+    index in it on every axis, [n] each."""
+    inside, found, rest = torch.ones_like(positions, dtype=torch.bool), list[torch.Tensor](), positions
+    for n, (start, stop) in reversed(list(zip(shape, box, strict=True))):
+        above = torch.div(rest, n, rounding_mode="floor")
+        index = rest - above * n - start
+        inside &= (index >= 0) & (index < stop - start)
+        found.append(index)
+        rest = above
+    return inside, found[::-1]
+
+
+def place_in(words: Any, box: Bounds, shape: Shape, change: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> Place:
+    """The changes of a tensor of ``shape`` that lie in the words of a box: flat positions in the tensor, int64 [n], new
+    words and old ones [n]."""
+    assert isinstance(words, BoxWords)
+    positions, new, old = change
+    inside, index = in_box(positions, shape, box)
+    where = torch.zeros_like(positions)
+    for at, step in zip(index, words.view.stride(), strict=True):
+        where += at * step
+    return Place(
+        flat_of(words.view), int(words.view.storage_offset()), where[inside].to(torch.int32), new[inside], old[inside]
+    )
+
+
+def sums_of_box(words: torch.Tensor, box: Bounds, shape: Shape) -> Sums:
+    """`state_digest.of_box` on a device: ``words``, integers of the box's shape, of a tensor of ``shape``."""
+    starts, length = runs(shape, offset_of(box), shape_of(box))
+    if len(starts) == 1:
+        return of_run(words.reshape(-1), int(starts[0]))
+    total, rows = ZERO, words.reshape(len(starts), length)
+    step = max(1, RUN // length) if length else len(starts)
+    inner = torch.arange(length, device=words.device)
+    for first in range(0, len(starts), step):
+        at = torch.from_numpy(starts[first : first + step]).to(words.device)
+        where = (at[:, None] + inner).reshape(-1)
+        total = add(total, of_positions(where, values(rows[first : first + step].reshape(-1))))
+    return total
+
+
+def within(box: Bounds, outer: Bounds) -> tuple[slice, ...]:
+    """The index of a box in an array that holds ``outer``, in which it lies."""
+    return tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(box, outer, strict=True))
