@@ -1,8 +1,9 @@
 """`packed` by itself: its sizes against the floor given the old exponent, and what it costs the host.
 
-Sizes: chains of tensors made here, fp32 masters moved by AdamW and rounded to bf16, at several learning rates; and any
-chain of checkpoints given by --chain. Times: one large bf16 tensor at three densities, taking turns with the bare
-compare pass; medians. --cpu: of processor time, which a busy machine distorts less.
+Sizes: chains of tensors made here, fp32 masters moved by AdamW, SGD with momentum, or Lion and rounded to bf16, at
+several learning rates, each read again; and any chain of checkpoints given by --chain. Times: one large bf16 tensor at
+three densities, taking turns with the bare compare pass; medians. --cpu: of processor time, which a busy machine
+distorts less.
 
     python bench/packed.py [--elements 1e8] [--turns 5] [--threads 1 2] [--cpu] [--chain DIR ...] [--only sizes|times]
 """
@@ -38,6 +39,14 @@ CHAINS = {
     "lr 1e-5": (1e-5, 12),
     "lr 2e-6, first step": (2e-6, 1),
 }
+OTHERS = {
+    "sgd, lr 4e-9": (4e-9, 10),
+    "sgd, lr 1e-7": (1e-7, 10),
+    "sgd, lr 1e-6": (1e-6, 10),
+    "lion, lr 1e-8": (1e-8, 8),
+    "lion, lr 3e-7": (3e-7, 10),
+    "lion, lr 3e-6": (3e-6, 6),
+}
 SIGMAS = (7.5e-8, 2.5e-7, 1.25e-6)  # of a step: .3, 1 and 5 %
 
 
@@ -64,9 +73,30 @@ def adamw(shape: tuple[int, int], rate: float, steps: int) -> tuple[Words, Words
     return old, to_bf16(masters)
 
 
+def by_momentum(name: str, shape: tuple[int, int], rate: float, steps: int) -> tuple[Words, Words]:
+    """The same of SGD with momentum, or of Lion with weight decay; masters have longer tails, and no scale by rows."""
+    rng = np.random.default_rng(15)
+    masters = rng.standard_t(5, shape).astype(np.float32) * np.float32(0.015)
+    drift = rng.standard_normal(shape, np.float32) * np.float32(0.3)
+    scale = np.exp(rng.standard_normal(shape, np.float32))
+    momentum, old = np.zeros(shape, np.float32), to_bf16(masters)
+    for _ in range(steps):
+        old = to_bf16(masters)
+        gradient = (drift + rng.standard_normal(shape, np.float32)) * scale
+        if name.startswith("lion"):
+            sign = np.sign(np.float32(0.9) * momentum + np.float32(0.1) * gradient)
+            momentum += (gradient - momentum) * np.float32(0.01)
+            masters -= np.float32(rate) * (sign + np.float32(0.1) * masters)
+        else:
+            momentum = np.float32(0.9) * momentum + gradient
+            masters -= np.float32(rate) * momentum
+    return old, to_bf16(masters)
+
+
 def chains(given: list[Path]) -> Iterator[tuple[str, Iterator[Pair]]]:
-    for name, (rate, steps) in CHAINS.items():
-        old, new = adamw((2048, 1024), rate, steps)
+    shape = (2048, 1024)
+    for name, (rate, steps) in (CHAINS | OTHERS).items():
+        old, new = by_momentum(name, shape, rate, steps) if name in OTHERS else adamw(shape, rate, steps)
         yield name, iter([(old.shape, old.ravel(), new.ravel(), "BF16")])
         blocks = ((slice(i, i + 64), slice(j, j + 256)) for i in range(0, 1024, 64) for j in range(0, 1024, 256))
         yield f"{name}, in 64 x 256", (((64, 256), old[b].ravel(), new[b].ravel(), "BF16") for b in blocks)
@@ -100,6 +130,9 @@ def sizes(given: list[Path]) -> None:
                 continue
             job = EncodeJob(at, old[at], new[at], old, DTYPES[dtype], shape)
             index, payload = codec.encode_many([job])[0]
+            again = old.copy()
+            codec.decode_into(index, payload, again, DTYPES[dtype], name)
+            assert (again == new).all(), name
             row = total["large" if len(old) >= SMALL else "small"]
             row[0] += floor_given_exponent(old, new, dtype)
             row[1] += 8 * (len(payload) + len(list_index.write(index)))

@@ -225,14 +225,15 @@ def parse_packed(r, dtype, shape):
     need(max(flat).bit_length() == bits, "number-form", "counts")  # [F-PACK-10]
     need(max(flat) <= MAX_TILE, "number-limit", "counts")
     counts = [flat[i : i + lists] for i in range(0, len(flat), lists)]
-    lengths = r.numbers(grid.tiles, MAX_LENGTH)
-    for t, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+    lengths, crcs = r.numbers(grid.tiles, MAX_LENGTH), r.crcs(grid.tiles)
+    changes = [sum(count[:classes]) for count in counts]
+    for t, count in enumerate(counts):
         _, _, high, wide = grid.tile(t)
-        changes, long = sum(count[:classes]), count[classes:]
-        need(changes <= high * wide, "count-outside")  # [F-PACK-8]
-        need(all(m <= n for m, n in zip(long, count[classes - sized : classes], strict=True)), "count-outside")
-        need(changes <= 8 * length, "tile-short")  # [F-PACK-9]
-    return Packed(grid, classes, sized, top, anchor, counts, lengths, r.crcs(grid.tiles))
+        need(changes[t] <= high * wide, "count-outside")  # [F-PACK-8]
+        long, of = count[classes:], count[classes - sized : classes]
+        need(all(m <= n for m, n in zip(long, of, strict=True)), "count-outside")
+    need(all(m <= 8 * length for m, length in zip(changes, lengths, strict=True)), "tile-short")  # [F-PACK-9]
+    return Packed(grid, classes, sized, top, anchor, counts, lengths, crcs)
 
 
 def parse_planes(r, dtype, elements):
@@ -347,11 +348,12 @@ def parse_part(data):
             need(span and span.dtype is dtype and span.shape == shape, "part-tensors", name)
             found.append(body[span.start : span.end])
         plain.append(found)
+    need(not rest, "part-tensors", "more than the table names")  # [F-PART-8]
+    for e in entries:  # [F-PART-10]
         size = payload_size(e, version)
-        need(size <= len(payload) - at, "payload-length", e.name)  # [F-PART-10]
+        need(size <= len(payload) - at, "payload-length", e.name)
         payloads.append(payload[at : at + size])
         at += size
-    need(not rest, "part-tensors", "more than the table names")  # [F-PART-8]
     need(at == len(payload), "payload-length")
     return Part(metadata, entries, plain, payloads)
 

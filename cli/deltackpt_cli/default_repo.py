@@ -19,6 +19,13 @@ class RepoCommand(TyperCommand):
     more words may follow (``tag best 12``). A call that names one is never changed.
     """
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for parameter in self.params:  # whether a path can be read is for the library to say, with its own exit code
+            kind: Any = parameter.type
+            if getattr(kind, "readable", False):
+                kind.readable = False
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = os.environ.get(REPOSITORY)
         if named:

@@ -74,8 +74,8 @@ def follow(
 ) -> None:
     """Keep a managed cache at the newest step.
 
-    Until SIGINT or SIGTERM. CACHE/current moves when every byte of a new step is proven. Steps that were missed are
-    read once, and written in one move. A CMD that fails, or was cut short, is reported; it runs again for the next
+    Until SIGINT, SIGTERM or SIGHUP. CACHE/current moves when every byte of a new step is proven. Steps that were missed
+    are read once, and written in one move. A CMD that fails, or was cut short, is reported; it runs again for the next
     step, and at the next start for its own. With --once it is an error, exit code 4. With --json every event is a line:
     switch, exec, outage (when a request had no answer for a minute, or the repository or branch is gone), back,
     current.

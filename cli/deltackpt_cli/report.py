@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from contextlib import suppress
@@ -110,6 +109,7 @@ def _check(out: Path) -> None:
 def _write(out: Path, history: History) -> None:
     from deltackpt.report.page import page
     from deltackpt.util.disk import space_errors
+    from deltackpt.util.file_server import rename
 
     draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
     made = page(history).encode("utf-8", "backslashreplace")
@@ -117,6 +117,6 @@ def _write(out: Path, history: History) -> None:
         with space_errors(out):
             draft.write_bytes(made)
             _check(out)
-            os.replace(draft, out)
+            rename(draft, out)
     finally:
         draft.unlink(missing_ok=True)

@@ -53,9 +53,9 @@ def serve_adapters(
 ) -> None:
     """Load every new step of an adapter into running engines.
 
-    Until SIGINT or SIGTERM. Step 12 of adapter `a` is offered as `a@12`; requests name the step that they want. Of the
-    older steps, those that requests use stay until they are idle. With --json every event is a line. With --once the
-    command ends with 4 if an engine does not offer the newest step.
+    Until SIGINT, SIGTERM or SIGHUP. Step 12 of adapter `a` is offered as `a@12`; requests name the step that they want.
+    Of the older steps, those that requests use stay until they are idle. With --json every event is a line. With --once
+    the command ends with 4 if an engine does not offer the newest step.
     """
     from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing
     from deltackpt.engines.fleet import now_utc

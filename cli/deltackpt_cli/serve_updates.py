@@ -64,7 +64,7 @@ def serve_updates(
 ) -> None:
     """Update running engines at every new step.
 
-    Until SIGINT or SIGTERM. A step is fetched and proven, and the engines prepare it, before any is paused. An engine
+    Until SIGINT, SIGTERM or SIGHUP. A step is fetched and proven, and the engines prepare it, before any is paused. One
     that does not take it keeps its old step, and is reported. With --json every event is a line, with its time. With
     --once the command ends with 4 if an engine is not at the newest step.
 
@@ -143,4 +143,5 @@ def _line(event: str, f: dict[str, Any]) -> str:
         return f"step {f['step']}  {f['engine']}  {_way(f)}{why}, paused {f['pause']:.3f} s of {f['total']:.3f} s"
     if event == "back":
         return "the repository is there again, and followed"
-    return f"{event}  {f.get('engine', '')}  {sentence(f['where'], f['have'], f['need'])} [{f['error']}]"
+    hint = f". {f['hint']}" if f["hint"] else ""
+    return f"{event}  {f.get('engine', '')}  {sentence(f['where'], f['have'], f['need'])} [{f['error']}]{hint}"

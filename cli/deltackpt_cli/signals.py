@@ -13,10 +13,11 @@ from deltackpt.errors import StoreError
 
 @contextmanager
 def stopped_by_signals() -> Iterator[Event]:
-    """An event that SIGINT or SIGTERM sets: the command ends after what it is doing, with status 0.
+    """An event that SIGINT, SIGTERM or SIGHUP sets: the command ends after what it is doing, with status 0.
 
     A second signal interrupts at once, which is safe too, and is still status 0: the command did what it was told.
-    So it is where a store that does not answer is given up after the signal.
+    So it is where a store that does not answer is given up after the signal. SIGHUP that is ignored, as under nohup,
+    stays so.
     """
     stop = Event()
 
@@ -26,6 +27,8 @@ def stopped_by_signals() -> Iterator[Event]:
         stop.set()
 
     before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, received)
     try:
         yield stop
     except (KeyboardInterrupt, StoreError):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
-from types import FrameType
-from typing import NoReturn
+
+TYPE_CHECKING = False  # typing itself takes a while, in which there would be a traceback
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
 
 INTERRUPTED = 130
 
@@ -40,6 +42,8 @@ def main() -> NoReturn:
 def _leave(number: int, frame: FrameType | None) -> None:
     """Leave at once: what would be run on the way out may be half imported, or gone."""
     if _leaving == INTERRUPTED:
-        with suppress(OSError):
+        try:  # noqa: SIM105 (contextlib is an import more)
             os.write(2, b"interrupted\n")
+        except OSError:
+            pass
     os._exit(_leaving)

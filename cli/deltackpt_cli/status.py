@@ -48,7 +48,7 @@ def status(
 ) -> None:
     """Show where a repository and a cache are.
 
-    With --watch until SIGINT or SIGTERM, from the branch, the leases of readers, and pages of metrics.
+    With --watch until SIGINT, SIGTERM or SIGHUP, from the branch, the leases of readers, and pages of metrics.
     """
     every = units.duration(poll, "--poll")
     if watch:

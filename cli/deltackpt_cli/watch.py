@@ -104,8 +104,8 @@ def watch(
     In order, each once, whatever restarts; none that is still being written: its marker is there, or it did not change
     for a while, is complete by its index, and hashes to the same twice. One line a step; --json makes it an object.
 
-    Until SIGINT or SIGTERM. A DIR, repository or branch that was there and is gone is reported at once, and once a
-    minute; nothing is made anew in its place. With --wait a DIR that is not there yet is waited for too.
+    Until SIGINT, SIGTERM or SIGHUP. A DIR, repository or branch that was there and is gone is reported at once, and
+    once a minute; nothing is made anew in its place. With --wait a DIR that is not there yet is waited for too.
     """
     from deltackpt.publish.manifest import AnchorPolicy
     from deltackpt.watch import Watch, WatchOptions

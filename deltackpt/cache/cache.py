@@ -24,6 +24,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal
 from deltackpt.util.disk import boot_id, draft_of, link_or, replace_file
+from deltackpt.util.file_server import remove, rename, symlink
 from deltackpt.util.lock import lock, lock_file
 
 FORMAT = "deltackpt-cache"
@@ -58,8 +59,8 @@ class Cache(CacheLayout):
         """Point `current` at a slot, atomically."""
         fresh = draft_of(self.pointer)
         fresh.unlink(missing_ok=True)
-        fresh.symlink_to(self.slot(link).name)
-        os.replace(fresh, self.pointer)
+        symlink(fresh, self.slot(link).name)
+        rename(fresh, self.pointer)
 
     @property
     def trusted(self) -> bool:
@@ -108,7 +109,7 @@ class Cache(CacheLayout):
         Between the two `finish_switch` finds it.
         """
         self.journal.unlink(missing_ok=True)
-        os.rename(self.next, self.journal)
+        rename(self.next, self.journal)
 
     def finish_switch(self) -> None:
         """A move that was killed after its slot was proven and renamed: finish it. Drop what an earlier one left."""
@@ -120,7 +121,7 @@ class Cache(CacheLayout):
                 self.switch(done.end)
                 self.adopt_journal()
             else:
-                self.next.unlink()
+                remove(self.next)
         for path in self.root.glob(BUILDING):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -22,6 +22,7 @@ from deltackpt.restore.materialize import beside, build, build_order
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Replay, check_left_over
 from deltackpt.restore.squashed import open_squashed
+from deltackpt.util.file_server import rename
 from deltackpt.util.progress import Progress
 
 # What can be wrong with the slots, the journal or the way, so that another way is tried.
@@ -127,11 +128,11 @@ class CacheMove:
                 begun.resume()
             with begun or Journal.create(held.next, self.current, self.target, via) as following:
                 if not moving:
-                    os.rename(other, held.patching)
+                    rename(other, held.patching)
                 between = at if any(isinstance(step, SquashedPatch) for step in steps) else None
                 move = SlotMove(self.repo, self.plan.target, journal, steps, following, between)
                 written = patch_slot(move, held.patching, self.threads, self.progress, self.standby)
-        os.rename(held.patching, held.slot(self.target))
+        rename(held.patching, held.slot(self.target))
         held.switch(self.target)
         held.adopt_journal()
         return written
@@ -188,7 +189,7 @@ class CacheMove:
                 Replay.open(self.repo, self.plan, base, following) as state,
             ):
                 build(self.repo, layout, digests, state, folder, self.threads, self.progress, huge=True)
-            os.rename(folder, self.held.slot(self.target))
+            rename(folder, self.held.slot(self.target))
         self.held.switch(self.target)
         self.held.adopt_journal()
         self._drop_others(start, self.target)
@@ -205,8 +206,8 @@ class CacheMove:
             digests = self.repo.digests(plan.target)
             build(self.repo, layout, digests, state, folder, self.threads, self.progress, huge=True)
             if os.path.lexists(slot):  # a slot of this step, which nothing proves, until the new one is whole
-                os.rename(slot, folder.with_name(f"{folder.name}-old"))
-            os.rename(folder, slot)
+                rename(slot, folder.with_name(f"{folder.name}-old"))
+            rename(folder, slot)
         self.held.switch(self.target)
         self.held.drop(keep=self.target)
         self.held.finish_switch()

@@ -42,6 +42,7 @@ from deltackpt.restore.journal import Journal, replay_run
 from deltackpt.restore.materialize import check_tensor, file_order, runs_of, save, unproven
 from deltackpt.restore.proof import holds
 from deltackpt.restore.scratch import SpillBuffer
+from deltackpt.util.file_server import remove, rename
 from deltackpt.util.mapped_file import MappedFile
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
@@ -274,7 +275,7 @@ def _side_files(move: SlotMove, folder: Path) -> int:
             draft = folder / SIDE_DRAFT
             save(move.repo, side.file, draft)
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.replace(path)
+            rename(draft, path)
             written += side.file.size
     return written
 
@@ -284,6 +285,7 @@ def _clear(folder: Path, keep: set[str]) -> None:
         name = path.relative_to(folder).as_posix()
         if path.is_dir() and not path.is_symlink():
             if not any(other.startswith(f"{name}/") for other in keep):
-                path.rmdir()
+                with suppress(FileNotFoundError):
+                    path.rmdir()
         elif name not in keep or path.is_symlink():
-            path.unlink()
+            remove(path)

@@ -19,6 +19,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal
 from deltackpt.util.disk import space_errors
+from deltackpt.util.file_server import rename
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 
@@ -48,7 +49,7 @@ def prepare_standby(
             return False
         if slot not in (held.ready, held.patching):
             held.next.unlink(missing_ok=True)  # not of this move, whose records it would be taken for
-            os.rename(slot, held.patching)
+            rename(slot, held.patching)
             slot = held.patching
         move = SlotMove(repo, target, Journal.read(held.journal))
         try:
@@ -58,7 +59,7 @@ def prepare_standby(
             raise
         if slot != held.ready:
             held.drop_slot(held.ready)
-            os.rename(slot, held.ready)
+            rename(slot, held.ready)
     return True
 
 

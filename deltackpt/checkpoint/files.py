@@ -58,6 +58,9 @@ def find_files(root: Path) -> CheckpointFiles:
     """
     try:
         names = sorted(path.name for path in root.iterdir())
+    except PermissionError as error:
+        need = "a directory that this user can read"
+        raise CheckpointError("not-readable", where=root, have=error.strerror or "an error", need=need) from error
     except OSError as error:
         have = error.strerror or "an error"
         raise CheckpointError("checkpoint-missing", where=root, have=have, need="a checkpoint directory") from error

@@ -18,6 +18,7 @@ from deltackpt.hooks.side import Side
 from deltackpt.hooks.training_state import TrainingState
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.quantize.recipe import Recipe
+from deltackpt.repository.refs import check_ref_name
 from deltackpt.signing.keys import Signer
 from deltackpt.signing.policy import TrustPolicy
 from deltackpt.torch_views.adapters import Peft
@@ -128,6 +129,7 @@ class HookOptions:
 
     def _check_kinds(self) -> None:
         require("ref", self.ref, isinstance(self.ref, str), "the name of a ref")
+        check_ref_name(self.ref)
         require("dtype", self.dtype, _is_cast(self.dtype), _CAST, _cast_hint(self.dtype))
         known = self.rename is None or isinstance(self.rename, Mapping) or callable(self.rename)
         require("rename", self.rename, known, "{stripped name: name}, a function of a name, or None")

@@ -23,6 +23,7 @@ from deltackpt.torch_views.extract import Extractor
 from deltackpt.torch_views.names import listed
 from deltackpt.torch_views.ties import local_of, ties_of
 from deltackpt.torch_views.words import NAMES, on_host
+from deltackpt.util.file_server import rename
 from deltackpt.util.scratch import scratch
 
 Copy = Callable[[], object]
@@ -56,7 +57,7 @@ def save_state(directory: str | os.PathLike[str], tensors: Mapping[str, torch.Te
                     file.write(words.tobytes())
         for path in files.side:
             (folder / path).write_bytes(files.side_bytes(path))
-        folder.rename(out)
+        rename(folder, out)
 
 
 def load_state(target: Target, directory: str | os.PathLike[str], random: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from deltackpt.repository import Repository
 from deltackpt.repository.leases import lease
 from deltackpt.restore.materialize import apply, beside, build
 from deltackpt.restore.replay import Replay
+from deltackpt.util.file_server import remove_tree, rename
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
@@ -157,7 +157,7 @@ def _moved(
         base = old if plan.anchor is None else None
         with beside(after) as folder, Replay.open(repo, plan, base=base) as state:
             build(repo, repo.layout(target), repo.digests(target), state, folder, threads, progress)
-            os.rename(folder, after)
+            rename(folder, after)
         with Checkpoint.open(after) as new:
             yield old, new
-    shutil.rmtree(before)
+    remove_tree(before)

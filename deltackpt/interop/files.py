@@ -20,6 +20,7 @@ from deltackpt.format.canonical import loads_strict
 from deltackpt.format.safetensors_header import Tensor, build_header, head_size, parse_header
 from deltackpt.interop.protocol import Bytes
 from deltackpt.util.disk import fsync_dir, open_regular, space_errors
+from deltackpt.util.file_server import make_folder, rename
 from deltackpt.util.scratch import scratch
 
 MAX_JSON: Final = 100_000_000
@@ -172,7 +173,7 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
 def copy_checkpoint(new: Checkpoint, into: Path) -> None:
     """Every file of the checkpoint, into a new folder."""
     with space_errors(into):
-        into.mkdir(parents=True)
+        make_folder(into, parents=True)
         for name in (*(shard.path for shard in new.shards), *new.side):
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(new.root / name, into / name)
@@ -193,5 +194,5 @@ def placed(path: Path) -> Iterator[Path]:
     with scratch(path.parent, f".{path.name}.tmp-") as folder:
         draft = folder / path.name
         yield draft
-        os.rename(draft, path)
+        rename(draft, path)
         fsync_dir(path.parent)

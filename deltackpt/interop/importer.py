@@ -6,7 +6,6 @@ A step that names its changes costs these, and a hash of the tensors that it cha
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.publish.write import write
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
+from deltackpt.util.file_server import remove_tree
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.util.scratch import temporary_folder
@@ -216,7 +216,7 @@ class _Import:
 
     def _move_to(self, path: Path, working: Working | None) -> None:
         if self._current is not None and self._current != path and self._current.parent == self._work:
-            shutil.rmtree(self._current)
+            remove_tree(self._current)
         self._current, self._working = path, working
 
     def _count(self, step: Step, link: Link, changed: int, size: int) -> None:

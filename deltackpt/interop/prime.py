@@ -14,6 +14,7 @@ from deltackpt.errors import FormatError
 from deltackpt.interop.files import copy_checkpoint, numbered, placed
 from deltackpt.interop.protocol import Step, Touched
 from deltackpt.util.disk import fsync_dir
+from deltackpt.util.file_server import make_folder, symlink
 
 DIRECTORY: Final = re.compile(r"step_([0-9]{1,12})")
 FOLDER: Final = "broadcasts"
@@ -54,15 +55,15 @@ class PrimeReader:
 
     def whole(self, step: Step, into: Path, base: Checkpoint | None) -> Path:
         """The directory without its markers: shards as links, side files as copies."""
-        into.mkdir()
+        make_folder(into)
         for path in sorted(step.path.rglob("*")):
             name = path.relative_to(step.path)
             if path.is_dir():
-                (into / name).mkdir()
+                make_folder(into / name)
             elif path.name in (*MARKERS, *self._markers):
                 continue
             elif path.suffix == ".safetensors" or path.is_symlink():
-                (into / name).symlink_to(path.absolute())
+                symlink(into / name, path.absolute())
             else:
                 shutil.copyfile(path, into / name)
         return into

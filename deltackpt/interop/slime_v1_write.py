@@ -20,6 +20,7 @@ from deltackpt.interop.files import placed, write_file, write_tensors
 from deltackpt.interop.slime_v1 import ENCODINGS, NAMES
 from deltackpt.interop.slime_v1_checksum import checksum_of
 from deltackpt.interop.vllm import SPARSE, has_nan
+from deltackpt.util.file_server import make_folder, remove
 
 LEVEL: Final = 1
 FILE_BYTES: Final = 1 << 29  # of positions and values, after which another file is begun, as slime's buffers are
@@ -53,7 +54,7 @@ class SlimeV1Writer:
         if (reason := next(changes(old, new), None)) is not None:
             raise _no_carry(number, reason)
         with placed(self._root / f"weight_v{number:06d}") as draft:
-            draft.mkdir(parents=True)
+            make_folder(draft)
             for flush, bucket in enumerate(self._buckets(number, differences(old, new, threads), new)):
                 self._put(draft / f"rank0000_flush{flush:06d}.safetensors", number, bucket)
         return None
@@ -101,7 +102,7 @@ class SlimeV1Writer:
         plain = path.with_suffix(".plain")
         write_tensors(plain, rows, metadata)
         write_file(path, [zstandard.ZstdCompressor(level=LEVEL).compress(plain.read_bytes())])
-        plain.unlink()
+        remove(plain)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from deltackpt.interop.files import copy_checkpoint, placed, write_tensors
 from deltackpt.interop.protocol import Bytes
 from deltackpt.interop.slime import ENCODINGS, INDEX, WRAP
 from deltackpt.util.disk import space_errors
+from deltackpt.util.file_server import make_folder, rename
 from deltackpt.util.parallel import ordered_map
 
 LEVEL = 1
@@ -51,7 +52,7 @@ class SlimeWriter:
             self.whole(number, new)
             return reason
         with placed(self._root / f"weight_v{number:06d}") as draft:
-            draft.mkdir(parents=True)
+            make_folder(draft)
             self._fill(draft, number, old, new, threads)
         return None
 
@@ -84,7 +85,7 @@ class SlimeWriter:
             self._put(draft, len(files) - 1, *files[-1])
         names = [f"model-{i:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
         for i, name in enumerate(names):
-            (draft / f"{i}.part").rename(draft / name)
+            rename(draft / f"{i}.part", draft / name)
         metadata = {
             "version": f"{number:06d}",
             "base_version": f"{number - 1:06d}",

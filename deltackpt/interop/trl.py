@@ -30,6 +30,7 @@ from deltackpt.interop.changes import (
 from deltackpt.interop.files import Tensors, field_error, gap_error, numbered
 from deltackpt.interop.protocol import UNVERIFIABLE, LayoutUpdate, Step, Touched
 from deltackpt.interop.working import rebuild
+from deltackpt.util.file_server import make_folder, symlink
 
 ANCHORS, DELTAS = "anchors", "deltas"
 FILE: Final = re.compile(r"step_([0-9]{6,12})\.safetensors")
@@ -110,8 +111,8 @@ class TrlReader:
         tensors = Tensors.open(step.path)
         if pairs(tensors.tensors, tensors.where):
             raise ChainError("foreign-gap", where=step.path, have="changes alone", need="a whole state, or --base DIR")
-        into.mkdir()
-        (into / "model.safetensors").symlink_to(step.path.absolute())
+        make_folder(into)
+        symlink(into / "model.safetensors", step.path.absolute())
         return into
 
     def read(self, step: Step, base: Checkpoint) -> Iterator[Touched]:

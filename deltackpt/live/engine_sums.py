@@ -34,7 +34,11 @@ class EngineSums:
         self, group: Any, ranks: int, timeout: float, cells: Mapping[str, Sequence[Bounds]]
     ) -> None:  # fmt: skip
         """``cells``: what this rank's proofs are of. Raises UsageError ``live-option`` for a group of other ranks."""
-        size = dist.get_world_size(group)
+        try:
+            size = dist.get_world_size(group)
+        except (ValueError, RuntimeError, TypeError, AttributeError) as error:  # no group, or none of this process
+            have, need = f"{group!r}: {error}"[:160], "a group of torch.distributed"
+            raise UsageError("live-option", where="a live receiver, group=", have=have, need=need) from error
         if size != ranks:
             need = f"one of the engine's {ranks} ranks"
             raise UsageError("live-option", where="a live receiver, group=", have=f"a group of {size}", need=need)
@@ -70,7 +74,7 @@ class EngineSums:
     def _tried(self, work: Callable[[], object]) -> None:
         try:
             work()
-        except (StoreError, RuntimeError) as error:
+        except (StoreError, RuntimeError, ValueError) as error:
             self.broken = str(error)[:200]
 
     def _all_here(self, number: int, ready: bool) -> bool:

@@ -36,6 +36,7 @@ from deltackpt.publish.step import (
     encode_step,
 )
 from deltackpt.repository import Ref, Repository
+from deltackpt.repository.refs import check_ref_name
 from deltackpt.repository.writer_lease import publishing
 from deltackpt.restore.replay import Replay
 from deltackpt.store import Buffer, open_store
@@ -133,6 +134,7 @@ def write(
         check_local(cache, "CACHE")
     progress, count = options.get("progress", SILENT), threads_or_default(options.get("threads"))
     encode = EncodeOptions(options.get("encoding", "auto"), count)
+    check_ref_name(ref)  # before a repository is made
     store = repository.store if isinstance(repository, Repository) else open_store(repository)
     with Checkpoint.open(checkpoint) as new, ExitStack() as stack:
         new.check_whole()

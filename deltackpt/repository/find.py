@@ -124,7 +124,7 @@ class StepFinder:
                 link = load(link).parent
             except NotFoundError:
                 if after == head.link:
-                    raise
+                    raise self.gone(after.step) from None
                 return self._only(number, self._manifests.numbered(number)), False  # [S-READ-6]
         nearest = [found.step for found in (after, link) if found is not None]
         raise self._missing(f"step {number}", nearest)

@@ -47,11 +47,11 @@ class Refs:
 
     def branch(self, name: str) -> Ref | None:
         """The branch, or None if nothing was published on it. Raises FormatError, UsageError ``ref-name``."""
-        return self._read(f"refs/{_checked(name)}.json", name)
+        return self._read(f"refs/{check_ref_name(name)}.json", name)
 
     def tag(self, name: str) -> Ref | None:
         """The tag, or None. Raises FormatError, UsageError ``ref-name``."""
-        return self._read(f"tags/{_checked(name)}.json", name)
+        return self._read(f"tags/{check_ref_name(name)}.json", name)
 
     def all(self, prefix: str) -> Iterator[Ref]:
         """All branches (``refs/``) or tags (``tags/``). Raises FormatError for one that is damaged."""
@@ -68,12 +68,12 @@ class Refs:
 
     def unproven(self, name: str) -> Ref | None:
         """The branch ``refs/NAME`` or tag ``tags/NAME``, without `check`. Raises what `branch` raises."""
-        own = _checked(name.partition("/")[2])
+        own = check_ref_name(name.partition("/")[2])
         return self._read(f"{name}.json", own, check=False)
 
     def parse_branch(self, name: str, raw: bytes) -> Ref:
         """The branch whose object has these bytes. Raises FormatError, UsageError ``ref-name``."""
-        found = self._parse(f"refs/{_checked(name)}.json", name, raw)
+        found = self._parse(f"refs/{check_ref_name(name)}.json", name, raw)
         self.check(f"refs/{name}", found.link)
         return found
 
@@ -102,7 +102,7 @@ class Refs:
             raise UsageError("ref-name", where="tag", have=repr(name), need=need)
         made = Ref.to(name, link)
         try:
-            self._objects.store.put(f"tags/{_checked(name)}.json", [made.raw])
+            self._objects.store.put(f"tags/{check_ref_name(name)}.json", [made.raw])
         except ConflictError as error:  # [S-REF-6]
             now = self.tag(name)
             have = f"tag {name} at step {now.link.step}, {now.link.id[:12]}" if now else f"tag {name}"
@@ -127,7 +127,7 @@ class Refs:
         """
         store = self._objects.store
         try:
-            store.swap(f"refs/{_checked(name)}.json", old.raw if old else None, Ref.to(name, new).raw)
+            store.swap(f"refs/{check_ref_name(name)}.json", old.raw if old else None, Ref.to(name, new).raw)
         except ConflictError as error:  # [S-REF-2] [S-REF-3]
             now = self._read(f"refs/{name}.json", name, check=False)
             if now is not None and now.link == new:  # the swap was answered by an error, and took effect all the same
@@ -166,7 +166,8 @@ def is_ref_name(name: str) -> bool:
     return _REF.fullmatch(name) is not None  # [S-NAME-7]
 
 
-def _checked(name: str) -> str:
+def check_ref_name(name: str) -> str:
+    """``name``, if a ref or tag can be called so. Raises UsageError ``ref-name``."""
     if not is_ref_name(name):
         raise UsageError(
             "ref-name", where="name of a ref or tag", have=repr(name)[:120], need="letters, digits, '.', '_' and '-'"

@@ -29,6 +29,7 @@ from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.replay import Replay
 from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, link_or, space_errors
+from deltackpt.util.file_server import rename
 from deltackpt.util.mapped_file import in_memory, make_huge, make_huge_span, write_at
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.places import check_local
@@ -120,7 +121,7 @@ def _output_exists(out: Path, have: str, hint: str) -> ConflictError:
 
 def _move(folder: Path, out: Path) -> None:
     try:
-        os.rename(folder, out)
+        rename(folder, out)
     except OSError:
         _check_free(out)  # another process may have filled it meanwhile
         with space_errors(out):

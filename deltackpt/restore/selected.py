@@ -24,6 +24,7 @@ from deltackpt.restore.patch_reader import ranged_parts
 from deltackpt.restore.replay import Anchor, Replay
 from deltackpt.restore.source import FETCHES
 from deltackpt.util.disk import ensure_space, fsync_dir, link_or, space_errors
+from deltackpt.util.file_server import link, rename
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
@@ -171,8 +172,8 @@ def _check_free(out: Path) -> None:
 def _move(made: Path, out: Path) -> None:
     """Unlike a rename, a link never replaces what another process put there; where there are no links, it is looked."""
     try:
-        os.link(made, out)
+        link(made, out)
     except OSError:
         _check_free(out)
         with space_errors(out):
-            os.rename(made, out)
+            rename(made, out)

@@ -245,7 +245,8 @@ def _place(store: Store) -> Iterator[tuple[Store, str]]:
         shutil.rmtree(inner.root, ignore_errors=True)
         with suppress(OSError):  # it is in use by now
             for path in made:
-                path.rmdir()
+                with suppress(FileNotFoundError):
+                    path.rmdir()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deltackpt.errors import UsageError
+from deltackpt.errors import StoreError, UsageError
 from deltackpt.store import translate
 from deltackpt.store.base import Capabilities, check_name
 from deltackpt.store.driver import BasicDriver, Driver, Fetched, Head, SpooledUpload, Upload
@@ -166,7 +166,12 @@ class FsspecDriver(BasicDriver):
         info = self._ask("info", key)
         if info["type"] != "file":
             raise FileNotFoundError(key)
-        return Head(key, info["size"], _modified(info))
+        if not isinstance(size := info.get("size"), int):
+            need = "its length (Content-Length): only what is known to be whole is read"
+            hint = "Serve the files as they are: no compression on the fly, and answers to HEAD requests."
+            have = "an answer that does not say how long it is"
+            raise StoreError("store-io", where=key, have=have, need=need, hint=hint)
+        return Head(key, size, _modified(info))
 
     def marked(self, key: str, mark: str) -> bool:
         """Never: there is no place for a mark."""

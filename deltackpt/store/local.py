@@ -111,7 +111,8 @@ class LocalStore:
             with self._locked(), dirfd.opened(self.root, folder) as at:
                 if stat.S_ISDIR(os.stat(leaf, dir_fd=at, follow_symlinks=False).st_mode):
                     return
-                os.unlink(leaf, dir_fd=at)
+                with suppress(FileNotFoundError):
+                    os.unlink(leaf, dir_fd=at)
             self._prune(folder)
 
     def swap(self, name: str, old: bytes | None, new: bytes) -> None:
@@ -241,7 +242,7 @@ class LocalStore:
         with suppress(OSError, FormatError):
             while "/" in folder:
                 folder, _, leaf = folder.rpartition("/")
-                with dirfd.opened(self.root, folder) as at:
+                with dirfd.opened(self.root, folder) as at, suppress(FileNotFoundError):
                     os.rmdir(leaf, dir_fd=at)
 
     @contextmanager

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from deltackpt.util.file_server import rename
 from deltackpt.util.lock import lock, lock_file
 from deltackpt.util.places import check_local
 
@@ -83,7 +84,7 @@ class ObjectCache:
                 self._evict(size)
                 with _usable():
                     self._path(sha256).parent.mkdir(exist_ok=True)
-                    os.replace(partial, self._path(sha256))
+                    rename(partial, self._path(sha256))
             except BaseException:
                 with suppress(OSError):
                     partial.unlink()

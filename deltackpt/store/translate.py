@@ -121,6 +121,7 @@ _FORBIDDEN = re.compile(r"Forbidden\b")  # gcsfs makes a bare OSError of a 403
 # Classes of Python's own for settings and answers that cannot be read, by the libraries or by what is made of
 # their answers here, and of what a library cannot do: a NotImplementedError is a RuntimeError. All others are our bugs.
 _UNEXPECTED = (ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError)
+_FIELD = re.compile(r"[A-Za-z]{1,32}")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -177,11 +178,16 @@ def damaged(error: BaseException) -> bool:
 
 
 def _place(error: BaseException) -> str:
-    """The module and line that raised it; its text may hold anything."""
+    """The module and line that raised it; its text may hold anything. Of a field that an answer lacks, its name."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return f" at {trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace is not None else ""
+    if trace is None:
+        return ""
+    module = str(trace.tb_frame.f_globals.get("__name__"))
+    field = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+    lacks = f", an answer without {field}," if module.startswith("deltackpt.") and _FIELD.fullmatch(field) else ""
+    return f"{lacks} at {module}:{trace.tb_lineno}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -54,6 +54,8 @@ Plan = dict[str, Slice | Computed]  # by name in the checkpoint
 
 def blank(tensor: Any) -> torch.Tensor:
     """A tensor without memory, of the shape, dtype and strides of a whole one."""
+    if tensor.is_nested or tensor.is_quantized:  # which have none of these, and are refused unless they are left out
+        return torch.empty(0, dtype=torch.uint8, device="meta")
     shape = tuple(tensor.shape)
     plain = tensor.layout == torch.strided and not hasattr(tensor, "to_local")
     return torch.empty_strided(

@@ -18,6 +18,7 @@ FREED = (
     "Something freed the weights and will bring them back, as FSDP 1 and offloading do: capture while they are there,"
     " or give the hook a function that returns a state dict."
 )
+LAZY = "Publish `tensor.resolve_conj().resolve_neg()`, or leave it out with `rename=`."
 QUANTIZED = "Publish the weights that it was made from, or leave it out with `rename=`."
 
 
@@ -33,6 +34,10 @@ def check_real(name: str, local: torch.Tensor, parameter: Any = None) -> None:
     Raises CheckpointError ``tensor-placeholder`` for a tensor whose elements are not in memory, ``tensor-subclass`` for
     one that holds others than those of its dtype.
     """
+    if local.is_nested or local.is_conj() or local.is_neg():
+        have = "a nested tensor" if local.is_nested else "a conjugate or negation that is yet to be computed"
+        need, hint = "a plain tensor, whose memory is its elements", QUANTIZED if local.is_nested else LAZY
+        raise CheckpointError("tensor-subclass", where=name, have=have, need=need, hint=hint)
     shape = tuple(local.shape)
     whole = getattr(parameter, "ds_shape", None)
     if whole is not None and tuple(whole) != shape:
@@ -42,7 +47,8 @@ def check_real(name: str, local: torch.Tensor, parameter: Any = None) -> None:
         have = "a tensor on the meta device"
         raise CheckpointError("tensor-placeholder", where=name, have=have, need="the weights", hint=META)
     if not in_memory(local):
-        have = f"a {type(local).__name__}" if local.layout == torch.strided else f"a tensor of layout {local.layout}"
+        kind = "quantized tensor" if local.is_quantized else type(local).__name__
+        have = f"a {kind}" if local.layout == torch.strided else f"a tensor of layout {local.layout}"
         need = "a plain tensor, whose memory is its elements"
         raise CheckpointError("tensor-subclass", where=name, have=have, need=need, hint=QUANTIZED)
     reach = local.storage_offset() + sum((n - 1) * s for n, s in zip(shape, local.stride(), strict=True)) + 1

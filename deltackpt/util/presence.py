@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from deltackpt.util.file_server import rename
 from deltackpt.util.lock import lock
 
 _LONGEST = 64 << 10  # bytes of a record
@@ -38,7 +39,7 @@ class Presence:
             try:
                 lock(self._fd, wait=False)
                 os.write(self._fd, json.dumps({"store": store, "object": name, "holder": holder}).encode())
-                os.rename(draft, path)
+                rename(draft, path)
             except OSError:
                 draft.unlink(missing_ok=True)
                 os.close(self._fd)

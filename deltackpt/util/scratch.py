@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from deltackpt.errors import StoreError
+from deltackpt.util.file_server import make_folder
 from deltackpt.util.lock import lock
 
 _ATTEMPTS = 16
@@ -37,8 +39,14 @@ def scratch(parent: Path, prefix: str, *, mode: int = 0o777) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """The same where the system keeps temporary files (TMPDIR), for this user alone. Raises OSError."""
-    with scratch(Path(tempfile.gettempdir()), f"deltackpt-{purpose}-", mode=0o700) as folder:
+    """The same where the system keeps temporary files (TMPDIR), for this user alone. Raises OSError, StoreError
+    ``not-writable`` where there is no such place."""
+    try:
+        parent = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        need, hint = "a folder for temporary files that can be written", "Set TMPDIR to one, with space in it."
+        raise StoreError("not-writable", where="TMPDIR", have=error.strerror, need=need, hint=hint) from error
+    with scratch(parent, f"deltackpt-{purpose}-", mode=0o700) as folder:
         yield folder
 
 
@@ -65,7 +73,7 @@ def _make(parent: Path, prefix: str, mode: int) -> tuple[Path, int]:
     and remove it: then there is another one."""
     for left in reversed(range(_ATTEMPTS)):
         folder = parent / f"{prefix}{secrets.token_hex(4)}"
-        folder.mkdir(mode)
+        make_folder(folder, mode)
         try:
             fd = os.open(folder, _FOLDER)
         except FileNotFoundError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from deltackpt.codecs import parse_choice
 from deltackpt.errors import UsageError
 from deltackpt.publish.manifest import AnchorPolicy
+from deltackpt.repository.refs import check_ref_name
 from deltackpt.signing.keys import Signer
 from deltackpt.signing.policy import TrustPolicy
 from deltackpt.sync.backoff import GRACE, check_grace
@@ -52,6 +53,7 @@ class WatchOptions:
 
     def __post_init__(self) -> None:
         check_grace(self.grace)
+        check_ref_name(self.ref)
         if self.prune_dense is not None and self.prune_dense < 1:
             need = "1 or more: the newest is what the next one is compared with"
             raise UsageError("usage", where="--prune-dense", have=self.prune_dense, need=need)

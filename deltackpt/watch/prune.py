@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from deltackpt.restore.materialize import check_tensor
 from deltackpt.restore.proof import holds
 from deltackpt.restore.replay import Replay
 from deltackpt.util.disk import replace_file
+from deltackpt.util.file_server import remove as discard
+from deltackpt.util.file_server import rename
 from deltackpt.util.parallel import ordered_map
 from deltackpt.watch.snapshot import DirectorySnapshot, File, stamp_of, take_snapshot
 
@@ -141,13 +144,13 @@ def _remove(snapshot: DirectorySnapshot, entries: set[str] | None) -> bool:
     if snapshot.path.is_symlink() or take_snapshot(snapshot.path, snapshot.step) != snapshot:
         return False
     try:
-        os.rename(snapshot.path, trash)
+        rename(snapshot.path, trash)
     except FileNotFoundError:  # the trainer removed it meanwhile
         return False
     renamed = take_snapshot(trash, snapshot.step)
     changed = renamed is None or renamed.files != snapshot.files
     if changed or (entries is not None and {*_entries(trash)} != entries):
-        os.rename(trash, snapshot.path)
+        rename(trash, snapshot.path)
         return False
     shutil.rmtree(trash, ignore_errors=True)
     return True
@@ -194,12 +197,13 @@ def finish(snapshot: DirectorySnapshot) -> None:
         path = snapshot.path / file[0]
         try:
             if stamp_of(file[0], path.stat()) == file:
-                path.unlink()
+                discard(path)
         except FileNotFoundError:
             continue
         for folder in path.relative_to(snapshot.path).parents[:-1]:
             try:
-                (snapshot.path / folder).rmdir()
+                with suppress(FileNotFoundError):
+                    (snapshot.path / folder).rmdir()
             except OSError:  # not empty
                 break
 

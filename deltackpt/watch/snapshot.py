@@ -63,6 +63,8 @@ def scan(root: Path, pattern: re.Pattern[str]) -> list[DirectorySnapshot]:
     found: dict[int, DirectorySnapshot] = {}
     try:
         names = folders(root)
+    except PermissionError as error:
+        raise _unreadable(root, error) from error
     except OSError as error:
         have, need = error.strerror or "an error", "the directory that the trainer saves into"
         raise NotFoundError("watch-missing", where=root, have=have, need=need) from error

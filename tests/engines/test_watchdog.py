@@ -1,5 +1,6 @@
 """The watchdog of an engine, and the process that it looks at: real ones, which are killed."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,26 @@ def test_one_that_is_done_with_the_engine(updater):
     assert (resumed, holder_of(updater.lock)) == ([], "done")
     Watchdog(0.02).watch(updater.lock, lambda: resumed.append(1))
     assert watches() == []
+
+
+def test_one_whose_folder_goes_with_it(updater, tmp_path):
+    """As where there is no cache: its temporary folder is removed when it ends, or by the next such process."""
+    resumed = []
+    Watchdog(0.02).watch(updater.lock, lambda: resumed.append(1))
+    shutil.rmtree(tmp_path / "receivers")
+    time.sleep(0.2)
+    assert resumed == []
+    updater.kill()
+    wait_for(lambda: resumed)
+
+
+def test_one_that_had_begun_to_write_is_told_of(updater, caplog):
+    Watchdog(0.02).watch(updater.lock, lambda: None, words="it waits")
+    updater.kill()
+    wait_for(lambda: not watches())
+    assert [record.getMessage() for record in caplog.records] == [
+        "deltackpt: the process that updates this engine died; it waits"
+    ]
 
 
 def test_a_watch_with_an_end(updater):

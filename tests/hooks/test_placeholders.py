@@ -42,6 +42,19 @@ def wrapped(model):
     return model
 
 
+def nested(model):
+    parts = [torch.zeros(2), torch.zeros(3)]
+    return {"a": torch.zeros(2), "layers.1.weight": torch.nested.nested_tensor(parts, layout=torch.jagged)}
+
+
+def conjugate(model):
+    return {"a": torch.zeros(2), "layers.1.weight": torch.zeros(4, dtype=torch.complex64).conj()}
+
+
+def negated(model):
+    return {"a": torch.zeros(2), "layers.1.weight": torch.zeros(4, dtype=torch.complex64).conj().imag}
+
+
 def sparse(model):
     model.layers[1].weight = torch.nn.Parameter(model.layers[1].weight.detach().to_sparse())
     return model
@@ -55,6 +68,9 @@ def sparse(model):
         (on_meta, "tensor-placeholder", "meta device"),
         (wrapped, "tensor-subclass", "TwoTensor"),
         (sparse, "tensor-subclass", "torch.sparse_coo"),
+        (nested, "tensor-subclass", "a nested tensor"),
+        (conjugate, "tensor-subclass", "yet to be computed"),
+        (negated, "tensor-subclass", "yet to be computed"),
     ],
 )
 def test_refused_by_name(tmp_path, spoil, code, words):
@@ -66,6 +82,19 @@ def test_refused_by_name(tmp_path, spoil, code, words):
     assert words in raised.value.have
     assert raised.value.hint
     assert not (tmp_path / "repo").exists()
+
+
+@pytest.mark.parametrize("ref", ["a b", "", "../x"])
+def test_a_branch_that_cannot_be_called_so_leaves_no_repository(tmp_path, ref):
+    with pytest.raises(UsageError, match="ref-name"):
+        TrainerHook(Net(), tmp_path / "repo", ref=ref, threads=1)
+    assert not (tmp_path / "repo").exists()
+
+
+def test_nested_tensors_may_be_left_out(tmp_path):
+    with TrainerHook(nested(Net()), tmp_path / "repo", rename={"layers.1.weight": None}, threads=1) as hook:
+        hook.step(0)
+    assert [*engines.load(Repository.open(tmp_path / "repo"))] == ["a"]
 
 
 def test_what_is_left_out_may_be_anything(tmp_path):

@@ -12,12 +12,21 @@ from support.live_layouts import expected, nudge_state, whole_state  # noqa: E40
 from support.live_ranks import digest, noted  # noqa: E402
 from support.ranks import spawn  # noqa: E402
 
+from deltackpt.errors import UsageError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.live import Session, round  # noqa: E402
+from deltackpt.live.engine_sums import EngineSums  # noqa: E402
 
 
 def test_each_cell_counts_once_and_copies_are_compared(tmp_path):
     assert spawn(4, ranks_that_add_up, tmp_path) == [""] * 4
+
+
+@pytest.mark.parametrize("group", [None, "ranks", 7])
+def test_what_is_no_group(group):
+    with pytest.raises(UsageError) as error:
+        EngineSums(group, 2, 1.0, {})
+    assert error.value.code == "live-option"
 
 
 @pytest.mark.heavy

@@ -44,9 +44,10 @@ def test_where_one_fails_the_others_end_and_its_error_is_raised(tmp_path: Path) 
 
     def endless() -> Iterator[Buffer]:
         begun.set()
+        yield bytes(1 << 20)
+        assert failed.wait(WAIT)
         while True:
-            failed.wait(WAIT)
-            yield bytes(1 << 20)
+            yield b"more"
 
     def breaks() -> Iterator[Buffer]:
         yield bytes(1 << 20)

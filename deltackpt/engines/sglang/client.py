@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,23 @@ from deltackpt.format.manifest import Link
 
 # By our names. SGLang's third mode, in_place, continues with what was computed with the old weights.
 _PAUSES = {"keep": "retract", "abort": "abort"}
+_UNKNOWN = "Unsupported action"
 _WHOLE = "SGLang reads whole checkpoints"
+_BUSY = "SGLang 0.5.10 to 0.5.20 drops no cache while requests wait, as they do in a pause: use --pause abort."
+_RESTS = 60.0  # seconds at most between two steps that are tried, each a load and a load back, with such an engine
 _WEDGED = "Restart the engine; until then it answers from other weights than its version says."
 
 
 class SglangClient(Client):
     """SGLang loads the whole checkpoint.
 
-    Where that fails it does not go back, whatever its message says: 0.5.23 reads the new path again. So the old one is
-    loaded by us, from the slot that the engine had; where its own path is a link, from what that stood for.
+    Where that fails it does not go back, whatever its message says: 0.5.4 to 0.5.23 read the new path again. So the old
+    one is loaded by us, from the slot that the engine had; where its own path is a link, from what that stood for.
+    Its cache is dropped by a call of its own: a load that is asked for both ends 0.5.6 to 0.5.21 if it cannot be.
     """
 
     kind = "sglang"
+    no_route = "Is it SGLang, 0.5.6 or newer?"
     keys = ("SGLANG_API_KEY",)
     adapters = SglangAdapters
 
@@ -43,6 +49,8 @@ class SglangClient(Client):
         self._before = ServedWeights(Path(), "")
         self._applied = False  # and not final
         self._lost: ChainError | None = None  # why its weights are those of no step
+        self._busy = ""  # what it said when its cache was not dropped at the last step
+        self._refusals, self._again = 0, 0.0  # how often in a row, and until when it is left alone (monotonic)
 
     def version(self) -> str:
         """The weight version that the engine reports to its users."""
@@ -66,6 +74,8 @@ class SglangClient(Client):
     def stage(self, link: Link, state: str, path: Path | None) -> EngineReport:
         """Nothing is prepared: the path is remembered, and what the engine has."""
         assert path is not None
+        if self._busy and time.monotonic() < self._again:
+            raise self._not_dropped(self._busy)
         self._path, self._step, self._applied, self._lost = path, str(link.step), False, None
         served, version = self._served()
         if not is_link(served):
@@ -87,15 +97,27 @@ class SglangClient(Client):
         return EngineReport("reload", _WHOLE, path="reload", expected="reload")
 
     def _load(self, path: Path, version: str) -> None:
-        body = {"model_path": str(path), "flush_cache": True, "abort_all_requests": False, "weight_version": version}
+        body = {"model_path": str(path), "flush_cache": False, "abort_all_requests": False, "weight_version": version}
         answer = self.http.post("/update_weights_from_disk", body)
         if not isinstance(answer, dict) or answer.get("success") is not True:
             have = str(answer.get("message") if isinstance(answer, dict) else answer)[:600]
             raise ChainError("engine-refused", where=self.name, have=have, need="success")
 
     def drop_cache(self) -> None:
-        """Flush the radix cache."""
-        self.http.post("/flush_cache")
+        """Flush the radix cache. An engine that refuses again and again is left alone for longer and longer."""
+        try:
+            self.http.post("/flush_cache")
+        except ChainError as error:
+            if self._applied:
+                self._busy = error.have
+                self._again = time.monotonic() + (min(2.0**self._refusals, _RESTS) if self._refusals else 0.0)
+                self._refusals += 1
+            raise self._not_dropped(error.have) from error
+        if self._applied:
+            self._busy, self._refusals = "", 0
+
+    def _not_dropped(self, said: str) -> ChainError:
+        return ChainError("engine-refused", where=f"{self.name}: its cache", have=said, need="status 200", hint=_BUSY)
 
     def finish(self) -> None:
         """The load has set the version: check it."""
@@ -143,7 +165,7 @@ class SglangClient(Client):
         if not self._applied:
             return
         if (first := self._checksums()) is None:
-            have, need = "an SGLang without /weights_checker", "one that has it (0.5.23 has), or no --check"
+            have, need = "an SGLang without /weights_checker", "one that has its checksums (0.5.12), or no --check"
             raise ChainError("engine-refused", where=self.name, have=have, need=need)
         self._load(self._path, self._step)
         again = self._checksums() or {}
@@ -152,11 +174,13 @@ class SglangClient(Client):
             raise ChainError("engine-refused", where=self.name, have=have, need=need)
 
     def _checksums(self) -> Checksums | None:
-        """Of every tensor on every rank, by SGLang itself; None for one that has no such route."""
+        """Of every tensor on every rank, by SGLang itself; None for one that has no such route, or only others of its
+        actions, as before 0.5.12."""
         try:
             answer: Any = self.http.post("/weights_checker", {"action": "checksum"})
         except DeltackptError as error:
-            if isinstance(error, ChainError) and error.have.startswith(("status 404", "status 405")):
+            have = error.have if isinstance(error, ChainError) else ""
+            if have.startswith(("status 404", "status 405")) or (have.startswith("status 400") and _UNKNOWN in have):
                 return None
             raise
         return checksums_of(answer, self.name)

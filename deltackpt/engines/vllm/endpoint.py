@@ -24,6 +24,7 @@ from deltackpt.engines.watchdog import FINAL, Watchdog
 from deltackpt.errors import DeltackptError, UsageError
 
 RESUMED = 5.0  # seconds that the engine has to answer when its own rank resumes it
+WAITS = "it had begun to write, so that generation stays paused until another serve-updates is started"
 log = logging.getLogger(__name__)
 
 
@@ -116,13 +117,16 @@ class RankEndpoint:
         self._attached = info
 
     def _watch(self, seconds: float | None = None) -> None:
-        """Resume the engine if its updater dies, as long as its weights and caches are those of its version."""
+        """Resume the engine if its updater dies, as long as its weights and caches are those of its version; else say
+        in its log for what it waits."""
         info, receiver = self._attached, self.receiver
-        if info is None or not info.updater or not info.url or world().rank_in_group != 0:
+        if info is None or not info.updater or not info.url or world().rank_in_group != 0 or receiver is None:
             return
-        if receiver is not None and receiver.final and not receiver.wedged:
+        if receiver.final and not receiver.wedged:
             http = Http(info.url, RESUMED, key=engine_key(KEY))
             self._watchdog.watch(info.updater, lambda: http.post("/resume"), seconds=seconds)
+        else:
+            self._watchdog.watch(info.updater, lambda: None, words=WAITS)
 
     def start(self) -> None:
         """A session begins. Nothing is written yet."""

@@ -290,6 +290,47 @@ def test_an_updater_that_is_killed_does_not_leave_its_engine_paused(tmp_path):
         server.close()
 
 
+ENDED = """
+import os, signal
+from deltackpt.engines.vllm.client import VllmClient
+called = VllmClient.{method}
+def ends(self, *args):
+    {call}
+    for number in {signals}:
+        os.kill(os.getpid(), number)
+VllmClient.{method} = ends"""
+
+
+def test_however_an_updater_ends_in_a_pause_its_engine_goes_on(tmp_path):
+    """With a cache, or with a folder for reports that its exit removes; once, twice, or by force."""
+    run = Run(tmp_path, tmp_path / "side")
+    run.publish(tiny(tmp_path / "side"))
+    server = Server(run, run.checkpoint(0))
+    hard, twice, once = "[9]", "[2, 2]", "[1]"
+    try:
+        assert serve(run, [server], "--once").wait(120) == 0
+        old = server.answers(), server.checksums()
+        run.publish(nudge(run.states[0], 1, share=0.5))
+        for signals, cache in ((hard, "cache"), (hard, None), (hard, "cache"), (twice, "cache"), (twice, None)):
+            ends = ENDED.format(method="pause", call="called(self, *args)", signals=signals)
+            status = serve(run, [server], "--once", before=ends, cache=cache).wait(120)
+            assert status == (-9 if signals == hard else 0)
+            until(lambda: not paused(server))
+            assert (server.answers(), server.checksums(), server.version()) == (*old, "0"), (signals, cache)
+        # one that has begun to write: the engine's log says for what it waits
+        ends = ENDED.format(method="drop_cache", call="pass", signals=hard)
+        assert serve(run, [server], "--once", before=ends).wait(120) == -9
+        until(lambda: "until another serve-updates is started" in Path(server.log.name).read_text())
+        assert paused(server)
+        # a terminal that is closed: what is under way is brought to its end
+        ends = ENDED.format(method="pause", call="called(self, *args)", signals=once)
+        run.publish(nudge(run.states[1], 2, share=0.5))
+        assert serve(run, [server], before=ends).wait(120) == 0
+        assert (paused(server), server.version()) == (False, "2")
+    finally:
+        server.close()
+
+
 def test_an_engine_at_the_step_is_not_paused_at_a_start(tmp_path):
     run = Run(tmp_path, tmp_path / "side")
     run.publish(tiny(tmp_path / "side"))
