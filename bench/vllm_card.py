@@ -1,10 +1,9 @@
 """A real vLLM on a card follows a synthetic training, without a cache: is it the step, and how fast?
 
 A trainer's weights of a random Qwen3, or of one with experts, lie on the same card; a hook publishes every step, as it
-is or quantised. After
-each step all weights are proven by the engine's own check; at the first, a middle and the last step vLLM itself loads
-what `apply` makes of the step, and all parameters and the answers have to be what they were. Every case is a process of
-its own; what goes wrong in one is told in full, and the next one follows.
+is or quantised. After each step all weights are proven by the engine's own check; at the first, a middle and the last
+step vLLM itself loads what `apply` makes of the step, and all parameters and the answers have to be what they were.
+Every case is a process of its own; what goes wrong in one is told in full, and the next one follows.
 
     python bench/vllm_card.py [--case NAME ...] [--steps 12] [--size full|tiny] [--tp 1|2] [--timeout 130]
 
@@ -176,8 +175,9 @@ class Case:
         self.llm.finish_weight_update(*([str(number)] if named else []))
         checked = self.report("c").checked
         return {
-            "step": number, "mode": report.mode, "path": report.path, "reason": report.reason, "decoded": report.decoded,
-            "elements": report.elements, "durable": durable - began, "staged": ready - durable, "pause": done - ready,
+            "step": number, "mode": report.mode, "path": report.path, "reason": report.reason,
+            "decoded": report.decoded, "elements": report.elements,
+            "durable": durable - began, "staged": ready - durable, "pause": done - ready,
             "seconds": report.seconds, "staging": staged.seconds if staged else {}, "checked": checked,
             "memory, GB": self.peak() - held,
         }  # fmt: skip

@@ -54,8 +54,9 @@ def serve_adapters(
     """Load every new step of an adapter into running engines.
 
     Until SIGINT, SIGTERM or SIGHUP. Step 12 of adapter `a` is offered as `a@12`; requests name the step that they want.
-    Of the older steps, those that requests use stay until they are idle. With --json every event is a line. With --once
-    the command ends with 4 if an engine does not offer the newest step.
+    Of the older steps, those that requests use stay until they are idle. SGLang does not tell which these are: it loads
+    nothing while it waits for the requests of one that goes, and a greater --keep gives them time to end. With --json
+    every event is a line. With --once the command ends with 4 if an engine does not offer the newest step.
     """
     from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing
     from deltackpt.engines.fleet import now_utc

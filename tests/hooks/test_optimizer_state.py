@@ -133,63 +133,6 @@ def test_a_directory_is_saved_written_and_applied(tmp_path):
         training.state.save(tmp_path / "saved-2", training.model)
 
 
-OPTIMIZERS = {
-    "Adam": {"lr": 1e-3}, "Adam amsgrad": {"lr": 1e-3, "amsgrad": True}, "AdamW foreach": {"lr": 1e-3, "foreach": True},
-    "AdamW fused": {"lr": 1e-3, "fused": True}, "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
-    "RMSprop": {"lr": 1e-3, "centered": True, "momentum": 0.9}, "Adagrad": {"lr": 0.01}, "Adadelta": {"lr": 1.0},
-    "NAdam": {"lr": 1e-3}, "RAdam": {"lr": 1e-3}, "Adamax": {"lr": 1e-3}, "ASGD": {"lr": 0.01}, "Rprop": {"lr": 1e-3},
-    "Adafactor": {"lr": 1e-2},
-}  # fmt: skip
-RATES = torch.optim.lr_scheduler
-
-
-def warmed(optimizer):
-    first = RATES.LinearLR(optimizer, 0.1, total_iters=2)
-    return RATES.SequentialLR(optimizer, [first, RATES.CosineAnnealingLR(optimizer, 9)], [2])
-
-
-SCHEDULES = {
-    "one cycle": lambda o: RATES.OneCycleLR(o, 1e-2, total_steps=20),
-    "restarts": lambda o: RATES.CosineAnnealingWarmRestarts(o, 3),
-    "plateau": lambda o: RATES.ReduceLROnPlateau(o, patience=1, threshold=0.5),
-    "one after the other": warmed,
-}
-
-
-def of_a_resumed(tmp_path, **how):
-    """The bits of the steps that follow on a saved one: of the training that goes on, and of one that was loaded."""
-    goes_on = Training(0, **how)
-    for _ in range(3):
-        goes_on.step()
-    goes_on.state.save(tmp_path / "saved", goes_on.model)
-    found = []
-    for training in (goes_on, Training(11, **how)):
-        if training is not goes_on:
-            training.step()
-            training.state.load(tmp_path / "saved", training.model)
-        found.append([training.bits()])
-        for _ in range(3):
-            training.step()
-            found[-1].append(training.bits())
-    return found
-
-
-@pytest.mark.parametrize("masters", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_of_torch_goes_on(tmp_path, name, masters):
-    kind, options = getattr(torch.optim, name.split()[0]), OPTIMIZERS[name]
-    went_on, loaded = of_a_resumed(tmp_path, masters=masters, make=lambda groups: kind(groups, **options))
-    assert loaded == went_on
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning", "ignore:The epoch parameter:UserWarning")
-def test_every_schedule_goes_on(tmp_path, name):
-    """With the momenta that it moves, and the schedules in it. A function that makes rates is the trainer's own."""
-    went_on, loaded = of_a_resumed(tmp_path, schedule=SCHEDULES[name])
-    assert loaded == went_on
-
-
 class Refusing:
     """A store that puts no manifest while it is told so."""
 

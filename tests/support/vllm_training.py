@@ -12,6 +12,7 @@ from deltackpt.hooks import TrainerHook
 from deltackpt.publish.write import AnchorPolicy
 from deltackpt.quantize import Recipe
 from deltackpt.quantize.checkpoint import quantize_checkpoint
+from deltackpt.repository import Repository
 from support.training import exact_copy
 from support.vllm_tiny import model_of, tiny
 
@@ -34,6 +35,10 @@ class Training:
         self.hook = TrainerHook(self.model, self.url, quantize=quantize or None, **options)
         self.number = -1
         self._publish()
+
+    @property
+    def repo(self) -> Repository:
+        return Repository.open(self.url)
 
     def checkpoint(self, step: int) -> Path:
         return self.root / f"step-{step}"

@@ -216,6 +216,34 @@ def test_twenty_quantized_steps_of_a_training_in_bf16(tmp_path, dtype):
         assert of_fresh(run.checkpoint(step)) == seen[step], step
 
 
+@pytest.mark.parametrize("recipe", ["fp8-channel", "int8-channel"])
+def test_scales_that_the_engine_keeps_in_a_wider_dtype(tmp_path, recipe):
+    """compressed-tensors has them in bf16, vLLM in fp32. Where one changes, its layer is loaded again, whole."""
+    run = Training(tmp_path, quantize=recipe)
+    llm = engine(run.checkpoint(0))
+    attach(llm, run)
+    seen, tensors = {}, len(run.repo.layout(run.repo.load(run.repo.find(0))).tensors)
+    assert update(llm, run, 0, phase="check")[0].checked == f"{tensors} of {tensors} tensors"
+    for step in range(1, 5):
+        run.optimizer.param_groups[0]["lr"] = 3e-3 if step > 2 else 3e-5
+        run.step()
+        [report] = update(llm, run, step)
+        assert report.mode == ("layers" if step > 2 or recipe == "int8-channel" else "scatter"), report
+        assert update(llm, run, step, phase="check")[0].error is None
+        seen[step] = answers(llm), checksums(llm)
+    llm.start_weight_update()
+    run.step()
+    llm.update_weights({"update_info": {"step": 5, "token": "t"}})
+    llm.update_weights({"update_info": {"phase": "undo", "token": "t"}})
+    llm.finish_weight_update("4")
+    llm.reset_prefix_cache()
+    assert (answers(llm), checksums(llm)) == seen[4]
+    close(llm)
+    run.close()
+    for step in (2, 4):
+        assert of_fresh(run.checkpoint(step)) == seen[step], step
+
+
 def stepped(state, seed):
     """As after a step of a training: all weights a little off."""
     generator = torch.Generator().manual_seed(seed)
