@@ -7,6 +7,8 @@ anonymous, above what the process had before the call: pages of files are not in
 
     python bench/many.py [--tensors 6000 30000] [--turns 3] [--work DIR] [--keep] [--name-bytes 0]
     python bench/many.py --large 1000000000 [--whole]    one tensor of so many bytes, one element changed, or all
+    python bench/many.py --large 10000000000 --sparse    the same of holes, one element changed: no cache, three
+                                                         times as much room on the disk
 """
 
 from __future__ import annotations
@@ -98,6 +100,18 @@ def generate_large(out: Path, size: int, *, whole: bool) -> None:
             file.write(head)
             for first in range(0, elements, len(bits)):
                 file.write(bits[: elements - first].data)
+            file.seek(len(head) + elements)
+            file.write(bytes([step]))
+
+
+def generate_sparse(out: Path, size: int) -> None:
+    """One tensor of ``size`` bytes, zeros that take no room; one element of it changes a step."""
+    (head, elements), *_ = shards_of(1, size // 2 // WIDTH, 0)
+    for step in range(STEPS + 1):
+        (out / str(step)).mkdir(parents=True)
+        with (out / str(step) / "model.safetensors").open("wb") as file:
+            file.write(head)
+            file.truncate(len(head) + 2 * elements)
             file.seek(len(head) + elements)
             file.write(bytes([step]))
 
@@ -235,12 +249,24 @@ def large(work: Path, size: int, *, whole: bool) -> None:
         print(f"{way}, step {step}: {cost.seconds:.2f} s, memory {cost.memory >> 20} MiB")
 
 
+def sparse(work: Path, size: int) -> None:
+    """The same of holes: writes, a cold apply and verify."""
+    folder = work / f"sparse-{size}"
+    if not folder.exists():
+        generate_sparse(folder, size)
+    for way, step in (("alone", 0), ("base", 1), ("alone", 2), ("apply", 2), ("verify", 2)):
+        cost = run(way, folder, step)
+        print(f"{way}, step {step}: {cost.seconds:.2f} s, memory {cost.memory >> 20} MiB", flush=True)
+        shutil.rmtree(folder / "out", ignore_errors=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tensors", type=int, nargs="*", default=[6000, 30000])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--large", type=int)
     parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--sparse", action="store_true")
     parser.add_argument("--name-bytes", type=int, default=0)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--keep", action="store_true")
@@ -251,7 +277,9 @@ def main() -> None:
         return
     work = args.work or Path(tempfile.mkdtemp(prefix="many-"))
     try:
-        if args.large:
+        if args.large and args.sparse:
+            sparse(work, args.large)
+        elif args.large:
             large(work, args.large, whole=args.whole)
         for count in () if args.large else args.tensors:
             compare(work, count, args.turns, args.name_bytes)

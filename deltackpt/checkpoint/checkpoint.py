@@ -76,7 +76,7 @@ class Checkpoint:
         self.side = side
         self.left_out = left_out
         self.named = TensorsByName.of([shard.header for shard in shards])
-        if len(self.named.tensors) != sum(len(shard.header.tensors) for shard in shards):
+        if len(self.named.names) != sum(len(shard.header.columns.names) for shard in shards):
             _locate(root, shards)  # says which is there twice
         self._weight_map: WeightMap | None = None  # kept, as the next checkpoint most likely has the same
         self._maps: dict[str, FileMapping] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -29,6 +28,7 @@ from deltackpt.kernels import address
 MAX_DIMS = 8  # of a tensor that the kernels take
 
 Rows = npt.NDArray[Any]
+Form = tuple[str, Shape]
 
 _ROW = np.dtype(
     [
@@ -174,24 +174,30 @@ class EntryTable(Sequence[Entry]):
         return (self[i] for i in range(len(self)))
 
     @cached_property
-    def changes(self) -> list[int]:
-        """Changed elements of every entry."""
+    def changes(self) -> Ints:
+        """Changed elements of every entry: int64 [entries]."""
         found = np.zeros(len(self.names), np.int64)
         found[self.row_of >= 0] = self.rows["changes"]
         found[list(self.odd)] = [entry.changes for entry in self.odd.values()]
-        changes: list[int] = found.tolist()
-        return changes
+        return found
+
+    @property
+    def forms(self) -> list[Form]:
+        """Every dtype, by its name, and shape that a row has; see `form`."""
+        return self._forms[0]
+
+    @property
+    def form(self) -> Ints:
+        """The number of each row's among the `forms`: int64 [rows]."""
+        return self._forms[1]
 
     @cached_property
-    def forms(self) -> list[tuple[str, Shape]]:
-        """Name of the dtype, and shape, of every row; neighbors of one form share it."""
-        found: list[tuple[str, Shape]] = []
-        if len(self.rows):
-            keys = np.concatenate([self.rows["dtype"][:, None], self.rows["rank"][:, None], self.rows["dims"]], axis=1)
-            cuts = [0, *(np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1).tolist(), len(keys)]
-            for a, b in pairwise(cuts):
-                found += [_form(self.rows[a])] * (b - a)
-        return found
+    def _forms(self) -> tuple[list[Form], Ints]:
+        known: dict[Form, int] = {}
+        keys = np.concatenate([self.rows["dtype"][:, None], self.rows["rank"][:, None], self.rows["dims"]], axis=1)
+        cuts = [0, *(np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1).tolist()] if len(keys) else []
+        numbers = [known.setdefault(_form(row), len(known)) for row in self.rows[cuts]]
+        return list(known), np.repeat(np.array(numbers, np.int64), np.diff([*cuts, len(keys)]))
 
     def _detail(self, row: Any) -> ListIndex:
         height, width, rows, columns, *four, tiles, first, at, begin = row[_DETAIL].item()
@@ -205,6 +211,8 @@ class EntryTable(Sequence[Entry]):
 
 def _joined(runs: Sequence[TableRun]) -> tuple[Rows, Ints, Ints]:
     """The columns of several runs as one."""
+    if len(runs) == 1:  # nearly always; to copy rows takes longer than to read them
+        return runs[0].rows, runs[0].counts, runs[0].lengths
     lists = tiles = 0
     for run in runs:
         run.rows["list"] += lists
@@ -223,5 +231,5 @@ def _entry(name: str, row: Any, detail: Any = None) -> Entry:
     return Entry(name, PackedCodec.name, DTYPES[dtype], shape, shape, (0,) * len(shape), detail)
 
 
-def _form(row: Any) -> tuple[str, Shape]:
+def _form(row: Any) -> Form:
     return BY_CODE[int(row["dtype"])].name, tuple(row["dims"][: row["rank"]].tolist())

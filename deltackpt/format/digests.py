@@ -41,10 +41,10 @@ class TensorDigests(Mapping[str, TensorDigest]):
         return TensorDigest((a, b), self.xxh3[number].tobytes())
 
     def __contains__(self, name: object) -> bool:
-        return name in self.named.tensors
+        return name in self.named.numbers
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.named.tensors)
+        return iter(self.named.names)
 
     def __len__(self) -> int:
         return len(self.sums)
@@ -58,7 +58,7 @@ class TensorDigests(Mapping[str, TensorDigest]):
         """The digests of tensors, which may have those of others too. Raises KeyError where one is missing."""
         if isinstance(digests, TensorDigests) and digests.named is named:
             return digests
-        found = [digests[name] for name in named.tensors]
+        found = [digests[name] for name in named.names]
         sums = np.array([digest.sums for digest in found], np.uint64).reshape(-1, 2)
         return cls(named, sums, hashes([digest.xxh3 for digest in found]))
 
@@ -77,7 +77,7 @@ def hashes(found: Sequence[bytes]) -> Hashes:
 
 def encode(layout: Layout, digests: Mapping[str, TensorDigest]) -> bytes:
     """The object's bytes. ``digests`` has a row for every tensor of the layout."""
-    found, n = TensorDigests.of(layout.named, digests), len(layout.tensors)
+    found, n = TensorDigests.of(layout.named, digests), len(layout.named.names)
     tensors = [Tensor("sums", "U64", (n, 2), 0, 16 * n), Tensor("xxh3", "U8", (n, 16), 16 * n, 32 * n)]
     head = build_header(tensors, {"deltackpt-digests": VERSION})
     return head + found.sums.astype("<u8", copy=False).tobytes() + found.xxh3.tobytes()
@@ -91,7 +91,7 @@ def decode(data: bytes, layout: Layout, state: str, where: str) -> TensorDigests
     header = parse_header(data[: head_size(data[:8], len(data), where)], len(data), where)
     if header.metadata.get("deltackpt-digests") != VERSION:  # [F-DOBJ-1]
         raise FormatError("version-unknown", where=where, have="other metadata", need=f"digests version {VERSION}")
-    n = len(layout.tensors)
+    n = len(layout.named.names)
     found = {t.name: (t.dtype, t.shape) for t in header.tensors}
     if found != {"sums": ("U64", (n, 2)), "xxh3": ("U8", (n, 16))}:  # [F-DOBJ-1]
         raise FormatError("digests-shape", where=where, have=str(found)[:120], need=f"sums and xxh3 of {n} tensors")

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,43 @@ _NAMES = np.array(
 _TEXT = rb'"[^"\\\x00-\x1f\x7f-\xff]*"'
 _METADATA = re.compile(rb'\{"__metadata__":(\{(?:%s:%s(?:,%s:%s)*)?\}),' % (_TEXT, _TEXT, _TEXT, _TEXT))
 
-Columns = tuple[list[str], list[str], list[tuple[int, ...]], list[int], list[int]]
+Ints = npt.NDArray[np.int64]
+Form = tuple[str, tuple[int, ...]]  # dtype, and shape in elements
 
 
-def read_tensors(text: bytes) -> tuple[bytes, Columns] | None:
-    """The object of the metadata ("{}" if there is none), and of the tensors, in the order of their bytes, which fill
-    the file from 0 on: names, dtypes, shapes, first bytes and ends. None where it has to be read in Python.
+@dataclass(frozen=True, eq=False)
+class HeaderColumns:
+    """The tensors of a header, in the order of their bytes, which fill the file. Of each, int64 [tensors]: ``starts``
+    and ``ends`` in bytes from the first tensor on, and ``form``, its number among ``forms``.
     """
+
+    names: Sequence[str]
+    starts: Ints
+    ends: Ints
+    form: Ints
+    forms: Sequence[Form]
+
+    @classmethod
+    def of(cls, tensors: Sequence[tuple[str, str, tuple[int, ...], int, int]]) -> HeaderColumns:
+        """``tensors``: name, dtype, shape, first byte and end of each."""
+        known: dict[Form, int] = {}
+        form = np.array([known.setdefault((t[1], t[2]), len(known)) for t in tensors], np.int64)
+        starts, ends = (np.array([t[field] for t in tensors], np.int64) for field in (3, 4))
+        return cls([t[0] for t in tensors], starts, ends, form, list(known))
+
+    def rows(self) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+        """What `of` takes."""
+        dtypes, shapes = ([form[i] for form in self.forms] for i in (0, 1))
+        form = self.form.tolist()
+        of_each = [dtypes[i] for i in form], [shapes[i] for i in form]
+        return list(zip(self.names, *of_each, self.starts.tolist(), self.ends.tolist(), strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HeaderColumns) and self.rows() == other.rows()
+
+
+def read_tensors(text: bytes) -> tuple[bytes, HeaderColumns] | None:
+    """The object of the metadata ("{}" if there is none), and the tensors. None where it has to be read in Python."""
     if kernels.LIB is None:
         return None
     match = _METADATA.match(text)
@@ -61,19 +92,18 @@ def read_tensors(text: bytes) -> tuple[bytes, Columns] | None:
     names = [whole[a : a + n] for a, n in zip(begins, rows["name_bytes"].tolist(), strict=True)]
     if len(set(names)) != len(names):
         return None
-    dtypes, shapes = _forms(rows)
-    return match[1] if match else b"{}", (names, dtypes, shapes, rows["start"].tolist(), rows["end"].tolist())
+    form, forms = _forms(rows)
+    # Copies: they are kept, and the rows, for as many tensors as the text could hold, are not.
+    return match[1] if match else b"{}", HeaderColumns(names, rows["start"].copy(), rows["end"].copy(), form, forms)
 
 
-def _forms(rows: npt.NDArray[Any]) -> tuple[list[str], list[tuple[int, ...]]]:
-    """Dtypes and shapes; neighbors of one form share them."""
+def _forms(rows: npt.NDArray[Any]) -> tuple[Ints, list[Form]]:
+    """Dtype and shape of each, by number, and all that there are."""
     same = (rows["dtype"][1:] == rows["dtype"][:-1]) & (rows["rank"][1:] == rows["rank"][:-1])
     outside = np.arange(MAX_DIMS) >= rows["rank"][:, None]
     dims = np.where(outside, 0, rows["dims"])
     cuts = [0, *(np.flatnonzero(~(same & (dims[1:] == dims[:-1]).all(axis=1))) + 1).tolist(), len(rows)]
-    dtypes: list[str] = []
-    shapes: list[tuple[int, ...]] = []
-    for a, b in pairwise(cuts):
-        dtypes += [_WHOLE[rows["dtype"][a]].name] * (b - a)
-        shapes += [tuple(dims[a, : rows["rank"][a]].tolist())] * (b - a)
-    return dtypes, shapes
+    known: dict[Form, int] = {}
+    runs = [(_WHOLE[rows["dtype"][a]].name, tuple(dims[a, : rows["rank"][a]].tolist())) for a in cuts[:-1]]
+    numbers = [known.setdefault(form, len(known)) for form in runs]
+    return np.repeat(np.array(numbers, np.int64), np.diff(cuts)), list(known)

@@ -10,10 +10,12 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from operator import itemgetter
+from itertools import chain, pairwise
+from operator import eq
 from typing import Any
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import dumps, loads_strict
@@ -59,16 +61,19 @@ class TensorsByName:
 
     def __init__(self, headers: Sequence[Header]) -> None:
         self._headers = headers
-        found: dict[str, Tensor] = {}
-        for header in headers:
-            found.update(zip(map(itemgetter(0), header.tensors), header.tensors, strict=True))
-        names = sorted(found)  # code points sort as their UTF-8 bytes do
-        self.tensors: Mapping[str, Tensor] = dict(zip(names, map(found.__getitem__, names), strict=True))
+        held = [name for header in headers for name in header.columns.names]
+        order = sorted(range(len(held)), key=held.__getitem__)  # code points sort as their UTF-8 bytes do
+        self.names = [held[i] for i in order]
+        if any(map(eq, self.names, self.names[1:])):  # of one that several headers have, the last
+            order = [i for i, after in zip(order, [*order[1:], -1], strict=True) if after < 0 or held[i] != held[after]]
+            self.names = [held[i] for i in order]
+        self._order = np.array(order, np.int64)
 
     @cached_property
-    def names(self) -> list[str]:
-        """In their order."""
-        return list(self.tensors)
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Each by its name."""
+        held = [*chain.from_iterable(header.tensors for header in self._headers)]
+        return dict(zip(self.names, map(held.__getitem__, self._order.tolist()), strict=True))
 
     @cached_property
     def numbers(self) -> Mapping[str, int]:
@@ -78,7 +83,7 @@ class TensorsByName:
     @cached_property
     def columns(self) -> TensorColumns:
         """The same tensors."""
-        return TensorColumns.of(self._headers, list(self.tensors.values()))
+        return TensorColumns.of(self._headers, self._order)
 
     @classmethod
     def of(cls, headers: Sequence[Header]) -> TensorsByName:
@@ -148,14 +153,14 @@ def decode(data: bytes, where: str) -> Layout:
     shards, tensors = [], 0
     for item in value["shards"]:
         shards.append(_shard(item, where))
-        tensors += len(shards[-1].header.tensors)
+        tensors += len(shards[-1].header.columns.names)
         if tensors > MAX_TENSORS:  # [F-LAY-5]
             raise _refuse(where, f"more than {MAX_TENSORS:,} tensors", f"at most {MAX_TENSORS:,}")
     layout = Layout(tuple(shards), tuple(_side(item, where) for item in value["side"]))
     paths = [*(s.path for s in layout.shards), *(s.path for s in layout.side)]
     if len(set(paths)) != len(paths) or _nested(paths):  # [F-LAY-3]
         raise _refuse(where, "a path twice, or one inside another", "each file once")
-    if len(layout.tensors) != tensors:  # [F-LAY-4]
+    if len(layout.named.names) != tensors:  # [F-LAY-4]
         raise _refuse(where, "a tensor in two shards", "each tensor once")
     names = layout.named.names
     if any(name.startswith(RESERVED) for name in names[bisect_left(names, RESERVED) :][:1]):  # [F-PART-9]

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from deltackpt.errors import FormatError
 from deltackpt.format.canonical import MAX_DEPTH, MAX_MARKS, check_bounds, loads_strict
 from deltackpt.format.dtypes import DTYPES, SIZE_LIMIT, nbytes
-from deltackpt.format.header_columns import read_tensors
+from deltackpt.format.header_columns import HeaderColumns, read_tensors
 
 MAX_HEADER: Final = 100_000_000  # bytes of JSON; the reference reader's own limit
 MAX_NAME: Final = 1_024  # bytes of UTF-8
@@ -45,12 +45,17 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """``text`` is the JSON exactly as stored, padding included; ``tensors`` are in offset order and fill the file."""
+    """``text`` is the JSON exactly as stored, padding included; the tensors are in offset order and fill the file."""
 
     text: bytes
     metadata: dict[str, str]
-    tensors: tuple[Tensor, ...]
+    columns: HeaderColumns
     data_start: int
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in the order of ``columns``."""
+        return tuple(map(partial(tuple.__new__, Tensor), self.columns.rows()))
 
     @property
     def head(self) -> bytes:
@@ -60,7 +65,7 @@ class Header:
     @property
     def file_size(self) -> int:
         """Bytes of the file that the header is of."""
-        return self.data_start + (self.tensors[-1].end if self.tensors else 0)
+        return self.data_start + int(self.columns.ends[-1] if len(self.columns.ends) else 0)
 
 
 def head_size(first: bytes, file_size: int | None, where: str) -> int:
@@ -97,8 +102,7 @@ def parse_header(head: bytes, file_size: int | None, where: str) -> Header:
     if not text.startswith(b"{"):  # [F-PART-1]
         raise FormatError("json-syntax", where=where, have=repr(text[:16]), need="a JSON object")
     if (header := _KNOWN.get(text)) is None:
-        metadata, tensors = _read(text, where)
-        header = _KNOWN[text] = Header(text, metadata, tuple(tensors), size)
+        header = _KNOWN[text] = Header(text, *_read(text, where), size)
     if file_size is not None and header.file_size != file_size:  # [F-PART-5]
         raise FormatError("offsets-end", where=where, have=f"{file_size:,} bytes", need=f"{header.file_size:,} bytes")
     return header
@@ -108,14 +112,12 @@ def parse_header(head: bytes, file_size: int | None, where: str) -> Header:
 _KNOWN: WeakValueDictionary[bytes, Header] = WeakValueDictionary()
 
 
-def _read(text: bytes, where: str) -> tuple[dict[str, str], list[Tensor]]:
+def _read(text: bytes, where: str) -> tuple[dict[str, str], HeaderColumns]:
     """Metadata, and the tensors in the order of their bytes, checked."""
     if len(text) > MAX_MARKS:  # a shorter text has no more marks, and the kernels take no deeper one
         check_bounds(text, MAX_HEADER, MAX_DEPTH, MAX_MARKS, where)
     if (columns := read_tensors(text)) is not None:
-        return _metadata(loads_strict(columns[0], limit=MAX_HEADER, where=where), where), [
-            *map(partial(tuple.__new__, Tensor), zip(*columns[1], strict=True))
-        ]
+        return _metadata(loads_strict(columns[0], limit=MAX_HEADER, where=where), where), columns[1]
     entries = loads_strict(text, limit=MAX_HEADER, where=where)  # checks the same
     metadata = _metadata(entries.pop(METADATA, {}), where)
     tensors = []
@@ -134,7 +136,7 @@ def _read(text: bytes, where: str) -> tuple[dict[str, str], list[Tensor]]:
                 code, where=_at(where, tensor.name), have=f"start {tensor.start:,}", need=f"start {end:,}"
             )
         end = tensor.end
-    return metadata, tensors
+    return metadata, HeaderColumns.of(tensors)
 
 
 def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> bytes:

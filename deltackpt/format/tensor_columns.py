@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
 from deltackpt.format.dtypes import DTYPES, DType
-from deltackpt.format.safetensors_header import Header, Tensor
+from deltackpt.format.safetensors_header import Header
 
 Ints = npt.NDArray[np.int64]
 Form = tuple[DType, tuple[int, ...]]  # dtype, and shape in elements
@@ -22,11 +21,10 @@ Form = tuple[DType, tuple[int, ...]]  # dtype, and shape in elements
 
 @dataclass(frozen=True)
 class TensorColumns:
-    """``tensors`` by rising name. Of each, int64 [tensors] all: ``shard``, the number of its header; ``starts`` and
-    ``ends`` in that file, in bytes; ``form``, its number among ``forms``; ``widths``, bytes of a storage element.
+    """Of each tensor, by rising name, int64 [tensors] all: ``shard``, the number of its header; ``starts`` and ``ends``
+    in that file, in bytes; ``form``, its number among ``forms``; ``widths``, bytes of a storage element.
     """
 
-    tensors: Sequence[Tensor]
     shard: Ints
     starts: Ints
     ends: Ints
@@ -35,28 +33,29 @@ class TensorColumns:
     widths: Ints
 
     @classmethod
-    def of(cls, headers: Sequence[Header], tensors: Sequence[Tensor]) -> TensorColumns:
-        """``tensors``: those of the headers, each name once, by rising name."""
-        if not tensors:
-            none = np.zeros(0, np.int64)
-            return cls([], none, none, none, none, [], none)
-        shard_of: dict[str, int] = {}
-        for i, header in enumerate(headers):
-            shard_of.update(dict.fromkeys(map(itemgetter(0), header.tensors), i))
-        shard = np.array([*map(shard_of.__getitem__, map(itemgetter(0), tensors))], np.int64)
-        starts, ends = (np.array([*map(itemgetter(field), tensors)], np.int64) for field in (3, 4))
+    def of(cls, headers: Sequence[Header], order: Ints) -> TensorColumns:
+        """``order``, int64 [tensors]: which tensor of the headers, counted on from one to the next, is first by name,
+        second and so on."""
         known: dict[tuple[str, tuple[int, ...]], int] = {}
-        form = np.array([known.setdefault((t[1], t[2]), len(known)) for t in tensors], np.int64)
+        columns = [header.columns for header in headers]
+        of_header = [np.array([known.setdefault(f, len(known)) for f in c.forms], np.int64)[c.form] for c in columns]
         forms = [(DTYPES[dtype], shape) for dtype, shape in known]
-        first = np.array([header.data_start for header in headers], np.int64)[shard]
+        form = _joined(of_header)[order]
         widths = np.array([dtype.width for dtype, _ in forms], np.int64)[form]
-        return cls(tensors, shard, first + starts, first + ends, form, forms, widths)
+        first, shard = [header.data_start for header in headers], [len(c.names) for c in columns]
+        starts = _joined([c.starts + at for c, at in zip(columns, first, strict=True)])[order]
+        ends = _joined([c.ends + at for c, at in zip(columns, first, strict=True)])[order]
+        return cls(np.repeat(np.arange(len(headers)), shard)[order], starts, ends, form, forms, widths)
 
     @cached_property
     def sizes(self) -> Ints:
         """Bytes of each: int64 [tensors]."""
         sizes: Ints = self.ends - self.starts
         return sizes
+
+
+def _joined(columns: Sequence[Ints]) -> Ints:
+    return np.concatenate([np.zeros(0, np.int64), *columns])
 
 
 class NameRange(Sequence[str]):

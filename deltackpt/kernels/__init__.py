@@ -31,7 +31,7 @@ def address(array: Array) -> int:
     The caller keeps the array alive during the call.
     """
     assert array.flags.c_contiguous
-    return int(array.__array_interface__["data"][0])
+    return array.ctypes.data  # the array interface would describe the fields of records anew each time
 
 
 def addresses(*arrays: Array) -> list[int]:

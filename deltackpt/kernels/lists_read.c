@@ -24,6 +24,7 @@ typedef struct {
     uint8_t *positions, *new;       /* of all changes, by tile, class and rank; either may be NULL */
     int32_t wide;                   /* bytes of a position: 4 or 8 */
     int32_t in_place;               /* new elements go to where the old ones are */
+    int64_t *ones;                  /* gains the changes by one ULP; may be NULL */
 } read_job_t;
 
 typedef struct {
@@ -215,10 +216,26 @@ INLINE int measure(const tile_t *t, int64_t *bits, const int word) {
     return widest < 8 * word ? OK : STEP_OUTSIDE;
 }
 
+/* Of part 3, from ``bit`` on, the steps of size 0 that lead to the next float, and not around to the other end. */
+INLINE void count_ones(const tile_t *t, int64_t bit, const int word) {
+    const uint32_t last = mask_of(word) >> 1; /* the highest, and one after it, the lowest in order */
+    int64_t ones = 0;
+    for (int64_t i = 0; i < t->changes; i++) {
+        const int width = t->widths[i];
+        const uint64_t value = word_at(t->bytes + (bit >> 3), t->limit) >> (bit & 7) & ((2ull << width) - 1);
+        bit += width + 1;
+        const int nothing = !(value >> 1) && !t->is_long[i];
+        ones += nothing && in_order(t->old[i], word, t->form->exponent_bits) != last + (uint32_t)(value & 1);
+    }
+    __atomic_fetch_add(t->job->ones, ones, __ATOMIC_RELAXED);
+}
+
 /* Part 3, from ``bit`` on, and what it makes of the tile's elements; the first is change ``to`` of the job. */
 INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int word) {
     const read_job_t *job = t->job;
     const int sign_magnitude = t->form->exponent_bits;
+    if (job->ones) count_ones(t, bit, word);
+    if (!job->in_place && !job->new && !job->positions) return;
     for (int64_t i = 0; i < t->changes; i++) {
         const int width = t->widths[i];
         const uint64_t value = word_at(t->bytes + (bit >> 3), t->limit) >> (bit & 7) & ((2ull << width) - 1);

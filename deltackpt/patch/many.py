@@ -188,6 +188,36 @@ def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
     )
 
 
+@dataclass(frozen=True)
+class RunSteps:
+    """Of tensors of a run, numbered in it by ``which``: ``changes``, and how many of them are steps by one ULP,
+    ``ones`` (int64 [changed] all); -1 of what is no float. ``others`` are tensors that were decoded by themselves.
+    """
+
+    which: Ints
+    changes: Ints
+    ones: Ints
+    others: list[tuple[int, Decoded]]
+
+
+def count_run(patch: Patch, run: TensorRun) -> RunSteps | None:
+    """What `decode_run` gives, counted and not kept."""
+    try:
+        if (found := _find(patch, run)) is None:
+            return None
+        others = [(number, one.decode(_words(run, number))) for number, one in found.others]
+    except DeltackptError:
+        return None
+    which, changes, ones = ([np.zeros(0, np.int64)] for _ in range(3))
+    for numbers, rows in found.batches:
+        if (count := rows.steps_by_one(address(run.data) + run.starts[numbers])) is None:
+            return None
+        which.append(numbers)
+        changes.append(rows.changes)
+        ones.append(np.where(rows.floats, count, -1))
+    return RunSteps(np.concatenate(which), np.concatenate(changes), np.concatenate(ones), others)
+
+
 def _held_changes(patch: InMemoryPatch, held: ChangeColumns, run: TensorRun) -> RunChanges:
     which = np.flatnonzero(held.counts[run.numbers])
     numbers = run.numbers[which]

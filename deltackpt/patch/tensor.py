@@ -20,7 +20,7 @@ from deltackpt.codecs.types import DecodeBuffer, Decoded, Elements
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.dtypes import DType, nbytes, uint
 from deltackpt.format.layout import TensorsByName
-from deltackpt.patch.base import Known, describe
+from deltackpt.patch.base import Known, Patch, describe
 from deltackpt.patch.index import PartIndex
 
 
@@ -168,6 +168,13 @@ class PartsPatch:
         return self._tensors.get(name)
 
 
+def names_outside(patch: Patch, named: TensorsByName) -> set[str]:
+    """The names of tensors of a patch that are not among those of a step."""
+    if isinstance(patch, PartsPatch) and patch.whole is not None:
+        return patch.whole.names_outside(named)
+    return {*patch.names} - named.numbers.keys()
+
+
 def grouped(parts: Sequence[Part]) -> Mapping[str, EncodedTensor]:
     """The entries of all parts by tensor.
 
@@ -257,19 +264,22 @@ class WholeTensors(Mapping[str, EncodedTensor]):
         n = len(named.names)
         part, entry, changes = np.full(n, -1), np.full(n, -1), np.zeros(n, np.int64)
         fits = np.ones(n, bool)
-        forms = [(dtype.name, shape) for dtype, shape in named.columns.forms]
+        forms = {(dtype.name, shape): i for i, (dtype, shape) in enumerate(named.columns.forms)}
         for k, held in enumerate(self.parts):
             table = held.table
             assert table is not None
-            at = np.array([*map(held.numbers.get, named.names, repeat(-1))], np.int64)
+            if table.names == named.names:  # as of most steps of a training
+                at = np.arange(n)
+            else:
+                at = np.array([*map(held.numbers.get, named.names, repeat(-1))], np.int64)
             here = np.flatnonzero(at >= 0)
             rows = table.row_of[at[here]]
-            part[here], changes[here] = k, np.array(table.changes)[at[here]]
+            part[here], changes[here] = k, table.changes[at[here]]
             regular = rows >= 0
             here, rows = here[regular], rows[regular]
             entry[here] = at[here]
-            mine = [forms[i] for i in named.columns.form[here].tolist()]
-            fits[here] = [a == table.forms[i] for a, i in zip(mine, rows.tolist(), strict=True)]
+            theirs = np.array([forms.get(form, -1) for form in table.forms], np.int64)
+            fits[here] = theirs[table.form[rows]] == named.columns.form[here]
         return RowsOf(part, entry, fits, changes)
 
     def __getitem__(self, name: str) -> EncodedTensor:
@@ -290,7 +300,13 @@ class WholeTensors(Mapping[str, EncodedTensor]):
         return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.parts[0].entries) if len(self.parts) == 1 else len(self._part)
+
+    def names_outside(self, named: TensorsByName) -> set[str]:
+        """The names of tensors that are not among those of a step."""
+        if any(part.table is None or part.table.names != named.names for part in self.parts):
+            return {*self.names} - named.numbers.keys()
+        return set()
 
 
 def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:

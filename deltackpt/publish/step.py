@@ -51,7 +51,7 @@ class StepBuilder:
         self._digests = dict(digests or {}) if named is None else {}
         self._columns: TensorDigests | None = None
         if named is not None:
-            n = len(named.tensors)
+            n = len(named.names)
             self._columns = TensorDigests(named, np.zeros((n, 2), np.uint64), np.zeros((n, 16), np.uint8))
         self.encodings: Counter[str] = Counter()  # tensors in each encoding
         self.added = self.removed = self.changed = 0  # tensors
@@ -94,7 +94,7 @@ class StepBuilder:
 
 def check_names(new: Checkpoint) -> None:
     """Raise CheckpointError ``name-reserved`` for a tensor whose name belongs to the format."""
-    for name in new.named.tensors:
+    for name in new.named.names:
         if name.startswith(RESERVED):
             need = f"no name that starts with {RESERVED!r}"
             raise CheckpointError("name-reserved", where=new.root, have=f"tensor {name[:80]!r}", need=need)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from deltackpt.checkpoint.diff import State
 from deltackpt.codecs import Entry
+from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.entry_table import EntryTable
 from deltackpt.codecs.packed.steps import to_steps
 from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Decoded, Elements
 from deltackpt.format.dtypes import DTYPES, DType, uint
 from deltackpt.patch.index import PartIndex
-from deltackpt.patch.many import RunChanges, TensorRun
+from deltackpt.patch.many import RunSteps, TensorRun
 from deltackpt.patch.tensor import EncodedTensor, Part
 from deltackpt.report.ulp import share_by_one
 from deltackpt.restore.scratch import writable_copy
@@ -24,8 +26,7 @@ LARGE = 64 << 20  # bytes of a tensor or box, above which its changes are looked
 PIECE = 1 << 20  # elements
 
 
-@dataclass(frozen=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """An entry of a part, or a tensor of an anchor.
 
     ``shape`` is the box's where ``offset`` says where in the tensor it lies. ``changed`` counts storage elements,
@@ -82,61 +83,42 @@ def describe(entry: Entry, size: int, one_ulp: float | None = None) -> TensorEnt
     )
 
 
-def describe_rows(
-    table: EntryTable, numbers: Sequence[int], sizes: Sequence[int], shares: Sequence[float | None]
-) -> list[TensorEntry]:
-    """`describe` of entries of a table by number, none of them odd: with the ``sizes`` of all, and their shares."""
-    at = table.row_of[numbers]
-    elements, changed = table.rows["elements"][at].tolist(), table.rows["changes"][at].tolist()
-    new, put = TensorEntry.__new__, object.__setattr__
-    found = []
-    forms, names = table.forms, table.names
-    for number, place, all_, some, share in zip(numbers, at.tolist(), elements, changed, shares, strict=True):
-        (dtype, shape), size = forms[place], sizes[number]
-        bits, density = 8 * size / some if some else None, some / max(1, all_)
-        row = new(TensorEntry)  # past the setting of each frozen field, which takes more than all else here
-        fields = {
-            "name": names[number],
-            "encoding": "packed",
-            "dtype": dtype,
-            "shape": shape,
-            "offset": None,
-            "elements": all_,
-            "changed": some,
-            "density": density,
-            "bytes": size,
-            "bits_per_change": bits,
-            "one_ulp": share,
-        }
-        put(row, "__dict__", fields)
-        found.append(row)
-    return found
+def describe_rows(table: EntryTable, numbers: Ints, sizes: Ints, shares: Sequence[float | None]) -> list[TensorEntry]:
+    """`describe` of entries of a table by number, none of them odd, int64 [n]: with the ``sizes`` of all entries,
+    int64, and the shares of these."""
+    at, n = table.row_of[numbers], len(numbers)
+    elements, changed, taken = table.rows["elements"][at], table.rows["changes"][at], sizes[numbers]
+    density = (changed / np.maximum(elements, 1)).tolist()
+    bits = (8 * taken / np.maximum(changed, 1)).tolist()
+    if not changed.all():
+        bits = [ratio if some else None for ratio, some in zip(bits, changed.tolist(), strict=True)]
+    names, dtypes, shapes = table.names, *([form[i] for form in table.forms] for i in (0, 1))
+    form = table.form[at].tolist()
+    columns = (
+        [names[i] for i in numbers.tolist()],
+        ["packed"] * n,
+        [dtypes[i] for i in form],
+        [shapes[i] for i in form],
+        [None] * n,
+        elements.tolist(),
+        changed.tolist(),
+        density,
+        taken.tolist(),
+        bits,
+        shares,
+    )
+    return [*map(partial(tuple.__new__, TensorEntry), zip(*columns, strict=True))]
 
 
-def shares_of_run(run: TensorRun, changes: RunChanges) -> list[float | None]:
+def shares_of_run(run: TensorRun, steps: RunSteps) -> list[float | None]:
     """The share of steps by one ULP of every tensor of a run; None where it does not change, or is no float."""
     shares: list[float | None] = [None] * len(run.tensors)
-    for number, decoded in changes.others:
+    for number, decoded in steps.others:
         shares[number] = _share(run, number, decoded)
-    names = {run.tensors[number].dtype for number in changes.which.tolist()}
-    if len(names) == 1 and (dtype := DTYPES[names.pop()]).sign_magnitude:  # all of them in one pass
-        begins = run.starts[changes.which] // dtype.width
-        words = run.data[: len(run.data) // dtype.width * dtype.width].view(uint(dtype.width))
-        _, size = to_steps(
-            words[changes.positions + np.repeat(begins, changes.counts)], changes.values.view(words.dtype), dtype
-        )
-        ones = np.concatenate([[0], np.cumsum(size == 0)])
-        ends = np.cumsum(changes.counts)
-        found = (ones[ends] - ones[ends - changes.counts]) / np.maximum(changes.counts, 1)
-        for number, count, share in zip(changes.which.tolist(), changes.counts.tolist(), found.tolist(), strict=True):
-            shares[number] = share if count else None
-        return shares
-    ends, bytes_ = np.cumsum(changes.counts).tolist(), np.cumsum(changes.counts * changes.widths).tolist()
-    for number, count, width, end, last in zip(
-        changes.which.tolist(), changes.counts.tolist(), changes.widths.tolist(), ends, bytes_, strict=True
-    ):
-        values = changes.values[last - count * width : last].view(uint(width))
-        shares[number] = _share(run, number, Decoded(changes.positions[end - count : end], values))
+    known = (steps.ones >= 0) & (steps.changes > 0)
+    found = (steps.ones / np.maximum(steps.changes, 1))[known].tolist()
+    for number, share in zip(steps.which[known].tolist(), found, strict=True):
+        shares[number] = share
     return shares
 
 

@@ -6,22 +6,24 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from deltackpt.codecs import Entry
+from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.entry_table import DTYPE_WORDS
 from deltackpt.errors import NotFoundError, UsageError
 from deltackpt.format.dtypes import DTYPES, nbytes
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.patch.index import PartIndex
-from deltackpt.patch.many import RunRoom, TensorRun, decode_run
+from deltackpt.patch.many import RunRoom, TensorRun, count_run
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.remote_part import RemotePart
-from deltackpt.patch.tensor import Part, PartsPatch
+from deltackpt.patch.tensor import Part, PartsPatch, names_outside
 from deltackpt.report.entries import TensorEntry, describe, describe_rows, one_ulp_of, shares_of_run, sizes
 from deltackpt.report.ulp import mean
 from deltackpt.repository import Repository
@@ -58,7 +60,7 @@ class Inspection:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``--json`` prints."""
-        return {**vars(self), "tensors": [dict(vars(tensor)) for tensor in self.tensors]}
+        return {**vars(self), "tensors": [tensor._asdict() for tensor in self.tensors]}
 
 
 ORDERS: Mapping[str, Callable[[TensorEntry], float]] = {
@@ -120,13 +122,13 @@ def _tables(repo: Repository, manifest: Manifest) -> Inspection:
 def _decoded(repo: Repository, manifest: Manifest, parent: Link, threads: int, progress: Progress) -> Inspection:
     plan = repo.resolve(parent)
     with PatchReader.open(repo, manifest) as patch, Replay.open(repo, plan) as old:
-        sizes_of = {part: sizes(part) for part in patch.parts}
+        sizes_of = {part: np.array(sizes(part), np.int64) for part in patch.parts}
 
         def rows_of(name: str) -> tuple[list[TensorEntry], int]:
             found = patch.tensor(name)
             assert found is not None
             rows = [
-                describe(entry, sizes_of[part][part.number_of(entry)], share)
+                describe(entry, int(sizes_of[part][part.number_of(entry)]), share)
                 for (part, entry), share in zip(found.held, one_ulp_of(name, found, old), strict=True)
             ]
             return rows, sum(nbytes(entry.dtype, entry.shape) for _, entry in found.held)
@@ -134,7 +136,7 @@ def _decoded(repo: Repository, manifest: Manifest, parent: Link, threads: int, p
         progress.start("inspect", sum(map(_bytes, patch.parts)))
         rows: list[TensorEntry] = []
         layout, room = repo.layout(plan.target), RunRoom()
-        rest = sorted(patch.names - layout.tensors.keys())
+        rest = sorted(names_outside(patch, layout.named))
 
         def rows_of_run(tensors: list[Tensor]) -> tuple[list[TensorEntry], int]:
             if (
@@ -163,12 +165,12 @@ def _bytes(part: PartIndex) -> int:
 
 
 def _at_once(
-    patch: PatchReader, old: Replay, run: TensorRun, sizes_of: Mapping[Part, list[int]]
+    patch: PatchReader, old: Replay, run: TensorRun, sizes_of: Mapping[Part, Ints]
 ) -> tuple[list[TensorEntry], int] | None:
     """The rows of a run, and the bytes of its tensors; None where they have to be found one by one."""
-    if patch.whole is None or not old.write_run(run) or (changes := decode_run(patch, run)) is None:
+    if patch.whole is None or not old.write_run(run) or (steps := count_run(patch, run)) is None:
         return None
-    shares, held, numbers = shares_of_run(run, changes), patch.whole.rows_of(run.named), run.numbers
+    shares, held, numbers = shares_of_run(run, steps), patch.whole.rows_of(run.named), run.numbers
     part_of, entries = held.part[numbers], held.entry[numbers]
     rows: list[TensorEntry] = []
     for k, part in enumerate(patch.whole.parts):
@@ -176,10 +178,10 @@ def _at_once(
             return None
         mine = part_of == k
         which = np.flatnonzero(mine & (entries >= 0))
-        rows += describe_rows(table, entries[which].tolist(), sizes_of[part], [shares[i] for i in which.tolist()])
+        rows += describe_rows(table, entries[which], sizes_of[part], [shares[i] for i in which.tolist()])
         for i in np.flatnonzero(mine & (entries < 0)).tolist():  # those that are odd
             number = part.numbers[run.tensors[i].name]
-            rows.append(describe(table.odd[number], sizes_of[part][number], shares[i]))
+            rows.append(describe(table.odd[number], int(sizes_of[part][number]), shares[i]))
     done = int(np.diff(run.starts)[part_of >= 0].sum())
     return rows, done
 
@@ -191,9 +193,19 @@ def _patch(repo: Repository, m: Manifest, rows: list[TensorEntry]) -> Inspection
         step=m.step,
         parent=m.parent.step if m.parent else None,
         files=[f.size for f in m.patch or ()],
-        rows=sorted(rows, key=lambda row: (row.name, row.offset or ())),  # code points sort as their UTF-8 bytes do
+        rows=_in_order(rows),
         elements=m.counts.elements,
     )
+
+
+_NAME, _OFFSET = attrgetter("name"), attrgetter("offset")
+
+
+def _in_order(rows: list[TensorEntry]) -> list[TensorEntry]:
+    """By name, and what is a box by its place."""
+    if any(map(_OFFSET, rows)):
+        rows = sorted(rows, key=lambda row: row.offset or ())
+    return sorted(rows, key=_NAME)  # code points sort as their UTF-8 bytes do
 
 
 def inspect_part(target: str | os.PathLike[str]) -> Inspection:
@@ -252,7 +264,8 @@ def _anchor(repo: Repository, m: Manifest) -> Inspection:
 def _inspection(
     target: str, kind: str, *, step: int, parent: int | None, files: list[int], rows: list[TensorEntry], elements: int
 ) -> Inspection:
-    changed = None if kind == "anchor" else sum(row.changed or 0 for row in rows)
+    counts = [row.changed or 0 for row in rows]
+    changed = None if kind == "anchor" else sum(counts)
     size = sum(files)
     return Inspection(
         target=target,
@@ -266,5 +279,5 @@ def _inspection(
         density=None if changed is None else changed / max(1, elements),
         bytes=size,
         bits_per_change=8 * size / changed if changed else None,
-        one_ulp=mean((row.one_ulp, row.changed or 0) for row in rows),
+        one_ulp=mean(zip((row.one_ulp for row in rows), counts, strict=True)),
     )

@@ -23,6 +23,7 @@ from deltackpt.kernels import address, addresses
 from deltackpt.patch.apply import changes_elements, decode_step, replace_whole, write_step
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch, describe
 from deltackpt.patch.many import TensorRun, advance_run, decode_run
+from deltackpt.patch.tensor import names_outside
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
@@ -117,9 +118,9 @@ def _proven(repo: Repository, files: Sequence[File]) -> dict[str, Bytes]:
 def check_left_over(base: Iterable[str], patches: Sequence[Patch], layout: Layout) -> None:
     """Raise ChainError ``tensor-shape`` for a tensor of the result that the layout lacks: what was in the state
     ``base``, by name, or came by one of ``patches``, and was not removed."""
-    held = {name for name in base if name not in layout.tensors}
+    held = set() if base is layout.tensors else {name for name in base if name not in layout.named.numbers}
     for patch in patches:
-        for name in patch.names - layout.tensors.keys():
+        for name in names_outside(patch, layout.named):
             found = patch.tensor(name)
             if found is None or found.effect is Effect.REMOVES:
                 held.discard(name)

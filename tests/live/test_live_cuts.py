@@ -10,10 +10,9 @@ torch = pytest.importorskip("torch")
 
 from support.live import TOKEN, Engine, make_model, nudge, raw, until  # noqa: E402
 from support.live_layouts import expected, nudge_state, same, whole_state  # noqa: E402
-from support.live_ranks import end, noted, sharded_trainer, start, wait_for_member, waiting_slices  # noqa: E402
+from support.live_ranks import end, noted, sharded_trainer, start, waiting_slices  # noqa: E402
 from support.relay import Relay  # noqa: E402
 
-from deltackpt.errors import StoreError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.live import Session  # noqa: E402
 
@@ -133,7 +132,8 @@ def test_an_engine_loses_one_of_its_ranks(tmp_path, how, phases):
             end(one)
 
 
-@pytest.mark.parametrize("phase", ["move", *(pytest.param(p, marks=pytest.mark.heavy) for p in PHASES if p != "move")])
+@pytest.mark.heavy
+@pytest.mark.parametrize("phase", PHASES)
 def test_a_rank_of_the_trainer_dies_beside_the_first(tmp_path, phase, made):
     """The second of two, from which half of the parts come, as an engine comes to a phase: the engine is at the old
     step, or at the new one, and the first rank is told, within the timeouts."""
@@ -161,45 +161,3 @@ def test_a_rank_of_the_trainer_dies_beside_the_first(tmp_path, phase, made):
         (tmp_path / "end").touch()
         for one in ranks:
             end(one)
-
-
-def test_an_engine_that_comes_while_the_repository_is_behind(tmp_path):
-    """The session is ahead of the repository, whose publish failed: who comes then waits for the next step."""
-    model, events = make_model(), []
-    live = Session(
-        "127.0.0.1:0", token=TOKEN, mode="sync", durable="behind", timeout=20.0, engines=1, report=events.append
-    )
-    with TrainerHook(model, tmp_path / "repo", threads=1, errors="carry", live=live) as hook:
-        first = Engine(make_model(zeros=True), live.address, engine="first")
-        hook.step(0)
-        first.reach(0)
-        hook.flush()
-        put, left = hook.repo.store.put, [1]
-
-        def fails(name, chunks):
-            if left[0] and name.startswith("patches/"):
-                left[0] -= 1
-                raise StoreError("store-io", where=name, have="no answer", need="an answer")
-            return put(name, chunks)
-
-        hook.repo.store.put = fails
-        nudge(model, 1)
-        hook.step(1)
-        first.reach(1)
-        until(lambda: [e for e in events if e.kind == "ahead"])
-        late = Engine(make_model(zeros=True), live.address, engine="late")
-        wait_for_member(live, "late")
-        late.reach(0)  # what the repository has
-        nudge(model, 2)
-        hook.step(2)
-        hook.flush()
-        first.reach(2)
-        late.reach(2)
-        nudge(model, 3)
-        hook.step(3)
-        for engine in (first, late):
-            engine.reach(3)
-            assert raw(engine.model) == raw(model)
-            assert engine.steps[-1].way == "live"
-            assert not engine.errors
-            engine.close()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.states import changed, mutate, part_of, random_bytes, random_state
 
 from deltackpt import kernels
+from deltackpt.codecs.packed.steps import to_steps
 from deltackpt.errors import DeltackptError
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.layout import TensorsByName
@@ -16,7 +17,7 @@ from deltackpt.format.safetensors_header import Tensor, build_header, parse_head
 from deltackpt.kernels import address
 from deltackpt.patch import many
 from deltackpt.patch.apply import decode_step
-from deltackpt.patch.many import RunRoom, TensorRun, advance_run, decode_run, runs
+from deltackpt.patch.many import RunChanges, RunRoom, TensorRun, advance_run, count_run, decode_run, runs
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import PartsPatch
 
@@ -53,9 +54,27 @@ def one_by_one(patch, run: TensorRun) -> bytes | None:
     return b"".join(made)
 
 
+def counts_of(run: TensorRun, found: RunChanges) -> list[list[int]]:
+    """The changes of each tensor, and how many are by one ULP, -1 of what is no float."""
+    ones, ends, last = [], np.cumsum(found.counts).tolist(), np.cumsum(found.counts * found.widths).tolist()
+    of_each = found.which.tolist(), found.counts, found.widths, ends, last
+    for number, count, width, end, byte in zip(*of_each, strict=True):
+        dtype = DTYPES[run.tensors[number].dtype]
+        new = found.values[byte - count * width : byte].view(f"<u{width}")
+        old = run.bytes_of(number).view(new.dtype)[found.positions[end - count : end]]
+        ones.append(int(np.count_nonzero(to_steps(old, new, dtype)[1] == 0)) if dtype.sign_magnitude else -1)
+    return [found.counts.tolist(), ones]
+
+
 def agree(patch, state) -> bool:
     before, need = run_of(state), one_by_one(patch, run_of(state))
-    found = decode_run(patch, before)
+    found, counted = decode_run(patch, before), count_run(patch, before)
+    if found is None or counted is None:
+        assert found is counted
+    else:
+        assert counts_of(before, found) == [counted.changes.tolist(), counted.ones.tolist()]
+        assert counted.which.tolist() == found.which.tolist()
+        assert [number for number, _ in counted.others] == [number for number, _ in found.others]
     assert before.data.tobytes() == run_of(state).data.tobytes()
     in_place = run_of(state)
     assert advance_run(patch, in_place) == (need is not None) == (found is not None)

@@ -25,6 +25,7 @@ _READ = np.dtype(
         *((name, np.int64) for name in ("numbers", "counts", "lengths", "checksums")),
         *((name, np.int64) for name in ("positions", "new")),
         *((name, np.int32) for name in ("wide", "in_place")),
+        ("ones", np.int64),
     ]
 )
 _CODES = (
@@ -66,7 +67,7 @@ def decode(jobs: Sequence[DecodeJob], threads: int, outputs: Outputs | None = No
         form += [scale.classes, scale.sized, scale.top, scale.anchor, 0]
         payload = np.frombuffer(job.payload, np.uint8)
         tables = at(d.numbers, np.int64), at(d.counts, np.int64), at(d.lengths, np.int64), at(d.checksums, np.uint32)
-        made = at(positions), at(new), 8 if positions is None else positions.itemsize, outputs is None
+        made = at(positions), at(new), 8 if positions is None else positions.itemsize, outputs is None, 0
         rows.append((*form, at(payload), len(payload), at(elements), len(d.lengths), *tables, *made))
     given, defect = np.array(rows, _READ), np.empty(3, np.int64)
     code = kernels.LIB.dk_lists_read(address(given), len(given), threads, address(defect))

@@ -66,6 +66,21 @@ class PackedRows:
         made = {"positions": address(positions) + 4 * counts[:-1], "new": address(values) + sizes[:-1]}
         return (positions, values) if self._read(elements, threads, **made) else None
 
+    def steps_by_one(self, elements: Ints, threads: int = 1) -> Ints | None:
+        """How many changes of each row are steps by one ULP, int64 [rows]; None for a defect of any.
+
+        ``elements``: as in `decode_into`; they are not written to.
+        """
+        ones = np.zeros(len(self.rows), np.int64)
+        at = address(ones) + 8 * np.arange(len(ones))
+        return ones if self._read(elements, threads, ones=at) else None
+
+    @property
+    def floats(self) -> npt.NDArray[np.bool_]:
+        """Has the dtype of each row steps by ULP? [rows]"""
+        floats: npt.NDArray[np.bool_] = self.words[self.rows["dtype"], 2] > 0
+        return floats
+
     def _read(self, elements: Ints, threads: int, **fields: Any) -> bool:
         assert kernels.LIB is not None
         rows, given, defect = self.rows, np.zeros(len(self.rows), _READ), np.empty(3, np.int64)
