@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from live_phases import Stacks, of_engine, of_trainer
 from token_bucket import Bucket
 
 TOKEN = "a secret of the benchmark"
@@ -168,7 +169,7 @@ class Trainer:
         from deltackpt.live import Session, link_rate
         from deltackpt.publish.manifest import AnchorPolicy
 
-        self.c, self.way, self.events = c, "coder", list[Any]()
+        self.c, self.way, self.events, self.began = c, "coder", list[Any](), 0.0
         whole = c.state()
         self.state: dict[str, Any] = whole if c.o.trainers == 1 else c.sharded(whole, c.o.trainers)
         del whole
@@ -200,9 +201,9 @@ class Trainer:
 
         change(self.local, self.c.o.density)
         self.c.wait()
-        began = time.monotonic()
+        self.began = time.monotonic()
         self.hook.step(number)
-        return time.monotonic() - began
+        return time.monotonic() - self.began
 
     def engines_at(self, number: int) -> int:
         """How many engine ranks have a step, as the first rank was told."""
@@ -244,24 +245,34 @@ def turns(c: Child, bucket: Bucket, plan: list[tuple[str, str]]) -> None:
     """Steps of some ways in turns with the baseline. ``plan``: (way, rate) of each; "" for no limit."""
     rows: dict[str, list[float]] = {}
     if c.rank >= c.o.trainers:
-        receiver, state = engine(c)
+        phases = of_engine()
+        receiver, state = engine(c, phases.report)
         reach(c, receiver, 0)
         before = receiver.received
         c.meet("begun", c.world)
         for number, (way, rate) in enumerate(plan, 1):
             c.meet(f"step-{number}", c.world)
+            phases.show(0.0)
+            stacks = Stacks() if c.o.stacks else None
             found = reach(c, receiver, number)
+            phases.mark("written")
+            if stacks is not None:
+                c.say(rank=c.rank, way=way, stacks=stacks.end())
             if found[-1].way != "live":
                 c.say(wrong=f"step {number} came by {found[-1].way}: {receiver.why}")
             c.say(rank=c.rank, way=way, rate=rate or "no limit", received=receiver.received - before)
             before = receiver.received
+            c.store.wait([f"began-{number}"])
+            c.say(rank=c.rank, way=way, phases=phases.show(float(c.store.get(f"began-{number}").decode())))
             c.store.set(f"sums-{c.rank}-{number}", c.sums(state) if c.o.trainers == 1 else "")
             bucket.rate = RATES.get(rate, 0.0)  # it cuts the baseline's messages, at both ends
             c.baseline(state, bucket, PART.get(rate, 1))
         receiver.close()
         return
     bucket.under_carrier()
-    t = Trainer(c)
+    told = list[Any]()
+    t = Trainer(c, lambda event: [phases.report(event) for phases in told])
+    told.append(of_trainer(t.hook, t.live))
     began = time.monotonic()
     t.hook.step(0)
     c.say(case="first step", rank=c.rank, seconds=time.monotonic() - began)
@@ -270,11 +281,18 @@ def turns(c: Child, bucket: Bucket, plan: list[tuple[str, str]]) -> None:
     for number, (way, rate) in enumerate(plan, 1):
         t.way, bucket.rate = way, RATES.get(rate, 0.0)
         c.meet(f"step-{number}", c.world)
+        told[0].show(0.0)
+        stacks = Stacks() if c.o.stacks else None
         taken = t.step(number)
+        if stacks is not None:
+            c.say(rank=c.rank, way=way, stacks=stacks.end())
+        if c.rank == 0:
+            c.store.set(f"began-{number}", repr(t.began))
         offered = [e.seconds for e in t.events if e.kind == "live" and e.step == number]
         if c.rank == 0 and t.engines_at(number) != c.o.engines:
             c.say(wrong=f"step {number}: {[e for e in t.events if e.step == number]}"[:900])
         t.hook.flush()
+        c.say(rank=c.rank, way=way, phases=told[0].show(t.began))
         if c.o.trainers == 1:
             want = c.sums(t.state)
             for rank in range(c.o.trainers, c.world):

@@ -15,7 +15,8 @@ one goes on whatever became of it. Cards 0 .. T-1 train, the next E are engines 
 one that is short of memory take --size 1b. Set nothing but NCCL_NVLS_ENABLE=0, which is set here unless it is.
 
   pair          step() -> written and proven on all engines' cards, coded and plain, in turns with a broadcast of all
-                weights over NCCL; the engines' bytes against what the parts have
+                weights over NCCL; the engines' bytes against what the parts have; and of either side when each phase
+                began, in seconds after the call of step(), and how long it took
   limited       the same, coded, with one token bucket under carrier and baseline: 25 and 1 Gb/s. Of the baseline at
                 1 Gb/s a sixteenth is sent, and the time is multiplied
   vllm          vLLM's own engines nccl and sparse_nccl between the same ranks, in turns with the plain broadcast: on
@@ -100,6 +101,7 @@ class Run:
             "--engines", str(o.engines if self.case != "hook" else 0), "--device", o.device, "--size", o.size,
             "--density", str(o.density), "--turns", str(o.turns), "--timeout", str(o.timeout),
             "--phase", given.get("phase", ""), *(["--first-load"] if o.first_load else []),
+            *(["--stacks"] if o.stacks else []),
         ]  # fmt: skip
         with (self.out / f"{name}.txt").open("wb") as log:
             self.children[name] = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=100.0, help="seconds that ranks of a session wait")
     parser.add_argument("--minutes", type=float, default=9.0, help="of all cases together")
     parser.add_argument("--first-load", action="store_true", help="engines begin at zeros")
+    parser.add_argument("--stacks", action="store_true", help="pair: say where all threads are during each step")
     for name in ("child", "out", "phase"):
         parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
     for name in ("rank", "port"):

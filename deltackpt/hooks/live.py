@@ -24,6 +24,8 @@ from deltackpt.repository import Repository
 
 log = logging.getLogger(__name__)
 
+PATIENCE = 0.5  # seconds that a publish leaves to the session, which is faster: no engine that stands still delays it
+
 
 @dataclass(frozen=True)
 class LiveBase:
@@ -56,6 +58,10 @@ class LiveSession(Protocol):
     @property
     def mode(self) -> str:
         """ "sync": `TrainerHook.step` waits until the engines have the step; "async": it does not."""
+
+    @property
+    def goes_first(self) -> bool:
+        """Do engines have a step before the repository does?"""
 
     def open(self, trainer: LiveTrainer) -> None:
         """Begin, by all ranks together."""
@@ -141,6 +147,8 @@ class LiveSide:
     def publish(self, publisher: Publisher, item: CapturedStep) -> StepMetrics:
         """Publish a step into the repository, and tell the session what became of it."""
         self._session.publishing(item.step)
+        if self._session.goes_first and self._worker.alive:  # both at once would take turns in one interpreter
+            self._pending.wait_passed(item.step, PATIENCE)
         try:
             found = publisher.publish(item)
         except BaseException as error:

@@ -134,6 +134,11 @@ class Pending:
         with self._changed:
             return self._newest == step or any(item.step == step for item in self._items)
 
+    def wait_passed(self, step: int, timeout: float) -> bool:
+        """Wait until a step was put, and none up to it stands any more, or for ``timeout`` seconds. -> is it so?"""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._newest >= step and not self.stands(step), timeout)
+
     def cancel_merge(self) -> None:
         """The step that `reserve_merge` was called for does not come."""
         with self._changed:

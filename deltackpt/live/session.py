@@ -89,6 +89,11 @@ class Session:
         return self.options.carrier == "nccl" and self.options.rate is not None
 
     @property
+    def goes_first(self) -> bool:
+        """Do engines have a step before the repository does?"""
+        return self.options.durable == "behind"
+
+    @property
     def mode(self) -> str:
         """As given."""
         return self.options.mode

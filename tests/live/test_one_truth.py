@@ -8,6 +8,8 @@ from support.live import TOKEN, Engine, make_model, nudge, raw, until  # noqa: E
 
 from deltackpt.errors import StoreError  # noqa: E402
 from deltackpt.hooks import TrainerHook  # noqa: E402
+from deltackpt.hooks import live as live_hook  # noqa: E402
+from deltackpt.hooks.pending import CapturedStep, Pending  # noqa: E402
 from deltackpt.live import Session, session  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
 
@@ -49,6 +51,38 @@ def test_the_parts_are_those_of_the_repository(tmp_path, monkeypatch):
     parts = {f.sha256: f.size for m in Repository.open(tmp_path / "repo").log() for f in m.patch or ()}
     assert len(parts) == 2
     assert parts.items() <= offered.items()
+
+
+def test_a_publish_begins_when_engines_that_do_not_wait_for_it_have_the_step(tmp_path, monkeypatch):
+    """Both at once would hold each other up in one interpreter."""
+    monkeypatch.setattr(live_hook, "PATIENCE", 100.0)
+    model, live, had = make_model(), made(engines=1, durable="behind"), []
+    with TrainerHook(model, tmp_path / "repo", threads=1, live=live) as hook:
+        publish = hook.publisher.publish
+        monkeypatch.setattr(hook.publisher, "publish", lambda item: had.append((item.step, live.step)) or publish(item))
+        engine = Engine(make_model(zeros=True), live.address)
+        for step in range(3):
+            nudge(model, step)
+            hook.step(step)
+            hook.flush()
+        engine.reach(2)
+        engine.close()
+    assert had == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_a_publish_does_not_wait_long_for_the_session(tmp_path):
+    queue = Pending(4)
+    assert not queue.wait_passed(1, 0.01)  # it was not put
+    for step in (1, 2):
+        queue.put(CapturedStep(step, {}))
+    queue.begin()
+    assert not queue.wait_passed(1, 0.01)  # it stands
+    queue.done(None)
+    assert queue.wait_passed(1, 0.0)
+    assert not queue.wait_passed(2, 0.01)
+    queue.begin()
+    queue.done(StoreError("live-lost", where="here", have="nobody", need="somebody"))
+    assert queue.wait_passed(2, 0.0)  # nothing waits for what failed
 
 
 def test_a_step_that_is_not_durable_does_not_go_live(tmp_path):
