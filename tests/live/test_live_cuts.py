@@ -156,7 +156,9 @@ def test_a_rank_of_the_trainer_dies_beside_the_first(tmp_path, phase, made):
         until(lambda: engine.receiver.step is not None)
         step = engine.receiver.step
         assert same(held, expected("fused", 0, 1, states[step]))
-        assert first["live"] == step == (phase == "write")
+        assert first["live"] == step
+        if phase not in ("prove", "agree"):  # then it may have given all that it has to give
+            assert step == (phase == "write")
     finally:
         (tmp_path / "end").touch()
         for one in ranks:
