@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from deltackpt.engines.methods import HasMethods
 from deltackpt.engines.receiver import Receiver
-from deltackpt.engines.regions import Region
 from deltackpt.engines.update import RankReport, Update
 from deltackpt.errors import DeltackptError, NotFoundError
 from deltackpt.format.manifest import Link
@@ -100,10 +98,10 @@ class BothModels:
             return []
         mine, its = self.draft.steps.digests(self.draft.link), self.main.steps.digests(self.main.link)
         known = {} if self.main.proof is None else self.main.proof.regions
-        twins = {_places(regions): name for name, regions in known.items()}
+        twins = {frozenset(r.place for r in regions): name for name, regions in known.items()}
         found = []
         for name, regions in skipped.items():
-            twin = twins.get(_places(regions), name)
+            twin = twins.get(frozenset(r.place for r in regions), name)
             a, b = (mine or {}).get(name), (its or {}).get(twin)
             if a is None or b is None or a.sums != b.sums:
                 found.append(f"{name} of the draft model: the engine has {twin} of its model in its place")
@@ -115,8 +113,3 @@ class BothModels:
         number = self.main.steps.find(want.step).step if report.step is None or want.phase == "stage" else report.step
         self.draft.steps.find(number)
         return number
-
-
-def _places(regions: Sequence[Region]) -> frozenset[tuple[int, int, int, tuple[tuple[int, int, int], ...]]]:
-    """Where a tensor lies in an engine's memory, whatever it is called."""
-    return frozenset((r.memory, r.source, r.target, tuple(r.dims)) for r in regions)

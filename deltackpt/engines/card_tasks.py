@@ -115,8 +115,8 @@ def decode_tasks(
         parts.setdefault(id(task.part), []).append(task)
     for some in parts.values():
         some.sort(key=lambda one: one.task.dtype.name)
-    runs = [(some, list(groups([one.task for one in some]))) for some in parts.values()]
-    spans = [(some[0].part, *_span(group)) for some, found in runs for group in found]
+    runs = [(some, [(group, *_span(group)) for group in groups([one.task for one in some])]) for some in parts.values()]
+    spans = [(some[0].part, begin, end) for some, found in runs for _, begin, end in found]
     with closing(_bytes(device, spans, bytes_of)) as data:
         for some, found in runs:
             sources = deque[TaskGroup]()
@@ -148,10 +148,11 @@ def _bytes(
 
 
 def _sent(
-    device: torch.device, found: Sequence[list[DecodeTask]], data: Iterator[torch.Tensor], sources: deque[TaskGroup]
-) -> Iterator[TaskGroup]:
+    device: torch.device, found: Sequence[tuple[list[DecodeTask], int, int]], data: Iterator[torch.Tensor],
+    sources: deque[TaskGroup],
+) -> Iterator[TaskGroup]:  # fmt: skip
     """Groups of tasks of one part, with their bytes on the card, as they are asked for; and in ``sources`` the same
     where they were."""
-    for group in found:
-        sources.append(TaskGroup(group, next(data), _span(group)[0]))
+    for group, begin, _ in found:
+        sources.append(TaskGroup(group, next(data), begin))
         yield replace(sources[-1], data=sources[-1].data.to(device, non_blocking=True))

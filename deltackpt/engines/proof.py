@@ -130,7 +130,7 @@ def _covered(storage: Memory, regions: Sequence[Region], proof: Proof) -> str | 
     for i, region in enumerate(regions):
         if bool((target_view(region, marks) == i + 1).all()):
             continue
-        over = next((r for r in regions[i + 1 :] if _same_place(r, region)), None)
+        over = next((r for r in regions[i + 1 :] if r.place == region.place), None)
         if over is None or bool(region.tensor) != bool(over.tensor):
             return f"{region.tensor or 'a constant'} is partly overwritten by another tensor"
         if region.tensor:
@@ -158,10 +158,6 @@ def _marks(storage: Memory) -> torch.Tensor:
     """A number for each element of a storage, 0: where that is, or on the host if it takes much of a card."""
     there = storage.flat.device if len(storage.flat) <= MARKED else torch.device("cpu")
     return torch.zeros(len(storage.flat), dtype=torch.int16, device=there)
-
-
-def _same_place(a: Region, b: Region) -> bool:
-    return (a.memory, a.source, a.target, a.dims) == (b.memory, b.source, b.target, b.dims)
 
 
 def _read_back(

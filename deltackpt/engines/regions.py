@@ -59,6 +59,11 @@ class Region:
         return of_strided(shape, self.source, [(n, s) for n, s, _ in self.dims])
 
     @property
+    def place(self) -> tuple[int, int, int, tuple[tuple[int, int, int], ...]]:
+        """Equal for regions of which each element lies in one place, whatever their tensors are called."""
+        return self.memory, self.source, self.target, self.dims
+
+    @property
     def elements(self) -> int:
         """How many it has."""
         count = 1

@@ -167,12 +167,9 @@ def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
         return _held_changes(patch, held, run)
     if isinstance(patch, SquashedPatch) and kernels.LIB is not None and by_runs(run.named):
         return _squashed_changes(patch, run)
-    try:
-        if (found := _find(patch, run)) is None:
-            return None
-        others = [(number, one.decode(_words(run, number))) for number, one in found.others]
-    except DeltackptError:
+    if (both := _found_in(patch, run)) is None:
         return None
+    found, others = both
     made = [(which, rows, rows.decode(address(run.data) + run.starts[which])) for which, rows in found.batches]
     arrays = [outcome for *_, outcome in made if outcome is not None]
     if len(arrays) != len(made):
@@ -186,6 +183,16 @@ def decode_run(patch: Patch, run: TensorRun) -> RunChanges | None:
         np.concatenate([np.zeros(0, np.uint8), *(values for _, values in arrays)]),
         others,
     )
+
+
+def _found_in(patch: Patch, run: TensorRun) -> tuple[_Found, list[tuple[int, Decoded]]] | None:
+    """What a patch has of a run, and those of its tensors that are decoded by themselves; None as of `decode_run`."""
+    try:
+        if (found := _find(patch, run)) is None:
+            return None
+        return found, [(number, one.decode(_words(run, number))) for number, one in found.others]
+    except DeltackptError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -202,12 +209,9 @@ class RunSteps:
 
 def count_run(patch: Patch, run: TensorRun) -> RunSteps | None:
     """What `decode_run` gives, counted and not kept."""
-    try:
-        if (found := _find(patch, run)) is None:
-            return None
-        others = [(number, one.decode(_words(run, number))) for number, one in found.others]
-    except DeltackptError:
+    if (both := _found_in(patch, run)) is None:
         return None
+    found, others = both
     which, changes, ones = ([np.zeros(0, np.int64)] for _ in range(3))
     for numbers, rows in found.batches:
         if (count := rows.steps_by_one(address(run.data) + run.starts[numbers])) is None:

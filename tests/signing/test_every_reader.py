@@ -210,12 +210,7 @@ def put_back(place: Place) -> Any:
 
 @scene("rewind-unsigned")
 def gone_on_from_what_was_put_back(place: Place) -> Any:
-    place.publish(ONE)
-    then = place.as_it_is()
-    place.publish(ONE)
-    place.trusts(ONE)
-    yield
-    place.put_back(then)
+    yield from put_back(place)
     place.publish(ONE)
     place.publish(ONE)
 
