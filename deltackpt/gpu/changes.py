@@ -82,13 +82,13 @@ def deltas_of(
     bases: Mapping[int, Words],
     encoded: Mapping[int, Encoded],
     sums: Sequence[Sums | None],
-    finite: bool = False,
+    odd: Sequence[int] | None = None,
     keep: bool = False,
 ) -> list[Delta]:
     """Changes whose arrays were copied to ``host``, as a delta for every piece that changed.
 
     By index of the piece: ``bases`` are all its old words, ``encoded`` is what a device made of it, ``sums`` what the
-    tensor's sums gain. ``finite``: no word is infinite or NaN; ``keep`` what the device has of it, too. Positions
+    tensor's sums gain, ``odd`` how many more words are infinite or NaN. ``keep`` what the device has of it, too. Positions
     become uint32, or int64 where the device's are, or ``start`` is not 0.
     """
     positions, width = host[0], uint(changes.pieces[0].dtype.width)
@@ -107,7 +107,8 @@ def deltas_of(
             card = CardWords(changes.positions[part], changes.new[part]) if keep and there else None
             found.append(
                 Delta(
-                    piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made, sums[i], finite, card
+                    piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made, sums[i],
+                    odd[i] if odd is not None else None, card,
                 )
             )  # fmt: skip
     return found
@@ -134,7 +135,7 @@ def _one(runs: Sequence[Delta], encoding: str, words: Callable[[str], Words]) ->
     base = words(first.name)
     base[positions] = old
     sums: Sums | None = state_digest.ZERO
-    finite = all(run.finite for run in runs)
+    odd = None if any(run.odd is None for run in runs) else sum(run.odd or 0 for run in runs)
     for run in runs:
         sums = None if sums is None or run.sums is None else state_digest.add(sums, run.sums)
-    return replace(first, positions=positions, old=old, new=new, sums=sums, finite=finite).keeping(base, encoding)
+    return replace(first, positions=positions, old=old, new=new, sums=sums, odd=odd).keeping(base, encoding)

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from deltackpt.format.dtypes import not_finite
 from deltackpt.format.state_digest import Sums
-from deltackpt.gpu.changes import DeviceChanges, deltas_of, join_runs, wide
+from deltackpt.gpu.changes import deltas_of, join_runs, wide
 from deltackpt.gpu.diff import Group, advance, apart, groups
 from deltackpt.gpu.digest import has_kernels, has_triton, of_changes, to_whole
 from deltackpt.gpu.encode import encode, grid_for
@@ -121,25 +120,17 @@ def _deltas(
     others = {i: piece for i, piece, _ in changed if i not in which and not wide(piece)}
     bases = Copy([snapshot.of(piece.name) for piece in others.values()], side)
     arrays = Copy([changes.positions, changes.old, changes.new], side)
-    sums = Copy([group.sums, _odd(changes)])
+    sums = Copy([group.sums])
     made = yield from work
     positions, old, new = (t.numpy() for t in arrays.wait())
     words = {i: on_host(base, others[i].dtype) for i, base in zip(others, bases.wait(), strict=True)}
-    gains, odd = sums.wait()
-    deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, gains), not int(odd), keep)
+    (gains,) = sums.wait()
+    odd = gains[:, 2].tolist()
+    deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, gains[:, :2]), odd, keep)
     for found in into:
         found += deltas
     if not apart(snapshot, changes.pieces[0]):
         advance(group, snapshot)
-
-
-def _odd(changes: DeviceChanges) -> torch.Tensor:
-    """How many words are infinite or NaN, before or after: int64, on the device."""
-    test = not_finite(changes.pieces[0].dtype)
-    if test is None:
-        return changes.positions.new_zeros((), dtype=torch.int64)
-    old, new = (((words & test[0]) == test[1]).sum() for words in (changes.old, changes.new))
-    return old + new
 
 
 def _sums(group: Group, gained: torch.Tensor) -> list[Sums]:
