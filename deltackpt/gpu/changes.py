@@ -14,7 +14,7 @@ from deltackpt.codecs import Encoded
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
 from deltackpt.format.state_digest import Sums
-from deltackpt.torch_views.delta import CardWords, Delta
+from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 
 NARROW = 1 << 31  # storage elements of a piece from which on int32 does not hold its positions
@@ -83,13 +83,12 @@ def deltas_of(
     encoded: Mapping[int, Encoded],
     sums: Sequence[Sums | None],
     odd: Sequence[int] | None = None,
-    keep: bool = False,
 ) -> list[Delta]:
     """Changes whose arrays were copied to ``host``, as a delta for every piece that changed.
 
     By index of the piece: ``bases`` are all its old words, ``encoded`` is what a device made of it, ``sums`` what the
-    tensor's sums gain, ``odd`` how many more words are infinite or NaN. ``keep`` what the device has of it, too. Positions
-    become uint32, or int64 where the device's are, or ``start`` is not 0.
+    tensor's sums gain, ``odd`` how many more words are infinite or NaN. Positions become uint32, or int64 where the
+    device's are, or ``start`` is not 0.
     """
     positions, width = host[0], uint(changes.pieces[0].dtype.width)
     if positions.dtype == np.int32:
@@ -103,14 +102,10 @@ def deltas_of(
             piece = changes.pieces[i]
             words = positions[part], old[part], new[part]
             base, made = bases.get(i), encoded.get(i)
-            there = changes.positions.dtype == torch.int32 and not wide(piece)
-            card = CardWords(changes.positions[part], changes.new[part]) if keep and there else None
+            gain = odd[i] if odd is not None else None
             found.append(
-                Delta(
-                    piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made, sums[i],
-                    odd[i] if odd is not None else None, card,
-                )
-            )  # fmt: skip
+                Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made, sums[i], gain)
+            )
     return found
 
 

@@ -27,6 +27,14 @@ class CardWords:
 
 
 @dataclass(frozen=True)
+class CardChange:
+    """What a card has kept of a change: its ``words``, and the ``tiles`` that it was encoded in, uint8 [bytes]."""
+
+    words: CardWords | None = None
+    tiles: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Delta:
     """Changed storage elements of a box: flat ``positions`` in it, rising, and the words before and after.
 
@@ -50,7 +58,7 @@ class Delta:
     encoded: Encoded | None = None
     sums: Sums | None = None
     odd: int | None = None
-    on_card: CardWords | None = None
+    on_card: CardChange | None = None
 
     @property
     def nbytes(self) -> int:
