@@ -18,9 +18,9 @@ from deltackpt.codecs.plain import Checked
 from deltackpt.codecs.registry import FULL
 from deltackpt.codecs.types import PlainTensor
 from deltackpt.format.dtypes import DType
+from deltackpt.format.safetensors_header import MAX_NAME
 from deltackpt.gpu.crc_runs import crc32_of
 from deltackpt.gpu.device_bytes import CardBytes
-from deltackpt.patch.encode import collides
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.delta import CardChange, Delta
 from deltackpt.util.grouped import grouped
@@ -32,7 +32,8 @@ def fits_card(delta: Delta, names: AbstractSet[str]) -> bool:
     """Can the change go out of the card's memory plainly: is it there, of a whole tensor, under names that are free?"""
     if delta.on_card is None or delta.on_card.words is None or delta.box.proper or not len(delta.positions):
         return False
-    return not collides(_entry(delta, Checked(len(delta.positions), 0)), names)
+    made = (delta.name + INDICES, delta.name + VALUES)  # as `patch.encode.collides` has it
+    return not any(name in names or len(name.encode()) > MAX_NAME for name in made)
 
 
 def coded_on_card(delta: Delta, encoding: str) -> tuple[Entry, Encoded] | None:
