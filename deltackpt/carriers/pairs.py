@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import Any, Protocol
@@ -78,15 +78,21 @@ class Pair:
             data = torch.frombuffer(into, dtype=torch.uint8) if len(into) else torch.empty(0, dtype=torch.uint8)
             self._calls.run(lambda: self._receive(data, deadline), deadline)
             return
-        into[:] = CardBytes(self.receive_tensor(len(into), deadline)).to_host()
+        into[:] = CardBytes(self.begin_tensor(len(into), deadline)()).to_host()
 
-    def receive_tensor(self, size: int, deadline: Deadline) -> torch.Tensor:
-        """So many bytes, uint8 [size] on the pair's device, complete when it returns."""
+    def begin_tensor(self, size: int, deadline: Deadline) -> Callable[[], torch.Tensor]:
+        """So many bytes, uint8 [size] on the pair's device: what is returned waits for them. They belong to the
+        caller's stream."""
         data = torch.empty(size, dtype=torch.uint8, device=self.device)
         if self._stream is not None:  # the memory may be in use there until now
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        self._calls.run(lambda: self._receive(data, deadline), deadline)
-        return data
+        wait = self._calls.begin(lambda: self._receive(data, deadline), deadline)
+
+        def complete() -> torch.Tensor:
+            wait()
+            return data
+
+        return complete
 
     def close(self) -> None:
         """Leave the pair. Can be called again."""

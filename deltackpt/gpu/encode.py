@@ -44,7 +44,10 @@ class _Measured:
 
 
 def encode(
-    group: Group, which: Mapping[int, TileGrid], snapshot: Snapshot, side: CopyStream | None = None,
+    group: Group,
+    which: Mapping[int, TileGrid],
+    snapshot: Snapshot,
+    side: CopyStream | None = None,
     there: dict[int, torch.Tensor] | None = None,
 ) -> Generator[None, None, dict[int, Encoded]]:
     """Encode the pieces ``which`` of a group, and release it; yields twice, each time before it waits.

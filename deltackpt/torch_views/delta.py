@@ -42,8 +42,8 @@ class Delta:
     elements. ``encoded`` is the change as it was encoded when they were at hand. A delta may have neither: one that was
     made of two. ``xxh3`` is of the whole tensor's new bytes, None where not all of them were read. ``elements`` are the
     storage elements of the box, ``sums`` what the tensor's sums of the state digest gain, where a device has computed
-    it; ``odd`` how many more elements are infinite or NaN after it than before, where a device has counted; ``on_card``:
-    what it has kept of it.
+    it; ``odd`` how many more elements are infinite or NaN after it than before, where a device has counted;
+    ``on_card``: what it has kept of it.
     """
 
     name: str

@@ -71,7 +71,7 @@ def test_sums_and_places_of_several_widths():
 
 @pytest.mark.parametrize("near", [True, False])
 def test_more_positions_than_a_program_takes(near):
-    """Those of two tensors lie side by side in a part; the first of the second one is less than the last of the first."""
+    """Those of two tensors lie side by side: the first of the second one is less than the last of the first."""
     rng = np.random.default_rng(0)
     counts = [5000, 2100]
     held = torch.zeros(sum(counts) + 4, dtype=torch.int32, device=WHERE)

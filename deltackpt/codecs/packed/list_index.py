@@ -14,9 +14,8 @@ from deltackpt.codecs.packed.classes import MAX_CLASSES, ClassScale
 from deltackpt.codecs.packed.grid import MAX_TILE, TileGrid, plane
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType
-from deltackpt.format.varint import VarintReader
+from deltackpt.format.varint import VarintReader, write_array
 from deltackpt.format.varint import write as numbers
-from deltackpt.format.varint import write_array
 
 MAX_LENGTH = 1 << 40  # bytes of a tile
 MAX_COUNT_BITS = 32
