@@ -43,7 +43,8 @@ def write_array(values: Ints) -> bytes:
     longer = [values >> (7 * i) > 0 for i in range(1, most)]
     for i, more in enumerate(longer):
         made[:, i] |= more.view(np.uint8) << 7
-    return made[np.stack([np.ones(len(values), bool), *longer], 1)].tobytes()
+    there = np.stack([np.ones(len(values), bool), *longer], 1)
+    return bytes(made[there])
 
 
 class VarintReader:

@@ -43,17 +43,18 @@ def crc32_of(data: torch.Tensor, sizes: Sequence[int]) -> list[int]:
     for i in np.flatnonzero(lengths < SMALL).tolist():
         made[i] = zlib.crc32(data[starts[i] : starts[i] + lengths[i]].cpu().numpy())
     # Each piece is moved on to the end of its run: what comes after does not change that.
-    ends = np.repeat(np.cumsum(np.array(sizes, np.int64)), [len(some) for some in pieces])
-    made = moved_on(made, ends - starts - lengths)
+    run = np.repeat(np.arange(len(sizes)), [len(some) for some in pieces])
+    made = moved_on(made, np.cumsum(np.array(sizes, np.int64))[run] - starts - lengths)
     found = np.zeros(len(sizes), np.uint32)
-    np.bitwise_xor.at(found, np.repeat(np.arange(len(sizes)), [len(some) for some in pieces]), made)
+    np.bitwise_xor.at(found, run, made)
     return [int(crc) for crc in found]
 
 
 def moved_on(crcs: npt.NDArray[np.uint32], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     """What crc32s, [n], are to runs that have ``sizes`` bytes more, int64 [n]: xor that of the bytes that come after
     it is the crc32 of both."""
-    made, tables = crcs.copy(), _tables()
+    made: npt.NDArray[np.uint32] = crcs.copy()
+    tables = _tables()
     for power in range(int(sizes.max(initial=0)).bit_length()):
         which = np.flatnonzero(sizes >> power & 1)
         at, t = made[which], tables[power]
