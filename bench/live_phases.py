@@ -60,7 +60,8 @@ class Stacks:
     """Where all threads of this process are, looked at every millisecond: what waits shows as well as what works. It
     takes some time of the step itself."""
 
-    DEPTH, MOST = 4, 16
+    DEPTH, MOST = 4, 40
+    IDLE = ("_worker", "_accept")  # functions that wait for work
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
@@ -79,7 +80,7 @@ class Stacks:
             self._looks += 1
             names = {thread.ident: thread.name for thread in threading.enumerate()}
             for ident, frame in sys._current_frames().items():
-                if ident != threading.get_ident():
+                if ident != threading.get_ident() and frame.f_code.co_name not in self.IDLE:
                     self._seen[f"{names.get(ident, ident)}: {self._calls(frame)}"] += 1
 
     def _calls(self, frame: Any) -> str:
