@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deltackpt.cache.layout import BUILDING, MAKING, CacheLayout, link_of
+from deltackpt.cache.layout import BUILDING, MAKING, RECORDS, CacheLayout, link_of
 from deltackpt.errors import CheckpointError, ConflictError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
-from deltackpt.restore.journal import Journal
+from deltackpt.restore.journal import Journal, JournalHead
 from deltackpt.util.disk import boot_id, draft_of, link_or, replace_file
 from deltackpt.util.file_server import remove, rename, symlink
 from deltackpt.util.lock import lock, lock_file
@@ -95,6 +95,7 @@ class Cache(CacheLayout):
                 self.drop_slot(self.slot(link))
         for path in (self.journal, self.next):
             path.unlink(missing_ok=True)
+        self.drop_records()
         self.drop_nameless()
 
     def drop_nameless(self) -> None:
@@ -110,6 +111,16 @@ class Cache(CacheLayout):
         """
         self.journal.unlink(missing_ok=True)
         rename(self.next, self.journal)
+        self.drop_records()
+
+    def drop_records(self) -> None:
+        """Remove the files of journals that are gone."""
+        heads = [head for path in (self.journal, self.next) if (head := JournalHead.read(path)) is not None]
+        named = {name for head in heads for name in head.more}
+        for path in self.root.glob(RECORDS):
+            if path.name not in named:
+                with suppress(OSError):
+                    path.unlink()
 
     def finish_switch(self) -> None:
         """A move that was killed after its slot was proven and renamed: finish it. Drop what an earlier one left."""
@@ -122,6 +133,7 @@ class Cache(CacheLayout):
                 self.adopt_journal()
             else:
                 remove(self.next)
+        self.drop_records()
         for path in self.root.glob(BUILDING):
             shutil.rmtree(path, ignore_errors=True)
 

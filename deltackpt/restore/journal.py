@@ -4,6 +4,9 @@ A record holds the changed elements of one tensor by one patch, a block those of
 before the first of them is written into a slot. Replaying records is idempotent, so a killed move is finished by
 replaying; and the other slot is moved on by replaying, without decoding anything twice. Local to one host, rebuilt at
 will, no format for exchange.
+
+Threads that append at the same time do so to files of their own, since a file takes one write at a time. Each file ends
+with its last whole record; the records of a tensor are in any of them, and in order by their patches.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +42,10 @@ _ROW = np.dtype(
     [("tensor", "<u4"), ("width", "u1"), ("wide", "u1"), ("nothing", "<u2"), ("count", "<u8")]
 )  # in a block
 _AT_ONCE = 512  # pieces of one call; systems take 1,024
+LONGEST = 4096  # bytes of a head
+MOST_FILES = 64  # beside the first
 JOURNAL_ROW = np.dtype(
-    [(name, np.int64) for name in ("tensor", "patch", "width", "wide", "count", "positions", "values", "block")]
+    [(name, np.int64) for name in ("tensor", "patch", "width", "wide", "count", "positions", "values", "block", "file")]
 )
 
 
@@ -55,39 +60,103 @@ class JournalRecord(Decoded):
     patch: int
 
 
+@dataclass(frozen=True)
+class JournalHead:
+    """The first line of a journal: from where to where, which patches a record's number counts (``via``), and the names
+    of the files beside it that have records of it."""
+
+    start: Link
+    end: Link
+    via: str
+    more: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """A line of JSON. One with ``more`` is none to a reader of before there was such a thing: it would take the
+        records of the first file for all."""
+        ends, more = (("start", "end"), {"more": self.more}) if self.more else (("from", "to"), {})
+        value = dict(zip(ends, (self.start.to_dict(), self.end.to_dict()), strict=True))
+        return json.dumps({**value, "via": self.via, **more}).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> JournalHead:
+        """Raises ValueError, KeyError, TypeError for another line; that of a journal of before there were blocks is
+        another one."""
+        value = json.loads(line)
+        first, last = ("start", "end") if "more" in value else ("from", "to")
+        start, end = Link(**value[first]), Link(**value[last])
+        more = tuple(map(str, value.get("more", ())))
+        if any("/" in name or name.startswith(".") for name in more) or len(more) > MOST_FILES:
+            raise ValueError("no names of files beside a journal")
+        return cls(start, end, str(value.get("via", "")), more)
+
+    @classmethod
+    def read(cls, path: Path) -> JournalHead | None:
+        """That of the journal at ``path``; None if there is none."""
+        try:
+            with path.open("rb") as file:
+                return cls.decode(file.readline(LONGEST))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+class _RecordFile:
+    """One file of a journal, of which ``size`` bytes are whole records, while more are appended by one thread at a
+    time."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size, self.lock = path, size, threading.Lock()
+        self.fd: int | None = None
+
+    def append(self, pieces: Sequence[memoryview]) -> None:
+        if self.fd is None:
+            self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        for first in range(0, len(pieces), _AT_ONCE):
+            some = pieces[first : first + _AT_ONCE]
+            left = os.writev(self.fd, some)
+            for piece in some:  # what a signal, or a full disk, left unwritten
+                skip = min(left, len(piece))
+                piece, left = piece[skip:], left - skip
+                while piece:
+                    piece = piece[os.write(self.fd, piece) :]
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+
 class Journal:
-    """One file: a line of JSON that says from where to where, then records and blocks in any order of tensors."""
+    """A `JournalHead`, then records and blocks in any order of tensors, there and in the files that it names."""
 
     def __init__(
-        self, path: Path, start: Link, end: Link, via: str, rows: npt.NDArray[Any], data: npt.NDArray[np.uint8]
+        self, path: Path, head: JournalHead, rows: npt.NDArray[Any], files: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
-        """``rows``: of `JOURNAL_ROW`, the places of whole records in ``data``, the file up to the last of them."""
-        self.path = path
-        self.start = start
-        self.end = end
-        self.via = via  # which patches a record's number counts
-        self.data = data
-        self._size = len(data)  # a torn record may follow
-        self._rows = rows[np.argsort(rows["tensor"], kind="stable")]
-        self._unchecked: dict[int, tuple[int, int, int]] = {}  # first byte and end of blocks, and their xxh3-64
-        self._lock = threading.Lock()
-        self._fd: int | None = None
+        """``rows``: of `JOURNAL_ROW`, the places of whole records in ``files`` (uint8 [n] each), every file up to the
+        last of them."""
+        self.path, self._head, self._files = path, head, files
+        self.start, self.end, self.via = head.start, head.end, head.via
+        self._rows = rows[np.lexsort((rows["patch"], rows["tensor"]))]
+        # By number of the block: its file, first byte and end there, and their xxh3-64.
+        self._unchecked: dict[int, tuple[int, int, int, int]] = {}
+        paths = [path, *(path.with_name(name) for name in head.more)]
+        self._streams = [_RecordFile(p, len(file)) for p, file in zip(paths, files, strict=True)]
         self._torn = False
 
     @classmethod
-    def create(cls, path: Path, start: Link, end: Link, via: str = "") -> Journal:
-        """Begin a new journal, replacing any at ``path``."""
-        line = json.dumps({"from": start.to_dict(), "to": end.to_dict(), "via": via}).encode() + b"\n"
+    def create(cls, path: Path, start: Link, end: Link, via: str = "", more: Sequence[Path] = ()) -> Journal:
+        """Begin a new journal, replacing any at ``path``; ``more`` are files beside it that are not there yet."""
+        head = JournalHead(start, end, via, tuple(file.name for file in more))
         path.unlink(missing_ok=True)  # never truncated: a reader may have the old one mapped
-        path.write_bytes(line)
-        journal = cls(path, start, end, via, np.zeros(0, JOURNAL_ROW), np.frombuffer(line, np.uint8))
-        journal.resume()
-        return journal
+        for file in more:
+            file.touch(exist_ok=False)
+        path.write_bytes(line := head.encode())
+        none = np.zeros(0, np.uint8)
+        return cls(path, head, np.zeros(0, JOURNAL_ROW), [np.frombuffer(line, np.uint8), *[none] * len(more)])
 
     def resume(self) -> None:
-        """Open for more records, after the last whole one."""
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        os.ftruncate(self._fd, self._size)
+        """More records may follow the last whole one of each file; torn ones go."""
+        for stream in self._streams:
+            os.truncate(stream.path, stream.size)
 
     @classmethod
     def read(cls, path: Path, *, check: bool = True) -> Journal | None:
@@ -98,32 +167,32 @@ class Journal:
         """
         try:
             with path.open("rb") as file:
-                line = file.readline(4096)
-                start, end, via = _ends(line)
-                size = file.seek(0, 2)
-                data = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+                line = file.readline(LONGEST)
+                head = JournalHead.decode(line)
+                mapped = [_mapped(file)]
+            for name in head.more:  # one that is gone: so is the journal, since its head was read
+                with path.with_name(name).open("rb") as file:
+                    mapped.append(_mapped(file))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        found = [np.zeros(0, JOURNAL_ROW)]
-        at = len(line)
-        blocks: dict[int, tuple[int, int, int]] = {}
-        while (rows := _read_rows(data, at, check)) is not None:
-            rows[0]["block"] = at
-            found.append(rows[0])
-            blocks[at] = rows[1]
-            at = rows[1][1]
-        journal = cls(path, start, end, via, np.concatenate(found), np.frombuffer(data, np.uint8)[:at])
+        found, files, blocks = [np.zeros(0, JOURNAL_ROW)], [], dict[int, tuple[int, int, int, int]]()
+        for number, data in enumerate(mapped):
+            at = 0 if number else len(line)
+            while (rows := _read_rows(data, at, check)) is not None:
+                rows[0]["block"], rows[0]["file"] = len(blocks), number
+                found.append(rows[0])
+                blocks[len(blocks)] = (number, *rows[1])
+                at = rows[1][1]
+            files.append(np.frombuffer(data, np.uint8)[:at])
+        journal = cls(path, head, np.concatenate(found), files)
         journal._unchecked = {} if check else blocks
         return journal
 
     @classmethod
     def ends(cls, path: Path) -> tuple[Link, Link] | None:
         """From where to where a journal leads, without its records. None if there is none."""
-        try:
-            with path.open("rb") as file:
-                return _ends(file.readline(4096))[:2]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        head = JournalHead.read(path)
+        return None if head is None else (head.start, head.end)
 
     @property
     def records(self) -> int:
@@ -154,16 +223,22 @@ class Journal:
         for block in np.unique(rows["block"]).tolist():
             if (found := self._unchecked.get(block)) is None:
                 continue
-            first, end, check = found
-            if xxhash.xxh3_64(self.data[first:end].data).intdigest() != check:
+            file, first, end, check = found
+            if xxhash.xxh3_64(self._files[file][first:end].data).intdigest() != check:
                 have, need = "a record of other bytes", "the record that the last move wrote"
                 raise ChainError("slot-unusable", where=self.path, have=have, need=need)
             self._unchecked.pop(block, None)
 
     def _record(self, row: tuple[int, ...]) -> JournalRecord:
-        tensor, patch, width, wide, count, at, values, _ = row
-        positions = np.frombuffer(self.data, f"<u{wide}", count, at) if wide else None
-        return JournalRecord(positions, np.frombuffer(self.data, uint(width), count, values), tensor, patch)
+        tensor, patch, width, wide, count, at, values, _, file = row
+        data = self._files[file]
+        positions = np.frombuffer(data, f"<u{wide}", count, at) if wide else None
+        return JournalRecord(positions, np.frombuffer(data, uint(width), count, values), tensor, patch)
+
+    def addresses(self, rows: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+        """Of the positions and the values of these `JOURNAL_ROW`s, int64 [rows] both, for as long as this is there."""
+        base = np.array([address(file) for file in self._files], np.int64)[rows["file"]]
+        return base + rows["positions"], base + rows["values"]
 
     def append(self, tensor: int, patch: int, decoded: Decoded) -> JournalRecord:
         """Put a record into the file; only then may the caller act on it. Any thread may call it. Raises OSError."""
@@ -201,20 +276,19 @@ class Journal:
             self._write([memoryview(head), *pieces])
 
     def _write(self, pieces: Sequence[memoryview]) -> None:
-        assert self._fd is not None
-        with self._lock:
+        free = next((s for s in self._streams if s.lock.acquire(blocking=False)), None)
+        if free is None:
+            free = self._streams[threading.get_ident() % len(self._streams)]
+            free.lock.acquire()
+        try:
             if self._torn:  # what follows a torn record is never read again, and so must not be acted on
                 raise OSError(errno.EIO, "an earlier record of the journal was not written whole")
+            free.append(pieces)
+        except BaseException:
             self._torn = True
-            for first in range(0, len(pieces), _AT_ONCE):
-                some = pieces[first : first + _AT_ONCE]
-                left = os.writev(self._fd, some)
-                for piece in some:  # what a signal, or a full disk, left unwritten
-                    skip = min(left, len(piece))
-                    piece, left = piece[skip:], left - skip
-                    while piece:
-                        piece = piece[os.write(self._fd, piece) :]
-            self._torn = False
+            raise
+        finally:
+            free.lock.release()
 
     def __enter__(self) -> Journal:
         return self
@@ -223,10 +297,9 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """End the records: the descriptor is closed, the file stays."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        """End the records: descriptors are closed, the files stay."""
+        for stream in self._streams:
+            stream.close()
 
 
 def replay_run(journal: Journal, run: TensorRun, numbers: Ints) -> int:
@@ -239,13 +312,13 @@ def replay_run(journal: Journal, run: TensorRun, numbers: Ints) -> int:
     if not len(rows):
         return 0
     journal.check_rows(rows)
-    jobs, base = kernels.scatter_jobs(len(rows)), address(journal.data)
+    jobs = kernels.scatter_jobs(len(rows))
     sizes = np.diff(run.starts)[which]
     if (sizes % rows["width"]).any():
         return -1
     jobs["words"] = address(run.data) + run.starts[which]
     jobs["n"], jobs["count"] = sizes // rows["width"], rows["count"]
-    jobs["positions"], jobs["values"] = base + rows["positions"], base + rows["values"]
+    jobs["positions"], jobs["values"] = journal.addresses(rows)
     jobs["wide"], jobs["width"] = rows["wide"], rows["width"]
     return int((rows["count"] * rows["width"]).sum()) if kernels.scatter_many(jobs) is None else -1
 
@@ -258,11 +331,9 @@ def narrow(positions: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
     return positions.astype("<u4" if fits else "<u8", copy=False)
 
 
-def _ends(line: bytes) -> tuple[Link, Link, str]:
-    """What the first line says. Raises ValueError, KeyError, TypeError for another; that of a journal of before there
-    were blocks is another one."""
-    value = json.loads(line)
-    return Link(**value["from"]), Link(**value["to"]), str(value.get("via", ""))
+def _mapped(file: BinaryIO) -> memoryview:
+    size = file.seek(0, 2)
+    return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
 
 
 def _read_rows(data: memoryview, at: int, checked: bool) -> tuple[npt.NDArray[Any], tuple[int, int, int]] | None:
@@ -279,7 +350,8 @@ def _read_rows(data: memoryview, at: int, checked: bool) -> tuple[npt.NDArray[An
     if checked and xxhash.xxh3_64_intdigest(data[at:end]) != check:
         return None
     if not block:
-        return np.array([(tensor, patch, width, wide, count, at, at + wide * count, 0)], JOURNAL_ROW), (at, end, check)
+        row = tensor, patch, width, wide, count, at, at + wide * count, 0, 0
+        return np.array([row], JOURNAL_ROW), (at, end, check)
     if at + tensor * _ROW.itemsize > end:
         return None
     table = np.frombuffer(data, _ROW, tensor, at)
