@@ -22,7 +22,8 @@ from deltackpt.cache.layout import BUILDING, MAKING, RECORDS, CacheLayout, link_
 from deltackpt.errors import CheckpointError, ConflictError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
-from deltackpt.restore.journal import Journal, JournalHead
+from deltackpt.restore.journal import Journal
+from deltackpt.restore.journal_files import JournalHead
 from deltackpt.util.disk import boot_id, draft_of, link_or, replace_file
 from deltackpt.util.file_server import remove, rename, symlink
 from deltackpt.util.lock import lock, lock_file

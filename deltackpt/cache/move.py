@@ -27,7 +27,7 @@ from deltackpt.util.progress import Progress
 
 # What can be wrong with the slots, the journal or the way, so that another way is tried.
 RECOVERABLE = (ChainError, FormatError, CheckpointError, NotFoundError)
-JOURNALS = 8  # files of one journal: to write to that many at a time takes all of a host's memory bandwidth
+JOURNALS = 32  # files of one journal, at most: a thread that moves a large tensor has one for itself
 _DAMAGE = {"object-missing"}  # no lease pins the step of the other slot: gc may have removed it
 _DAMAGE |= {"slot-unusable", "tensor-differs", "tensor-shape", "base-shape", "checkpoint-changed", "not-safetensors"}
 _DAMAGE |= {"shard-missing", "count-outside", "gap-outside", "position-outside", "exception-outside", "step-outside"}

@@ -4,37 +4,16 @@
  * ranks to places; widths of all values from the old elements; values. Checks come in FORMAT's order. */
 #include <stdlib.h>
 
-#include "lists.h"
-
-enum { OK, TILE_CHECKSUM, COUNT_OUTSIDE, TILE_SHORT, GAP_OUTSIDE, STEP_OUTSIDE, TILE_LENGTH, PADDING, NO_MEMORY };
+#include "lists_read.h"
 
 #define AHEAD 24 /* old elements that are on their way from memory at a time */
 #define KEPT_CHUNKS 16384 /* 2^20 elements: of a tile with more, the second look at a block classifies it again */
 enum { CODES, RANKS, OLD, WIDTHS, SCANNED, COPIED };
 
-/* One tensor, or some tiles of it. */
-typedef struct {
-    form_t form;
-    const uint8_t *payload;
-    int64_t bytes;
-    uint8_t *elements; /* all old elements, flat */
-    int64_t tiles;     /* rows of the tables: */
-    const int64_t *numbers, *counts, *lengths; /* which tile; NULL: all. (tiles, lists). Bytes of each. */
-    const uint8_t *checksums; /* as they lie in the table: at any byte */
-    uint8_t *positions, *new;       /* of all changes, by tile, class and rank; either may be NULL */
-    int32_t wide;                   /* bytes of a position: 4 or 8 */
-    int32_t in_place;               /* new elements go to where the old ones are */
-    int64_t *ones;                  /* gains the changes by one ULP; may be NULL */
-} read_job_t;
-
 typedef struct {
     int64_t job, tile; /* the row of the tile in its job's tables; -1: the tables themselves */
     int64_t code;
 } defect_t;
-
-typedef struct {
-    int64_t job, row, payload, changes; /* the tile's first byte and first change in its job's */
-} place_t;
 
 typedef struct {
     const read_job_t *jobs;
@@ -282,25 +261,24 @@ static int read_tile(tile_t *t, int64_t to) {
     return OK;
 }
 
+int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t p, scratch_t *scratch) {
+    const form_t *f = &job->form;
+    const int64_t length = job->lengths[p.row];
+    tile_t t = {.job = job, .form = f, .scan = scan, .scratch = scratch, .bytes = job->payload + p.payload};
+    t.limit = job->payload + job->bytes;
+    t.bits = 8 * length;
+    if (crc32_of(t.bytes, length) != (uint32_t)load(job->checksums, p.row, 4)) return TILE_CHECKSUM;
+    t.at = tile_at(f, job->numbers ? job->numbers[p.row] : p.row);
+    t.counts = job->counts + p.row * (f->classes + f->sized);
+    for (int c = 0; c < f->classes; c++) t.begins[c + 1] = t.changes += t.counts[c];
+    return read_tile(&t, p.changes);
+}
+
 static void read_unit(void *shared, int64_t unit, scratch_t *scratch) {
     reading_t *all = shared;
     if (unit > __atomic_load_n(&all->first_bad, __ATOMIC_RELAXED)) return;
-    const place_t *p = all->places + unit;
-    const read_job_t *job = all->jobs + p->job;
-    const form_t *f = &job->form;
-    const int64_t length = job->lengths[p->row];
-    tile_t t = {.job = job, .form = f, .scan = all->scan, .scratch = scratch, .bytes = job->payload + p->payload};
-    t.limit = job->payload + job->bytes;
-    t.bits = 8 * length;
-    int code = OK;
-    if (crc32_of(t.bytes, length) != (uint32_t)load(job->checksums, p->row, 4)) {
-        code = TILE_CHECKSUM;
-    } else {
-        t.at = tile_at(f, job->numbers ? job->numbers[p->row] : p->row);
-        t.counts = job->counts + p->row * (f->classes + f->sized);
-        for (int c = 0; c < f->classes; c++) t.begins[c + 1] = t.changes += t.counts[c];
-        code = read_tile(&t, p->changes);
-    }
+    const place_t p = all->places[unit];
+    const int code = lists_read_tile(all->jobs + p.job, all->scan, p, scratch);
     all->codes[unit] = code;
     if (!code) return;
     int64_t known = __atomic_load_n(&all->first_bad, __ATOMIC_RELAXED);
@@ -309,8 +287,7 @@ static void read_unit(void *shared, int64_t unit, scratch_t *scratch) {
     }
 }
 
-/* What is wrong with a job's tables by themselves. */
-static int check_tables(const read_job_t *job) {
+int lists_check(const read_job_t *job) {
     const form_t *f = &job->form;
     const int lists = f->classes + f->sized, first = f->classes - f->sized;
     int64_t bytes = 0;
@@ -350,7 +327,7 @@ EXPORT int dk_lists_read(const read_job_t *jobs, int64_t count, int threads, def
         *defect = (defect_t){-1, -1, OK};
         for (units = 0; job < count && !defect->code; job++) {
             const read_job_t *const j = jobs + job;
-            const int code = check_tables(j);
+            const int code = lists_check(j);
             if (code) *defect = (defect_t){job, -1, code};
             int64_t payload = 0, changes = 0;
             for (int64_t row = 0; row < j->tiles && !code; row++) {

@@ -5,22 +5,21 @@ before the first of them is written into a slot. Replaying records is idempotent
 replaying; and the other slot is moved on by replaying, without decoding anything twice. Local to one host, rebuilt at
 will, no format for exchange.
 
-Threads that append at the same time do so to files of their own, since a file takes one write at a time. Each file ends
-with its last whole record; the records of a tensor are in any of them, and in order by their patches.
+Of a large tensor there are several records of one patch, each of some of its rows of tiles: what was done of it when a
+move was killed is known by these.
 """
 
 from __future__ import annotations
 
 import errno
-import json
-import mmap
 import os
-import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,25 +27,16 @@ import xxhash
 
 from deltackpt import kernels
 from deltackpt.codecs import Decoded
-from deltackpt.codecs.bits import Ints, starts
-from deltackpt.errors import ChainError
+from deltackpt.codecs.bits import Ints
+from deltackpt.errors import ChainError, DeltackptError
 from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
 from deltackpt.kernels import address
 from deltackpt.patch.many import RunChanges, TensorRun
+from deltackpt.restore.journal_files import HEAD, LONGEST, ROW, WHOLE, JournalHead, RecordFile, map_records, read_rows
 
-# Tensor, patch, bytes of an element and of a position (0: dense), changes, xxh3-64 of the rest. Of a block, which has
-# elements of 0 bytes: records, patch, 0, 0, bytes of the rest, and the same.
-_HEAD = struct.Struct("<IIBBxxQQ")
-_ROW = np.dtype(
-    [("tensor", "<u4"), ("width", "u1"), ("wide", "u1"), ("nothing", "<u2"), ("count", "<u8")]
-)  # in a block
-_AT_ONCE = 512  # pieces of one call; systems take 1,024
-LONGEST = 4096  # bytes of a head
-MOST_FILES = 64  # beside the first
-JOURNAL_ROW = np.dtype(
-    [(name, np.int64) for name in ("tensor", "patch", "width", "wide", "count", "positions", "values", "block", "file")]
-)
+_COLUMNS = ("tensor", "patch", "width", "wide", "count", "positions", "values", "first", "end", "block", "file")
+JOURNAL_ROW = np.dtype([(name, np.int64) for name in _COLUMNS])
 
 
 @dataclass(frozen=True)
@@ -58,71 +48,6 @@ class JournalRecord(Decoded):
 
     tensor: int
     patch: int
-
-
-@dataclass(frozen=True)
-class JournalHead:
-    """The first line of a journal: from where to where, which patches a record's number counts (``via``), and the names
-    of the files beside it that have records of it."""
-
-    start: Link
-    end: Link
-    via: str
-    more: tuple[str, ...] = ()
-
-    def encode(self) -> bytes:
-        """A line of JSON. One with ``more`` is none to a reader of before there was such a thing: it would take the
-        records of the first file for all."""
-        ends, more = (("start", "end"), {"more": self.more}) if self.more else (("from", "to"), {})
-        value = dict(zip(ends, (self.start.to_dict(), self.end.to_dict()), strict=True))
-        return json.dumps({**value, "via": self.via, **more}).encode() + b"\n"
-
-    @classmethod
-    def decode(cls, line: bytes) -> JournalHead:
-        """Raises ValueError, KeyError, TypeError for another line; that of a journal of before there were blocks is
-        another one."""
-        value = json.loads(line)
-        first, last = ("start", "end") if "more" in value else ("from", "to")
-        start, end = Link(**value[first]), Link(**value[last])
-        more = tuple(map(str, value.get("more", ())))
-        if any("/" in name or name.startswith(".") for name in more) or len(more) > MOST_FILES:
-            raise ValueError("no names of files beside a journal")
-        return cls(start, end, str(value.get("via", "")), more)
-
-    @classmethod
-    def read(cls, path: Path) -> JournalHead | None:
-        """That of the journal at ``path``; None if there is none."""
-        try:
-            with path.open("rb") as file:
-                return cls.decode(file.readline(LONGEST))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-
-class _RecordFile:
-    """One file of a journal, of which ``size`` bytes are whole records, while more are appended by one thread at a
-    time."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self.path, self.size, self.lock = path, size, threading.Lock()
-        self.fd: int | None = None
-
-    def append(self, pieces: Sequence[memoryview]) -> None:
-        if self.fd is None:
-            self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-        for first in range(0, len(pieces), _AT_ONCE):
-            some = pieces[first : first + _AT_ONCE]
-            left = os.writev(self.fd, some)
-            for piece in some:  # what a signal, or a full disk, left unwritten
-                skip = min(left, len(piece))
-                piece, left = piece[skip:], left - skip
-                while piece:
-                    piece = piece[os.write(self.fd, piece) :]
-
-    def close(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-            self.fd = None
 
 
 class Journal:
@@ -139,7 +64,7 @@ class Journal:
         # By number of the block: its file, first byte and end there, and their xxh3-64.
         self._unchecked: dict[int, tuple[int, int, int, int]] = {}
         paths = [path, *(path.with_name(name) for name in head.more)]
-        self._streams = [_RecordFile(p, len(file)) for p, file in zip(paths, files, strict=True)]
+        self._streams = [RecordFile(p, len(file)) for p, file in zip(paths, files, strict=True)]
         self._torn = False
 
     @classmethod
@@ -169,23 +94,22 @@ class Journal:
             with path.open("rb") as file:
                 line = file.readline(LONGEST)
                 head = JournalHead.decode(line)
-                mapped = [_mapped(file)]
+                mapped = [map_records(file)]
             for name in head.more:  # one that is gone: so is the journal, since its head was read
                 with path.with_name(name).open("rb") as file:
-                    mapped.append(_mapped(file))
+                    mapped.append(map_records(file))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        found, files, blocks = [np.zeros(0, JOURNAL_ROW)], [], dict[int, tuple[int, int, int, int]]()
+        found, files, blocks = list[tuple[int, ...]](), [], list[tuple[int, int, int, int]]()
         for number, data in enumerate(mapped):
             at = 0 if number else len(line)
-            while (rows := _read_rows(data, at, check)) is not None:
-                rows[0]["block"], rows[0]["file"] = len(blocks), number
-                found.append(rows[0])
-                blocks[len(blocks)] = (number, *rows[1])
-                at = rows[1][1]
+            while (block := read_rows(data, at, check)) is not None:
+                found += [(*row, len(blocks), number) for row in block.rows]
+                blocks.append((number, block.first, block.end, block.check))
+                at = block.end
             files.append(np.frombuffer(data, np.uint8)[:at])
-        journal = cls(path, head, np.concatenate(found), files)
-        journal._unchecked = {} if check else blocks
+        journal = cls(path, head, np.array(found, JOURNAL_ROW), files)
+        journal._unchecked = {} if check else dict(enumerate(blocks))
         return journal
 
     @classmethod
@@ -210,10 +134,18 @@ class Journal:
         return which, self._rows[first[which] + inside]
 
     def of(self, tensor: int) -> list[JournalRecord]:
-        """The records of a tensor in the order of its patches. Raises what `check_rows` raises."""
+        """The records of a tensor in the order of its patches, one of each: those of one patch are put together. Raises
+        what `check_rows` raises."""
+        by_patch = groupby(map(self._record, self.parts_of(tensor).tolist()), lambda record: record.patch)
+        return [_together(list(records)) for _, records in by_patch]
+
+    def parts_of(self, tensor: int, span: tuple[int, int] = (0, WHOLE)) -> npt.NDArray[Any]:
+        """The `JOURNAL_ROW`s of a tensor that may have elements of a span of it, first and end; in the order of its
+        patches, their bytes checked. Raises what `check_rows` raises."""
         rows = self.rows_of(np.array([tensor]))[1]
+        rows = rows[(rows["first"] < span[1]) & (rows["end"] > span[0])]
         self.check_rows(rows)
-        return [self._record(row) for row in rows.tolist()]
+        return rows
 
     def check_rows(self, rows: npt.NDArray[Any]) -> None:
         """Raise ChainError ``slot-unusable`` unless the bytes of these `JOURNAL_ROW`s are those that were written. Any
@@ -230,7 +162,7 @@ class Journal:
             self._unchecked.pop(block, None)
 
     def _record(self, row: tuple[int, ...]) -> JournalRecord:
-        tensor, patch, width, wide, count, at, values, _, file = row
+        tensor, patch, width, wide, count, at, values, *_, file = row
         data = self._files[file]
         positions = np.frombuffer(data, f"<u{wide}", count, at) if wide else None
         return JournalRecord(positions, np.frombuffer(data, uint(width), count, values), tensor, patch)
@@ -248,7 +180,7 @@ class Journal:
         pieces = [p.view(np.uint8).data for p in (positions, values) if p is not None and len(p)]
         for piece in pieces:
             digest.update(piece)
-        head = _HEAD.pack(tensor, patch, values.dtype.itemsize, wide, len(values), digest.intdigest())
+        head = HEAD.pack(tensor, patch, values.dtype.itemsize, wide, len(values), digest.intdigest())
         self._write([memoryview(head), *pieces])
         return JournalRecord(decoded.positions, values, tensor, patch)
 
@@ -259,7 +191,8 @@ class Journal:
         """
         others = [(number, narrow(decoded.positions), decoded.values) for number, decoded in changes.others]
         batch = len(changes.which)
-        rows = np.zeros(batch + len(others), _ROW)
+        rows = np.zeros(batch + len(others), ROW)
+        rows["end"] = WHOLE
         rows["tensor"][:batch] = tensors[changes.which]
         rows["width"][:batch], rows["wide"][:batch], rows["count"][:batch] = changes.widths, 4, changes.counts
         for row, (number, at, values) in zip(rows[batch:], others, strict=True):
@@ -272,10 +205,22 @@ class Journal:
         for piece in pieces:
             digest.update(piece)
         if len(rows):
-            head = _HEAD.pack(len(rows), patch, 0, 0, sum(map(len, pieces)), digest.intdigest())
+            head = HEAD.pack(len(rows), patch, 0, 0, sum(map(len, pieces)), digest.intdigest())
             self._write([memoryview(head), *pieces])
 
     def _write(self, pieces: Sequence[memoryview]) -> None:
+        with self._file_alone() as file:
+            file.append(pieces)
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """A file of the journal, for one caller at a time to append whole records to; after an OSError inside of the
+        block nothing is appended any more. Raises OSError."""
+        with self._file_alone() as file:
+            yield file.descriptor()
+
+    @contextmanager
+    def _file_alone(self) -> Iterator[RecordFile]:
         free = next((s for s in self._streams if s.lock.acquire(blocking=False)), None)
         if free is None:
             free = self._streams[threading.get_ident() % len(self._streams)]
@@ -283,7 +228,9 @@ class Journal:
         try:
             if self._torn:  # what follows a torn record is never read again, and so must not be acted on
                 raise OSError(errno.EIO, "an earlier record of the journal was not written whole")
-            free.append(pieces)
+            yield free
+        except DeltackptError:  # raised between records
+            raise
         except BaseException:
             self._torn = True
             raise
@@ -323,43 +270,18 @@ def replay_run(journal: Journal, run: TensorRun, numbers: Ints) -> int:
     return int((rows["count"] * rows["width"]).sum()) if kernels.scatter_many(jobs) is None else -1
 
 
+def _together(records: Sequence[JournalRecord]) -> JournalRecord:
+    """Several of one patch, of different elements, as one."""
+    if len(records) == 1:
+        return records[0]
+    positions = [record.positions for record in records if record.positions is not None]
+    values = np.concatenate([record.values for record in records])
+    return JournalRecord(np.concatenate(positions), values, records[0].tensor, records[0].patch)
+
+
 def narrow(positions: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
     """Positions, [n], as unsigned words of 4 bytes, or of 8 where one does not fit."""
     if positions is None:
         return None
     fits = positions.itemsize == 4 or len(positions) == 0 or int(positions.max()) < 1 << 32
     return positions.astype("<u4" if fits else "<u8", copy=False)
-
-
-def _mapped(file: BinaryIO) -> memoryview:
-    size = file.seek(0, 2)
-    return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
-
-
-def _read_rows(data: memoryview, at: int, checked: bool) -> tuple[npt.NDArray[Any], tuple[int, int, int]] | None:
-    """The rows of the record or block at byte ``at``; its bytes after the head, first and end, and their xxh3-64. None
-    if it is not whole."""
-    if len(data) < at + _HEAD.size:
-        return None
-    tensor, patch, width, wide, count, check = _HEAD.unpack_from(data, at)
-    at += _HEAD.size
-    block = width == 0
-    end = at + (count if block else count * (wide + width))
-    if (not block and (width not in (1, 2, 4, 8) or wide not in (0, 4, 8))) or end > len(data):
-        return None
-    if checked and xxhash.xxh3_64_intdigest(data[at:end]) != check:
-        return None
-    if not block:
-        row = tensor, patch, width, wide, count, at, at + wide * count, 0, 0
-        return np.array([row], JOURNAL_ROW), (at, end, check)
-    if at + tensor * _ROW.itemsize > end:
-        return None
-    table = np.frombuffer(data, _ROW, tensor, at)
-    rows = np.zeros(tensor, JOURNAL_ROW)
-    for name in ("tensor", "width", "wide", "count"):
-        rows[name] = table[name]
-    rows["patch"] = patch
-    first = at + table.nbytes
-    rows["positions"] = first + starts(rows["count"] * rows["wide"])[:-1]
-    rows["values"] = first + int((rows["count"] * rows["wide"]).sum()) + starts(rows["count"] * rows["width"])[:-1]
-    return rows, (at, end, check)
