@@ -135,7 +135,9 @@ class CacheMove:
                 written = patch_slot(move, held.patching, self.threads, self.progress, self.standby)
         rename(held.patching, held.slot(self.target))
         held.switch(self.target)
-        held.adopt_journal()
+        if journal is not None:
+            journal.unmap(self.threads)
+        held.adopt_journal(self.threads)
         return written
 
     def _journal(self, start: Link, via: str) -> Journal:
@@ -197,7 +199,7 @@ class CacheMove:
                 build(self.repo, layout, digests, state, folder, self.threads, self.progress, huge=True)
             rename(folder, self.held.slot(self.target))
         self.held.switch(self.target)
-        self.held.adopt_journal()
+        self.held.adopt_journal(self.threads)
         self._drop_others(start, self.target)
         return layout.size
 

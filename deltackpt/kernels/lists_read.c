@@ -230,6 +230,23 @@ INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int wor
     }
 }
 
+/* The same where no change has a size: part 3 is a bit for each, which old elements decide nothing of. */
+INLINE void write_ones(const tile_t *t, int64_t bit, int64_t to, const int word) {
+    const read_job_t *job = t->job;
+    const int sign_magnitude = t->form->exponent_bits;
+    const uint32_t mask = mask_of(word);
+    for (int64_t i = 0; i < t->changes; i++, bit++) {
+        if (i + AHEAD < t->changes) __builtin_prefetch(job->elements + flat(&t->at, t->ranks[i + AHEAD]) * word);
+        const int64_t at = flat(&t->at, t->ranks[i]);
+        const uint32_t down = t->bytes[bit >> 3] >> (bit & 7) & 1;
+        const uint32_t old = in_order((uint32_t)load(job->elements, at, word), word, sign_magnitude);
+        const uint32_t new = in_order((old + 1 - 2 * down) & mask, word, sign_magnitude);
+        if (job->in_place) store(job->elements, at, new, word);
+        if (job->new) store(job->new, to + i, new, word);
+        if (job->positions) store(job->positions, to + i, (uint64_t)at, job->wide);
+    }
+}
+
 /* Functions of their own, so that the compiler has all registers for each. */
 #define APART(word)                                                                                                    \
     static __attribute__((noinline)) int measure_##word(const tile_t *t, int64_t *bits) {                              \
@@ -237,6 +254,9 @@ INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int wor
     }                                                                                                                  \
     static __attribute__((noinline)) void write_values_##word(const tile_t *t, int64_t bit, int64_t to) {              \
         write_values(t, bit, to, word);                                                                                \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void write_ones_##word(const tile_t *t, int64_t bit, int64_t to) {                \
+        write_ones(t, bit, to, word);                                                                                  \
     }
 APART(1)
 APART(2)
@@ -249,12 +269,21 @@ static int read_tile(tile_t *t, int64_t to) {
     if (!code) code = read_lists(t, &end);
     if (code) return code;
     find_places(t);
-    const int word = t->form->word;
-    code = word == 1 ? measure_1(t, &bits) : word == 2 ? measure_2(t, &bits) : measure_4(t, &bits);
+    const int word = t->form->word, ones = t->form->classes == 1 && !t->form->sized && !t->job->ones;
+    if (ones)
+        bits = t->changes;
+    else
+        code = word == 1 ? measure_1(t, &bits) : word == 2 ? measure_2(t, &bits) : measure_4(t, &bits);
     if (code) return code;
     if (end + bits > t->bits) return TILE_SHORT;
     if (octets(end + bits) * 8 != t->bits) return TILE_LENGTH;
     if (((end + bits) & 7) && t->bytes[(end + bits) >> 3] >> ((end + bits) & 7)) return PADDING;
+    if (ones) {
+        if (word == 1) write_ones_1(t, end, to);
+        if (word == 2) write_ones_2(t, end, to);
+        if (word == 4) write_ones_4(t, end, to);
+        return OK;
+    }
     if (word == 1) write_values_1(t, end, to);
     if (word == 2) write_values_2(t, end, to);
     if (word == 4) write_values_4(t, end, to);

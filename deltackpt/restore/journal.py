@@ -34,6 +34,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.kernels import address
 from deltackpt.patch.many import RunChanges, TensorRun
 from deltackpt.restore.journal_files import HEAD, LONGEST, ROW, WHOLE, JournalHead, RecordFile, map_records, read_rows
+from deltackpt.util.parallel import ordered_map
 
 _COLUMNS = ("tensor", "patch", "width", "wide", "count", "positions", "values", "first", "end", "block", "file")
 JOURNAL_ROW = np.dtype([(name, np.int64) for name in _COLUMNS])
@@ -58,7 +59,7 @@ class Journal:
     ) -> None:
         """``rows``: of `JOURNAL_ROW`, the places of whole records in ``files`` (uint8 [n] each), every file up to the
         last of them."""
-        self.path, self._head, self._files = path, head, files
+        self.path, self._head, self._files = path, head, list(files)
         self.start, self.end, self.via = head.start, head.end, head.via
         self._rows = rows[np.lexsort((rows["patch"], rows["tensor"]))]
         # By number of the block: its file, first byte and end there, and their xxh3-64.
@@ -103,11 +104,11 @@ class Journal:
         found, files, blocks = list[tuple[int, ...]](), [], list[tuple[int, int, int, int]]()
         for number, data in enumerate(mapped):
             at = 0 if number else len(line)
-            while (block := read_rows(data, at, check)) is not None:
+            while (block := read_rows(data.data, at, check)) is not None:
                 found += [(*row, len(blocks), number) for row in block.rows]
                 blocks.append((number, block.first, block.end, block.check))
                 at = block.end
-            files.append(np.frombuffer(data, np.uint8)[:at])
+            files.append(data[:at])
         journal = cls(path, head, np.array(found, JOURNAL_ROW), files)
         journal._unchecked = {} if check else dict(enumerate(blocks))
         return journal
@@ -242,6 +243,17 @@ class Journal:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def unmap(self, threads: int) -> None:
+        """Give its memory back, by several threads: there is a page for every 4 KiB. No record is read after it."""
+        files = [*self._files]
+        self._files = []
+
+        def drop(number: int) -> None:
+            files[number] = np.zeros(0, np.uint8)  # the last reference to the one before
+
+        for _ in ordered_map(drop, range(len(files)), max(1, min(threads, len(files)))):
+            pass
 
     def close(self) -> None:
         """End the records: descriptors are closed, the files stay."""

@@ -8,7 +8,6 @@ with its last whole record; the records of a tensor are in any of them, and in o
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import struct
 import threading
@@ -23,6 +22,7 @@ import xxhash
 
 from deltackpt.codecs.bits import starts
 from deltackpt.format.manifest import Link
+from deltackpt.util.mapped_file import FileMapping
 
 # Tensor, patch, bytes of an element and of a position (0: dense), changes, xxh3-64 of the rest. Of a block, which has
 # elements of 0 bytes: records, patch, 0, 0, bytes of the rest, and the same.
@@ -40,6 +40,7 @@ WHOLE = (1 << 63) - 1  # the end of a record of all changes of a tensor
 _AT_ONCE = 512  # pieces of one call; systems take 1,024
 LONGEST = 1 << 13  # bytes of a head
 MOST_FILES = 64  # beside the first
+
 
 @dataclass(frozen=True)
 class JournalHead:
@@ -109,10 +110,10 @@ class RecordFile:
             self.fd = None
 
 
-def map_records(file: BinaryIO) -> memoryview:
-    """All bytes of a file, to be read."""
+def map_records(file: BinaryIO) -> npt.NDArray[np.uint8]:
+    """All bytes of a file, to be read: uint8 [n]. They are unmapped with the last array that refers to them."""
     size = file.seek(0, 2)
-    return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+    return FileMapping(file.fileno(), size).data if size else np.zeros(0, np.uint8)
 
 
 class RowsFound(NamedTuple):
@@ -120,7 +121,7 @@ class RowsFound(NamedTuple):
     and of values, first and last element, of each record; the bytes after the head, first and end, and their xxh3-64.
     """
 
-    rows: list[tuple[int, ...]]
+    rows: Sequence[tuple[int, ...]]
     first: int
     end: int
     check: int
