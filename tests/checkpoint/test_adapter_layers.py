@@ -112,7 +112,7 @@ def test_what_is_no_name_of_a_layer():
     """Foreign bytes: nothing of it raises."""
     two = Form("F32", (2, 2))
     names = ("", ".", "1", "lora_A", "lora_A.weight", "0.lora_B", "..weight", "base_model.model..lora_A.weight")
-    odd = {name: two for name in names} | {"x.1.weight": Form("F32", ()), "a.lora_A": Form("F32", (1,))}
+    odd = dict.fromkeys(names, two) | {"x.1.weight": Form("F32", ()), "a.lora_A": Form("F32", (1,))}
     for name, form in odd.items():
         misfits({name: form}, llama(), {"fan_in_fan_out": 3})
         misfits(lora(), BaseModel("b", {name: form}), {})
