@@ -1,6 +1,7 @@
 """A training that is broken off takes the same next step: weights, masters and moments are one step of a branch."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -234,6 +235,16 @@ def test_moments_in_eight_bits_go_on(tmp_path, masters):
     assert {values["small"] for values in found.values()} == {True, False}
 
 
+@pytest.mark.parametrize("kind", ["AdamW8bit", "Lion8bit", "SGD8bit"])
+def test_the_moments_of_bitsandbytes_go_on(tmp_path, kind):
+    optim = pytest.importorskip("bitsandbytes").optim
+    options = {"momentum": 0.9} if kind == "SGD8bit" else {}
+    made = partial(getattr(optim, kind), lr=1e-3, min_8bit_size=64, **options)
+    went_on, loaded = of_a_resumed(tmp_path, make=made)
+    assert loaded == went_on
+    assert any(name.endswith("qmap1") for name in loaded[0])
+
+
 def test_the_adafactor_of_transformers_goes_on(tmp_path):
     """Factored moments, of other shapes than their parameters, and options and values that are None."""
     kind = getattr(pytest.importorskip("transformers.optimization"), "Adafactor", None)
@@ -357,6 +368,28 @@ def sparse(optimizer):
     optimizer.state[first_of(optimizer)]["rows"] = torch.eye(3).to_sparse()
 
 
+class Several(torch.Tensor):
+    """Two tensors that pass for one, as torchao's moments of 8 bits are."""
+
+    @staticmethod
+    def __new__(cls, codes, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(function)
+
+
+def several(optimizer):
+    optimizer.state[first_of(optimizer)]["both"] = Several(torch.zeros(3, dtype=torch.uint8), torch.ones(1))
+
+
 def listed(optimizer):
     optimizer.state[first_of(optimizer)]["history"] = [object()]
 
@@ -381,6 +414,7 @@ def large(optimizer):
     ("keep", "said"),
     [
         (sparse, "'rows'"),
+        (several, "'both'"),
         (listed, "['history'][0]"),
         (dotted, "'a.b'"),
         (global_, "everywhere"),
