@@ -265,6 +265,7 @@ def _rank(
             rank += tl.load(field, live, 0).to(tl.int32) & 0xFFFF
             outer = tl.load(populations + (block + s // _SEGMENTS) * 16 + kind, live, 0)
             rank += outer - tl.load(populations + block * 16 + kind, live, 0)
+        tl.debug_barrier()  # several warps load a local index, and one stores its rank in that place: first all have it
         tl.store(ranks + at, rank, live)
 
 

@@ -160,8 +160,12 @@ def _pick(
             else:
                 down = found // wide
                 at = (top + down) * width + left + found - down * wide
+            old = tl.load(words + at, live, 0)
+            # Every warp loads all of these changes and one stores them: first all have what they replace, or a late one
+            # takes a flat position for a local index, and reads beyond the tensor.
+            tl.debug_barrier()
             tl.store(positions + to + j, at, live)
-            tl.store(olds + to + j, tl.load(words + at, live, 0), live)
+            tl.store(olds + to + j, old, live)
 
 
 @host_kernel()
