@@ -2,20 +2,22 @@
 
 A trainer's weights of a random Qwen3, or of one with experts, lie on the same card; a hook publishes every step, as it
 is or quantised. After each step all weights are proven by the engine's own check; at the first, a middle and the last
-step vLLM itself loads what `apply` makes of the step, and all parameters and the answers have to be what they were.
-Every case is a process of its own; what goes wrong in one is told in full, and the next one follows.
+step vLLM itself loads what `apply` makes of the step, and all parameters have to be what they were, and the answers
+too, where they repeat. After the last one a fresh engine, of a process of its own, has to have the same parameters and
+answers. Every case is a process of its own; what goes wrong in one is told in full, and the next one
+follows.
 
-    python bench/vllm_card.py [--case NAME ...] [--steps 12] [--size full|tiny] [--tp 1|2] [--timeout 130]
+    python bench/vllm_card.py [--case NAME ...] [--steps 12] [--size full|8b|tiny] [--tp 1|2] [--timeout 130]
 
 Needs a vLLM with the plugin; on a host without a package index it is brought along in pieces. `--size tiny` is for
-trying it on a CPU. `--tp 2`: two ranks on two cards, which follow by a cache of the host, since a rank of several
-cannot decode what it holds a part of. Each step is printed at once, and a case ends after --timeout seconds.
+trying it on a CPU, `8b` gives dense models the sizes of Qwen3 8B. `--tp 2`: two ranks on two cards, which follow by a
+cache of the host, since a rank of several cannot decode what it holds a part of. Each step is printed at once, and a
+case ends after --timeout seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import inspect
 import json
 import os
@@ -40,6 +42,9 @@ DENSE = {
     "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
 }  # fmt: skip
+LARGE = {
+    "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
+}  # fmt: skip
 EXPERTS = {
     "vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 2048, "moe_intermediate_size": 512,
     "num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "num_experts": 16,
@@ -58,13 +63,14 @@ CASES: dict[str, tuple[str, dict[str, Any], bool, str | None]] = {  # kind, size
 
 
 def words_of_rank(worker: Any) -> dict[str, str]:
-    """In a rank: sha256 of every parameter."""
+    """In a rank: xxh3 of every parameter."""
     import torch
+    import xxhash
 
     found = {}
     for name, parameter in worker.model_runner.get_model().named_parameters():
         data = parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
-        found[name] = hashlib.sha256(data).hexdigest()
+        found[name] = xxhash.xxh3_128_hexdigest(data)
     return found
 
 
@@ -84,25 +90,43 @@ def started(path: Path, graphs: bool, cuda: bool, tp: int) -> Any:
     )  # fmt: skip
 
 
+def trained(folder: Path, kind: str, size: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """The trainer's weights, on the card if there is one; config and tokenizer into a folder."""
+    import torch
+    from safetensors.torch import load_file
+    from support.vllm_tiny import model_of, tiny, tokenizer
+
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    if size == "tiny":
+        sizes = {**FEW} if kind == "Qwen3Moe" else {"tie_word_embeddings": sizes.get("tie_word_embeddings", False)}
+    elif kind == "Qwen3":  # made where it is: a file has other names only for experts
+        tokenizer(folder)
+        with torch.device(where):
+            model: Any = model_of(kind, **{**sizes, **(LARGE if size == "8b" else {})})
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(folder)
+        if where == "cuda":
+            torch.cuda.empty_cache()  # of what it was made from
+        tied = model.config.tie_word_embeddings
+        return {k: v.detach() for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
+    tiny(folder, kind, **sizes)
+    state: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        state |= {name: tensor.to(where) for name, tensor in load_file(path).items()}
+        path.unlink()
+    return state
+
+
 class Case:
-    def __init__(self, name: str, root: Path, tiny: bool, tp: int) -> None:
+    def __init__(self, name: str, root: Path, size: str, tp: int) -> None:
         import torch
-        from safetensors.torch import load_file
         from support.engine_steps import NEVER
-        from support.vllm_tiny import tiny as made
 
         from deltackpt.hooks import TrainerHook
 
         self.torch, self.root, self.cuda, self.tp = torch, root, torch.cuda.is_available(), tp
         kind, sizes, graphs, recipe = CASES[name]
-        if tiny:
-            sizes = {**FEW} if kind == "Qwen3Moe" else {"tie_word_embeddings": sizes.get("tie_word_embeddings", False)}
-        made(root / "side", kind, **sizes)
-        self.state = {}
-        for path in sorted((root / "side").glob("*.safetensors")):
-            loaded = load_file(path)
-            self.state |= {n: t.to("cuda" if self.cuda else "cpu") for n, t in loaded.items()}
-            path.unlink()
+        self.state = trained(root / "side", kind, size, sizes)
         side = {path.name: path.read_bytes() for path in (root / "side").iterdir() if path.is_file()}
         side.pop("model.safetensors.index.json", None)
         self.hook = TrainerHook(self.state, root / "repo", side=side, anchor=NEVER, quantize=recipe)
@@ -110,8 +134,8 @@ class Case:
         self.hook.flush()
         began = time.monotonic()
         self.llm = started(self.applied(0), graphs and self.cuda, self.cuda, tp)
-        size = sum(t.nbytes for t in self.state.values()) / 1e9
-        print(f"{name}: {size:.2f} GB, engine up in {time.monotonic() - began:.1f} s", flush=True)
+        total = sum(t.nbytes for t in self.state.values()) / 1e9
+        print(f"{name}: {total:.2f} GB, engine up in {time.monotonic() - began:.1f} s", flush=True)
         self.attach("report", 0)
 
     def applied(self, step: int) -> Path:
@@ -120,7 +144,8 @@ class Case:
         from deltackpt.restore.materialize import apply
 
         folder = self.root / f"applied-{step}"
-        apply(Repository.open(self.root / "repo"), folder, str(step))
+        if not folder.exists():
+            apply(Repository.open(self.root / "repo"), folder, str(step))
         return folder
 
     def attach(self, phase: str, step: int) -> None:
@@ -183,15 +208,17 @@ class Case:
         }  # fmt: skip
 
     def words(self) -> dict[str, str]:
-        """sha256 of every parameter of every rank."""
+        """xxh3 of every parameter of every rank."""
         ranks = self.llm.collective_rpc(words_of_rank)
         return {f"{rank}: {name}": value for rank, found in enumerate(ranks) for name, value in found.items()}
 
-    def proven(self, step: int) -> dict[str, float]:
+    def proven(self, step: int) -> dict[str, Any]:
         """vLLM itself loads the whole step, and nothing may change."""
         from support.vllm_tiny import answers
 
         before, said = self.words(), answers(self.llm)
+        self.llm.reset_prefix_cache()
+        repeats = answers(self.llm) == said
         folder = self.applied(step)
         began = time.monotonic()
         self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
@@ -201,13 +228,42 @@ class Case:
         if wrong or len(before) != len(after):
             raise RuntimeError(f"step {step}: {len(wrong)} parameters are not what vLLM loads, such as {wrong[:3]}")
         self.llm.reset_prefix_cache()
-        if answers(self.llm) != said:
-            print(f"step {step}: other answers from equal parameters", flush=True)
-        return {"step": step, "parameters equal": len(before), "vllm reload_weights": round(took, 3)}
+        same = answers(self.llm) == said
+        if repeats and not same:  # it computes with something that is no parameter
+            raise RuntimeError(f"step {step}: other answers from equal parameters")
+        told = {"step": step, "parameters equal": len(before), "answers equal": same, "answers repeat": repeats}
+        return {**told, "vllm reload_weights": round(took, 3)}
+
+    def fresh(self, name: str, step: int) -> dict[str, Any]:
+        """An engine that is started from what `apply` makes of a step, beside this one."""
+        from support.vllm_tiny import answers
+
+        out = self.root / "fresh.json"
+        line = [sys.executable, __file__, "--case", name, "--tp", str(self.tp), "--root", str(self.root)]
+        subprocess.run([*line, "--fresh", str(self.applied(step)), "--out", str(out)], check=True)
+        there = json.loads(out.read_text())
+        self.llm.reset_prefix_cache()
+        said = json.loads(json.dumps(answers(self.llm)))
+        if there["words"] != self.words():
+            raise RuntimeError(f"step {step}: other parameters than those of a fresh engine")
+        if there["answers"] != said:
+            raise RuntimeError(f"step {step}: other answers than those of a fresh engine")
+        return {"step": step, "as a fresh engine": len(there["words"]), "answers equal": True}
 
 
-def run(name: str, root: Path, steps: int, tiny: bool, tp: int) -> None:
-    case = Case(name, root, tiny, tp)
+def tell_fresh(name: str, folder: Path, out: Path, tp: int) -> None:
+    """In a process of its own: what an engine is and says that is started from a checkpoint."""
+    import torch
+    from support.vllm_tiny import answers
+
+    llm = started(folder, CASES[name][2] and torch.cuda.is_available(), torch.cuda.is_available(), tp)
+    ranks = llm.collective_rpc(words_of_rank)
+    words = {f"{rank}: {key}": value for rank, found in enumerate(ranks) for key, value in found.items()}
+    out.write_text(json.dumps({"words": words, "answers": answers(llm)}))
+
+
+def run(name: str, root: Path, steps: int, size: str, tp: int) -> None:
+    case = Case(name, root, size, tp)
     rows = []
     for number in range(1, steps + 1):
         row = case.step(number, "reload" if number == steps - 1 else "auto")
@@ -220,6 +276,7 @@ def run(name: str, root: Path, steps: int, tiny: bool, tp: int) -> None:
     paths = [row["path"] for row in rows]
     counts = f"{paths.count('patches')} of {steps} by patches, {paths.count('journal')} by the cache"
     print(f"{name}: {counts}; medians, s: {middle}", flush=True)
+    print(json.dumps(case.fresh(name, steps)), flush=True)
     case.hook.close()
 
 
@@ -227,15 +284,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, nargs="+", default=list(CASES))
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--size", choices=["full", "tiny"], default="full")
+    parser.add_argument("--size", choices=["full", "8b", "tiny"], default="full")
     parser.add_argument("--tp", type=int, choices=[1, 2], default=1, help="ranks, each on a card")
     parser.add_argument("--timeout", type=int, default=130, help="seconds of a case")
     parser.add_argument("--root", type=Path, help="of one case, which then runs in this process")
+    parser.add_argument("--fresh", type=Path, help="a checkpoint, of which one process tells")
+    parser.add_argument("--out", type=Path, help="where it does")
     args = parser.parse_args()
     if args.tp == 2:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")  # for ranks on a CPU
+    if args.fresh is not None:
+        tell_fresh(args.case[0], args.fresh, args.out, args.tp)
+        return
     if args.root is not None:
-        run(args.case[0], args.root, args.steps, args.size == "tiny", args.tp)
+        run(args.case[0], args.root, args.steps, args.size, args.tp)
         return
     sys.path.insert(2, str(HERE))
     from gpu_hook import scratch

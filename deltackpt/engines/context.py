@@ -38,6 +38,7 @@ class RankContext:
     stale: tuple[str, ...] = ()  # what no update changes
     version: str = START
     load_layers: LoadLayers | None = None  # of an engine that can load a layer alone
+    loose: Callable[[], str | None] = lambda: None  # as `HasMethods.loose`
 
     def at(self, link: Link) -> bool:
         """Are the weights those of a step?"""
@@ -46,4 +47,4 @@ class RankContext:
     def still(self, now: RankContext) -> bool:
         """Does what was prepared here fit the rank as it is now?"""
         mine, other = ((c.link, c.wedged, c.absences, c.proven) for c in (self, now))
-        return mine == other and self.proof is now.proof
+        return mine == other and self.proof is now.proof and now.loose() is None

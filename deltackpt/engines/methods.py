@@ -51,6 +51,9 @@ class MethodLayer(Protocol):
     def other_source(self) -> str | None:
         """Why it may compute with something else than ``live``. None where it was seen that it does not."""
 
+    def loose(self) -> str | None:
+        """Why it may do so as it is now, though one that was just loaded would not."""
+
 
 @runtime_checkable
 class HasMethods(Protocol):
@@ -69,6 +72,9 @@ class HasMethods(Protocol):
 
     def differs(self, tensors: Mapping[str, Sequence[tuple[str, torch.Tensor]]]) -> str | None:
         """What of some layers is not what their methods make of these tensors, if anything is."""
+
+    def loose(self) -> str | None:
+        """A layer that computes with what a load in place has left behind, and that no write reaches; None for none."""
 
 
 @dataclass
@@ -146,7 +152,7 @@ def _look_through(found: Trace, layers: Sequence[MethodLayer], seen: SeenMethods
         key = layer.key(), places
         if why is None and key not in known:
             known[key] = _map_of(layer, places, len(names))
-        result = known[key] if why is None else why
+        result = why if why is not None else layer.loose() or known[key]
         wide = {r.tensor: r.wide for r in mine if r.wide}
         if not isinstance(result, str) and wide and not _apart(result, [i for i, n in enumerate(names) if n in wide]):
             result = _WIDE.format(*next(iter(wide.items())))

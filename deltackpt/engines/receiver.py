@@ -192,6 +192,7 @@ class Receiver:
             stale=tuple(self.engine.stale()),
             version=self.version,
             load_layers=self.engine.load_layers if isinstance(self.engine, HasMethods) else None,
+            loose=self.engine.loose if isinstance(self.engine, HasMethods) else lambda: None,
         )
 
     def _look(self) -> None:

@@ -125,6 +125,8 @@ class StagedStep:
             raise Fallback("asked for")
         if context.wedged or context.link is None or context.proof is None:
             raise Fallback(context.why or "the engine's memory is not mapped")
+        if (layer := context.loose()) is not None:
+            raise Fallback(f"{layer} computes with tensors that a reload has left behind")
         if context.absences != context.proven:
             self._prove_all(context.link, context.proof)
         return Scatter(self._source.writes(context, self.link))

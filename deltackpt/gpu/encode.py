@@ -45,12 +45,17 @@ class _Measured:
 
 
 def encode(
-    group: Group, which: Mapping[int, TileGrid], snapshot: Snapshot, side: CopyStream | None = None
+    group: Group,
+    which: Mapping[int, TileGrid],
+    snapshot: Snapshot,
+    side: CopyStream | None = None,
+    there: dict[int, torch.Tensor] | None = None,
 ) -> Generator[None, None, dict[int, Encoded]]:
     """Encode the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
 
     By index of the piece: ``which`` has the grid that `grid_for` found, what is returned the list index, and the tiles
-    in host memory. The bytes are those of `codecs.packed` on that grid. ``snapshot`` still holds the old words.
+    in host memory; ``there`` gets the tiles on the device too, uint8. The bytes are those of `codecs.packed` on that
+    grid. ``snapshot`` still holds the old words.
     """
     pieces = group.changes.pieces
     if not which:
@@ -64,7 +69,7 @@ def encode(
 
     counts, sizes, scales = (t.numpy() for t in known.wait())
     lengths = sizes[1:].copy()
-    payload = _write(measured, int(lengths.sum()), pieces[0].dtype.width, side)
+    tiles, payload = _write(measured, int(lengths.sum()), pieces[0].dtype.width, side)
     yield
 
     written, checksums = (t.numpy() for t in payload.wait())
@@ -77,6 +82,8 @@ def encode(
         part = slice(measured.first[n], measured.first[n + 1])
         index = _index(measured.grids[n], scales[n].tolist(), counts[part], lengths[part], crc[part])
         made[i] = Encoded(cast(Any, index), [data[ends[part.start] : ends[part.stop]]])
+        if there is not None:
+            there[i] = tiles[ends[part.start] : ends[part.stop]]
     return made
 
 
@@ -133,14 +140,15 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     return _Measured(grids, first, sent, words, scales, lists, runs, lengths)
 
 
-def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) -> Copy:
-    """Launch the kernels that write the tiles, ``size`` bytes in all; -> the host copies of tiles and checksums."""
+def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) -> tuple[torch.Tensor, Copy]:
+    """Launch the kernels that write the tiles, ``size`` bytes in all; -> them, and host copies of them and their
+    checksums."""
     from deltackpt.gpu.triton.crc import checksums
     from deltackpt.gpu.triton.lists_write import write
 
     addresses = torch.cumsum(measured.sizes, 0)
     out = write(measured.owner, measured.scales, measured.lists, measured.runs, addresses, size, width)
-    return Copy([out, checksums(out, addresses, measured.sizes[1:])], side)
+    return out, Copy([out, checksums(out, addresses, measured.sizes[1:])], side)
 
 
 def _words(piece: Piece, snapshot: Snapshot, masked: bool) -> torch.Tensor:

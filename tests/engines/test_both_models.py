@@ -122,6 +122,9 @@ class Sharing(sglang.SglangRank):
     def differs(self, tensors):
         return None
 
+    def loose(self):
+        return None
+
 
 def test_a_tensor_for_which_the_draft_has_the_models_is_told_where_it_is_another(tmp_path):
     two = Two(tmp_path)

@@ -185,11 +185,15 @@ class Seat:
     def other_source(self):
         return "it computes with a copy of its weights" if self.module.method.packed else None
 
+    def loose(self):
+        return None
+
 
 class Rank(sglang.SglangRank):
     traits = EngineTraits(method="method")
     shared = frozenset()
     broken = 0
+    left = None  # what `loose` says
 
     @property
     def skipped(self):
@@ -223,6 +227,9 @@ class Rank(sglang.SglangRank):
                 if not torch.equal(made.contiguous(), getattr(self.model, name)._parameters[key].contiguous()):
                     return key
         return None
+
+    def loose(self):
+        return self.left
 
     def native(self, folder):
         from safetensors.torch import load_file
@@ -288,6 +295,21 @@ def test_twenty_steps_move_and_are_undone(tmp_path, cache):
             model.loads.clear()
         receiver.confirm()
     assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == addresses
+
+
+def test_no_step_is_scattered_into_what_a_reload_has_left_behind(tmp_path):
+    """The tensors of a layer are proven, and it computes with others: all of it is loaded, and then it is well."""
+    run, model, receiver = attached(tmp_path)
+    run.publish(nudge(run.states[0], 1, 0.2))
+    receiver.update(Update(phase="stage"))  # prepared while all was well
+    receiver.engine.left = "moved"
+    report = receiver.update(Update())
+    assert (report.mode, report.reason) == ("reload", "moved computes with tensors that a reload has left behind")
+    assert held(model) == fresh(run.states[1])
+    receiver.engine.left = None
+    run.publish(nudge(run.states[1], 2, 0.2) | {n: t for n, t in run.states[1].items() if "computed" in n})
+    assert receiver.update(Update()).mode == "scatter"
+    assert held(model) == fresh(run.states[2])
 
 
 def test_a_layer_that_computes_with_a_copy_is_loaded_again(tmp_path):

@@ -12,7 +12,8 @@ import torch
 
 from deltackpt.engines.vllm.traits import TRAITS
 
-_DEEP = 6  # objects in objects
+_DEEP = 6  # objects in objects that are copied
+_FAR = 16  # the same that are looked at: kernels hold experts, which hold configurations, which hold scales
 _TOLD = (bool, int, float, str, torch.dtype, type(None), enum.Enum, type)
 _NAMES = {"prefix", "layer_name", "name"}  # by which layers differ that are alike
 
@@ -111,7 +112,7 @@ def _attributes(layer: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 def tensors_in(layer: torch.nn.Module) -> list[torch.Tensor]:
     """Tensors that a layer reaches beside its parameters and buffers."""
     seen = {id(layer)}
-    found = (item for _, value in _attributes(layer) for item in _reached(value, seen, _DEEP))
+    found = (item for _, value in _attributes(layer) for item in _reached(value, seen, _FAR))
     return [item for item in found if isinstance(item, torch.Tensor) and item.device.type != "meta"]
 
 

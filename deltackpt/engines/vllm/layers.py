@@ -21,7 +21,9 @@ from vllm.model_executor.model_loader.reload import layerwise, meta
 from deltackpt.engines.ids import Fill
 from deltackpt.engines.memory import flat_of
 from deltackpt.engines.tracing import address_of, written_by
-from deltackpt.engines.vllm.isolation import isolate, kinds_of, take_apart, tensors_in
+from deltackpt.engines.vllm.isolation import isolate, kinds_of, take_apart
+from deltackpt.engines.vllm.retied import own_tensors as tensors_of
+from deltackpt.engines.vllm.retied import strays
 from deltackpt.engines.vllm.traits import TRAITS
 
 DONE = "_already_called_process_weights_after_loading"
@@ -90,14 +92,17 @@ class VllmLayer:
         answer as one that was loaded so. Of others, all that they hold is looked through."""
         try:
             with self.shadow(_usual(0, self.loaded)) as first, self.shadow(_usual(1, self.loaded)) as second:
-                own = {address_of(t) for t in tensors_of(first).values()}
-                if any(t.numel() > 1 and address_of(t) not in own for t in tensors_in(first)):
+                if strays(first, tensors_of(first)):
                     return "it keeps more than its parameters"
                 if not isinstance(self.module, LinearBase):
                     return None if _on_card(first) else "it cannot be tried out"
                 return _copies(first, second)
         except Exception as error:
             return f"it could not be tried out: {type(error).__name__}: {str(error)[:120]}"
+
+    def loose(self) -> str | None:
+        """As `MethodLayer.loose`."""
+        return "a reload has left its method other tensors than its own" if strays(self.module, self.live) else None
 
     def differs(self, words: Mapping[str, torch.Tensor]) -> str | None:
         """Is the layer another than what its method makes of ``words``, the flat storages of what is loaded? -> what is
@@ -159,11 +164,6 @@ def has_method(module: torch.nn.Module) -> bool:
         return False
     kind: str = type(method).__name__
     return not kind.startswith(TRAITS.unprocessed)
-
-
-def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A layer's own parameters and buffers, by name, without None."""
-    return {n: t.detach() for some in (module._parameters, module._buffers) for n, t in some.items() if t is not None}
 
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from deltackpt.engines.vllm.disk import left_out, weights_in
 from deltackpt.engines.vllm.drafts import draft_model, in_the_same_checkpoint, method_of, watch_attach
 from deltackpt.engines.vllm.int8 import reloads_right
 from deltackpt.engines.vllm.layers import as_loaded
+from deltackpt.engines.vllm.retied import loose, watch_reloads
 from deltackpt.engines.vllm.sleep import STATE, refuse_asleep, watch_sleep
 from deltackpt.engines.vllm.traits import TRAITS
 from deltackpt.engines.vllm.world import everyone
@@ -46,6 +47,7 @@ class VllmRank:
         world = get_world_group()
         self.rank, self.whole = world.rank_in_group, world.world_size == 1
         refuse_packed(model)
+        watch_reloads(layerwise)
 
     def native(self, folder: Path) -> list[str]:
         """vLLM's layerwise reload: whole layers of a complete checkpoint, copied into the memory that is there."""
@@ -94,6 +96,10 @@ class VllmRank:
                 if (what := layer.differs(its)) is not None:
                     return f"{what} of {layer.name}"
         return None
+
+    def loose(self) -> str | None:
+        """As `HasMethods.loose`."""
+        return loose(self.model)
 
     def _current(self) -> AbstractContextManager[Any]:
         return set_current_vllm_config(self.config)  # type: ignore[no-any-return]
@@ -153,7 +159,9 @@ def attach_draft(
 
 
 def watch_workers() -> None:
-    """Note from now on when the worker of this process goes to sleep, which a CPU's never does, and which it is."""
+    """Note from now on when the worker of this process goes to sleep, which a CPU's never does, and which it is; and
+    see to what reloads leave behind."""
+    watch_reloads(layerwise)
     module = sys.modules.get("vllm.v1.worker.gpu_worker")
     if module is not None:
         watch_sleep(module.Worker)

@@ -81,7 +81,7 @@ class Rank:
 
         self.model, self.config = model, config
         self.shared, self.skipped = frozenset(), {}
-        for name in ("as_loaded", "load_layers", "differs", "_current"):
+        for name in ("as_loaded", "load_layers", "differs", "loose", "_current"):
             setattr(self, name, getattr(VllmRank, name).__get__(self))
 
 
@@ -151,6 +151,57 @@ def test_a_copy_that_a_kernel_keeps_is_seen(monkeypatch, config):
     model.proj.quant_method.process_weights_after_loading(model.proj)
     _, seen = traced(Rank(model, config), load, model, tensors)
     assert "a copy of its weights" in seen.why["proj"]
+
+
+def test_what_a_kernel_notes_is_the_layer_s_again_after_a_reload(monkeypatch, config):
+    """vLLM's reload runs the method on tensors of its own, and puts back those that the layer had."""
+    from vllm.model_executor.model_loader.reload import layerwise
+
+    from deltackpt.engines.vllm import retied
+
+    monkeypatch.setattr(layerwise, retied.COPY, getattr(layerwise, retied.COPY))  # put back at the end
+    model, scale = fp8_layer(monkeypatch, config, block=True)
+    process, layer = model.proj.quant_method.fp8_linear.process_weights_after_loading, model.proj
+
+    class Noting(Kernel):
+        __module__ = "vllm.made_up"
+
+        def __init__(self):
+            self.scale = None
+
+        def process_weights_after_loading(self, layer):
+            process(layer)
+            self.scale = layer.weight_scale_inv
+
+    kernel = Noting()
+    layer.quant_method.fp8_linear = kernel
+    tensors, load = loaded(model, scale, False)
+
+    def state(value):
+        made = ((t, torch.full(t.shape, value)) for t in tensors)
+        return [(t.name, x.to(FP8 if t.dtype == "F8_E4M3" else torch.float32)) for t, x in made]
+
+    with torch.no_grad():
+        load(state(1.0))
+        layer.quant_method.process_weights_after_loading(layer)
+        address = kernel.scale.data_ptr()
+        assert address == layer.weight_scale_inv.data_ptr()
+        for value in (2.0, 3.0):
+            if value == 3.0:
+                retied.watch_reloads(layerwise)
+            layerwise.initialize_layerwise_reload(model)
+            load(state(value))
+            layerwise.finalize_layerwise_reload(model, config.model_config)
+            assert layer.weight_scale_inv.data_ptr() == address
+            layer.weight_scale_inv.fill_(9.0)
+            assert float(kernel.scale.max()) == (value if value == 2.0 else 9.0)
+            assert retied.strays(layer, retied.own_tensors(layer)) == (value == 2.0)
+            if value == 2.0:  # an engine that is met like that
+                _, seen = traced(Rank(model, config), load, model, tensors)
+                assert "a reload has left" in seen.why["proj"]
+    assert kernel.scale.data_ptr() == address
+    _, seen = traced(Rank(model, config), load, model, tensors)
+    assert not seen.why
 
 
 class Opaque:
