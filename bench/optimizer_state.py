@@ -1,17 +1,20 @@
-"""What a training's state costs as steps, beside storing it whole: fp32 weights, and both moments of AdamW.
+"""What a training's state costs as steps, beside storing it whole: fp32 weights, and what an optimizer keeps.
 
 MiniLM is fine-tuned as in `chain.py`; the state of each step is published by the hook. By kind of tensor: bytes of the
 patch against bytes of the tensors. zstd is level 3 over each tensor's bytes, alone.
 
-    python bench/optimizer_state.py [--steps 4] [--lr 1e-6] [--warm 2] [--every 1]
+    python bench/optimizer_state.py [--optimizer AdamW] [--steps 4] [--lr 1e-6] [--warm 2] [--every 1]
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,21 @@ from deltackpt.hooks.training_state import TrainingState
 from deltackpt.publish.manifest import AnchorPolicy
 from deltackpt.report.inspection import inspect_step
 from deltackpt.repository import Repository
+
+
+def optimizers() -> dict[str, Callable[..., Any]]:
+    """By name: each takes parameters and ``lr``. Those of bitsandbytes keep moments in 8 bits."""
+    found: dict[str, Callable[..., Any]] = {
+        "AdamW": torch.optim.AdamW,
+        "AdamW-amsgrad": partial(torch.optim.AdamW, amsgrad=True),
+        "SGD-momentum": partial(torch.optim.SGD, momentum=0.9),
+        "Adafactor": torch.optim.Adafactor,
+    }
+    if importlib.util.find_spec("bitsandbytes"):
+        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found, unused-ignore]
+
+        found["AdamW8bit"] = AdamW8bit
+    return found
 
 
 def kind_of(name: str) -> str:
@@ -59,13 +77,14 @@ def report(repo: Repository, step: int, whole: Counter[str], zstd: int, seconds:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--optimizer", choices=optimizers(), default="AdamW")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-6)
     parser.add_argument("--warm", type=int, default=2, help="steps before the first that is published")
     parser.add_argument("--every", type=int, default=1, help="steps of the optimizer between two that are published")
     args = parser.parse_args()
     model, tokenizer = pretrained()
-    batches, optimizer = Batches(tokenizer), torch.optim.AdamW(model.parameters(), lr=args.lr)
+    batches, optimizer = Batches(tokenizer), optimizers()[args.optimizer](model.parameters(), lr=args.lr)
 
     def train(step: int) -> None:
         optimizer.zero_grad()

@@ -3,7 +3,8 @@
 A trainer's weights of a random Qwen3, or of one with experts, lie on the same card; a hook publishes every step, as it
 is or quantised. After each step all weights are proven by the engine's own check; at the first, a middle and the last
 step vLLM itself loads what `apply` makes of the step, and all parameters have to be what they were, and the answers
-too, where they repeat. Every case is a process of its own; what goes wrong in one is told in full, and the next one
+too, where they repeat. After the last one a fresh engine, of a process of its own, has to have the same parameters and
+answers. Every case is a process of its own; what goes wrong in one is told in full, and the next one
 follows.
 
     python bench/vllm_card.py [--case NAME ...] [--steps 12] [--size full|8b|tiny] [--tp 1|2] [--timeout 130]
@@ -143,7 +144,8 @@ class Case:
         from deltackpt.restore.materialize import apply
 
         folder = self.root / f"applied-{step}"
-        apply(Repository.open(self.root / "repo"), folder, str(step))
+        if not folder.exists():
+            apply(Repository.open(self.root / "repo"), folder, str(step))
         return folder
 
     def attach(self, phase: str, step: int) -> None:
@@ -232,6 +234,33 @@ class Case:
         told = {"step": step, "parameters equal": len(before), "answers equal": same, "answers repeat": repeats}
         return {**told, "vllm reload_weights": round(took, 3)}
 
+    def fresh(self, name: str, step: int) -> dict[str, Any]:
+        """An engine that is started from what `apply` makes of a step, beside this one."""
+        from support.vllm_tiny import answers
+
+        out = self.root / "fresh.json"
+        line = [sys.executable, __file__, "--case", name, "--tp", str(self.tp), "--root", str(self.root)]
+        subprocess.run([*line, "--fresh", str(self.applied(step)), "--out", str(out)], check=True)
+        there = json.loads(out.read_text())
+        self.llm.reset_prefix_cache()
+        said = json.loads(json.dumps(answers(self.llm)))
+        if there["words"] != self.words():
+            raise RuntimeError(f"step {step}: other parameters than those of a fresh engine")
+        if there["answers"] != said:
+            raise RuntimeError(f"step {step}: other answers than those of a fresh engine")
+        return {"step": step, "as a fresh engine": len(there["words"]), "answers equal": True}
+
+
+def tell_fresh(name: str, folder: Path, out: Path, tp: int) -> None:
+    """In a process of its own: what an engine is and says that is started from a checkpoint."""
+    import torch
+    from support.vllm_tiny import answers
+
+    llm = started(folder, CASES[name][2] and torch.cuda.is_available(), torch.cuda.is_available(), tp)
+    ranks = llm.collective_rpc(words_of_rank)
+    words = {f"{rank}: {key}": value for rank, found in enumerate(ranks) for key, value in found.items()}
+    out.write_text(json.dumps({"words": words, "answers": answers(llm)}))
+
 
 def run(name: str, root: Path, steps: int, size: str, tp: int) -> None:
     case = Case(name, root, size, tp)
@@ -247,6 +276,7 @@ def run(name: str, root: Path, steps: int, size: str, tp: int) -> None:
     paths = [row["path"] for row in rows]
     counts = f"{paths.count('patches')} of {steps} by patches, {paths.count('journal')} by the cache"
     print(f"{name}: {counts}; medians, s: {middle}", flush=True)
+    print(json.dumps(case.fresh(name, steps)), flush=True)
     case.hook.close()
 
 
@@ -258,9 +288,14 @@ def main() -> None:
     parser.add_argument("--tp", type=int, choices=[1, 2], default=1, help="ranks, each on a card")
     parser.add_argument("--timeout", type=int, default=130, help="seconds of a case")
     parser.add_argument("--root", type=Path, help="of one case, which then runs in this process")
+    parser.add_argument("--fresh", type=Path, help="a checkpoint, of which one process tells")
+    parser.add_argument("--out", type=Path, help="where it does")
     args = parser.parse_args()
     if args.tp == 2:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")  # for ranks on a CPU
+    if args.fresh is not None:
+        tell_fresh(args.case[0], args.fresh, args.out, args.tp)
+        return
     if args.root is not None:
         run(args.case[0], args.root, args.steps, args.size, args.tp)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,16 @@ Adapters = Annotated[
     ),
 ]
 Keep = Annotated[int, typer.Option(metavar="N", min=1, help="Steps that an engine offers, the newest among them.")]
+BaseRepo = Annotated[
+    str | None,
+    typer.Option(
+        "--base-model",
+        metavar="REPO",
+        show_default=False,
+        help="The repository whose weights the engines run: an adapter trained over others is refused.",
+    ),
+]
+BaseRef = Annotated[str, typer.Option("--base-ref", metavar="REF", help="Its branch.")]
 Once = Annotated[bool, typer.Option("--once", help="Load the newest steps, and end.")]
 
 
@@ -41,6 +52,8 @@ def serve_adapters(
     folder: Folder,
     engine: Engines,
     adapter: Adapters,
+    base_model: BaseRepo = None,
+    base_ref: BaseRef = "main",
     keep: Keep = 2,
     once: Once = False,
     wait: Wait = False,
@@ -55,15 +68,19 @@ def serve_adapters(
 
     Until SIGINT, SIGTERM or SIGHUP. Step 12 of adapter `a` is offered as `a@12`; requests name the step that they want.
     Of the older steps, those that requests use stay until they are idle. SGLang does not tell which these are: it loads
-    nothing while it waits for the requests of one that goes, and a greater --keep gives them time to end. With --json
-    every event is a line. With --once the command ends with 4 if an engine does not offer the newest step.
+    nothing while it waits for the requests of one that goes, and a greater --keep gives them time to end. An adapter
+    whose layers are not those of an engine's model is refused, where that is a folder of this machine or has a
+    --base-model. With --json every event is a line. With --once the command ends with 4 if an engine does not offer the
+    newest step.
     """
     from deltackpt.engines.adapters import Adapter, AdapterOptions, AdapterServing
     from deltackpt.engines.fleet import now_utc
 
     named = [Adapter(name, ref or "main") for name, _, ref in (text.partition("=") for text in adapter)]
     every = units.duration(poll, "--poll")
-    options = AdapterOptions(keep, units.duration(timeout, "--timeout"), threads, grace_of(wait, grace))
+    options = AdapterOptions(
+        keep, units.duration(timeout, "--timeout"), threads, grace_of(wait, grace), base_ref=base_ref
+    )
 
     def emit(event: str, fields: dict[str, Any]) -> None:
         output.data([json.dumps({"event": event, **fields}) if output.json else _line(event, fields)])
@@ -74,6 +91,8 @@ def serve_adapters(
     with stopped_by_signals() as stop:
         if (source := open_repository(partial(opened, repo, trust, max_age), wait, stop, outage)) is None:
             return
+        if base_model is not None:
+            options = replace(options, base=opened(base_model, trust, max_age))
         serving = AdapterServing(source, folder, engine, named, emit, options)
         if not once:
             serving.run(stop, every)
@@ -88,7 +107,9 @@ def _line(event: str, f: dict[str, Any]) -> str:
     if event == "unloaded":
         return f"{f['name']}  {f['engine']}  unloaded"
     if event == "base-moved":
-        return f"{f['adapter']}  {f['engine']}  its base is at {f['base']} now; it was loaded over {f['before']}"
+        trained = "" if f["trained_over"] is None else f", and trained over {f['trained_over']}"
+        moved = f"its base is at {f['base']} now; it was loaded over {f['before']}"
+        return f"{f['adapter']}  {f['engine']}  {moved}{trained}"
     if event == "back":
         return "the repository is there again, and followed"
     return f"{event}  {f.get('engine', '')}  {sentence(f['where'], f['have'], f['need'])} [{f['error']}]"

@@ -181,7 +181,7 @@ class TrainerHook:
             total = added(held or [])
             given = side_files(options.model or source, options.side, options.dtype, options.peft)
             if isinstance(self._extract, Quantizer):
-                given = with_side(given, self._extract.recipe, self._extract.kept)
+                given = with_side(given, self._extract.recipe, self._extract.kept, self._extract.taken)
             repo = repo or secured(Repository.open_or_create(target), options)  # type: ignore[arg-type]
             base, seek, fresh = resume_from(repo, options.ref, plan, total, options.resume)
             layout = repo.layout(base.manifest) if base else None

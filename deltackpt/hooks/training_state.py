@@ -160,6 +160,8 @@ def _tensor_name(id_: str, key: Any, value: torch.Tensor) -> str:
         raise _unknown(where, "such a key", "a string without a dot")
     if value.layout != torch.strided:
         raise _unknown(where, f"a tensor of {value.layout}", "a dense tensor")
+    if hasattr(value, "__tensor_flatten__") and not hasattr(value, "to_local"):  # as torchao's moments of 8 bits
+        raise _unknown(where, f"a {type(value).__name__}, which is several tensors in one", "a plain tensor")
     return f"optimizer.{id_}.{key}"
 
 

@@ -44,25 +44,30 @@ def quantize_checkpoint(
         config = side.pop(CONFIG, None)
         with_config(config, recipe, ())  # refused before a shard is read
         kept: set[str] = set()
+        taken: set[str] = set()
+        naming = [False] * len(recipe.ignore)
         found: dict[str, str] = {}
         total, quantised = 0, 0
         for shard in opened.shards:
             state = _state(opened, shard)
-            pieces, left = _quantized(recipe, state)
-            kept |= left
+            pieces, quantizer = _quantized(recipe, state)
+            kept, taken = kept | quantizer.kept, taken | quantizer.taken
+            naming = [a or b for a, b in zip(naming, quantizer.naming or naming, strict=True)]
             quantised += len(pieces) - len(state)
             _save({piece.name: piece.tensor for piece in pieces}, folder / shard.path)
             found.update(dict.fromkeys((piece.name for piece in pieces), shard.path))
             total += sum(piece.nbytes for piece in pieces)
         if not quantised:
             recipe.refuse_nothing(len(kept))
+        recipe.refuse_unnamed(naming)
+        last = with_config(config, recipe, kept, taken)
         opened.verify_unchanged()
         left_out = opened.left_out
     if INDEX in side:
         weight_map = {name: found[name] for name in sorted(found)}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         side[INDEX] = f"{json.dumps(index, indent=2)}\n".encode()
-    for path, data in {**side, CONFIG: with_config(config, recipe, kept)}.items():
+    for path, data in {**side, CONFIG: last}.items():
         with space_errors(folder / path):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
@@ -110,10 +115,12 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
-def with_config(config: bytes | None, recipe: Recipe, kept: Iterable[str]) -> bytes:
-    """The bytes of a config.json, or of one that there was not, with the recipe's `quantization_config`.
+def with_config(config: bytes | None, recipe: Recipe, kept: Iterable[str], taken: Iterable[str] = ()) -> bytes:
+    """The bytes of a config.json, or of one that there was not, with the recipe's `quantization_config`; modules that
+    are ``kept`` and ``taken``.
 
-    Raises CheckpointError ``quantize-already`` if it has one, FormatError ``json-syntax``.
+    Raises CheckpointError ``quantize-already`` if it has one, UsageError ``quantize-option`` for tied embeddings that
+    are taken, FormatError ``json-syntax``.
     """
     read = _read(config)
     if (found := read.get("quantization_config")) is not None:  # null, as some tools write, is none
@@ -122,6 +129,9 @@ def with_config(config: bytes | None, recipe: Recipe, kept: Iterable[str]) -> by
         raise CheckpointError(
             "quantize-already", where=CONFIG, have=have, need="weights that are not quantised", hint=hint
         )
+    text = read.get("text_config")
+    if any(isinstance(part, dict) and part.get("tie_word_embeddings") is True for part in (read, text)):
+        recipe.refuse_tied(taken)
     read["quantization_config"] = recipe.config(kept)
     return f"{json.dumps(read, indent=2, sort_keys=True)}\n".encode()
 
@@ -136,12 +146,12 @@ def _read(config: bytes | None) -> dict[str, Any]:
     return value
 
 
-def with_side(side: Mapping[str, bytes], recipe: Recipe, kept: Iterable[str]) -> dict[str, bytes]:
+def with_side(side: Mapping[str, bytes], recipe: Recipe, kept: Iterable[str], taken: Iterable[str]) -> dict[str, bytes]:
     """Side files by path, config.json among them as `with_config` has it."""
-    return {**side, CONFIG: with_config(side.get(CONFIG), recipe, kept)}
+    return {**side, CONFIG: with_config(side.get(CONFIG), recipe, kept, taken)}
 
 
-def _quantized(recipe: Recipe, state: dict[str, torch.Tensor]) -> tuple[list[Piece], frozenset[str]]:
-    """The pieces of one shard, and the modules that keep their weights; a shard may have nothing to quantise."""
+def _quantized(recipe: Recipe, state: dict[str, torch.Tensor]) -> tuple[list[Piece], Quantizer]:
+    """The pieces of one shard, and what made them; a shard may have nothing to quantise."""
     quantizer = Quantizer(recipe, lambda: pieces_of(state), nothing=True)
-    return quantizer(), quantizer.kept
+    return quantizer(), quantizer

@@ -20,6 +20,7 @@ Exchange: TypeAlias = Callable[[Any, "Exception | None"], list[Any]]
 Message: TypeAlias = "dict[str, tuple[Box | None, torch.Tensor]]"  # of a weight: cells, and the largest in each
 SCALES = ("_scale", "_scale_inv", "_global_scale", "_zero_point", "_scales")  # after the name of what they belong to
 PACKED = (".weight", "_packed", ".qweight", "_blocks")  # what quantised values are called, of no float that can be cast
+NAMING = ""  # the place of a message that is of no weight: what of the ignore list names something
 ROW = 128  # elements of a row that shows what a recipe makes of one
 
 
@@ -33,9 +34,11 @@ def alone(value: Any, error: Exception | None) -> list[Any]:
 class Quantizer:
     """Gives what ``extract`` gives, quantised; called by all ranks together.
 
-    ``kept`` are the modules whose weights stay as they are, once it was called. Raises what ``extract`` raises,
+    ``kept`` are the modules whose weights stay as they are, once it was called, ``taken`` the others, and ``naming``
+    what of the recipe's ignore list names something. Raises what ``extract`` raises,
     CheckpointError ``quantize-already``, ``quantize-shape``, ``quantize-nonfinite``, UsageError ``quantize-option``
-    where the recipe leaves nothing to quantise, unless ``nothing`` allows it, ``placement-unknown``.
+    where the recipe leaves nothing to quantise, or ignores what is not there, unless ``nothing`` allows it,
+    ``placement-unknown``.
     """
 
     def __init__(
@@ -46,7 +49,8 @@ class Quantizer:
         *,
         nothing: bool = False,
     ) -> None:
-        self.recipe, self.kept = recipe, frozenset[str]()
+        self.recipe, self.kept, self.taken = recipe, frozenset[str](), frozenset[str]()
+        self.naming: list[bool] | None = None
         self._extract, self._exchange, self._nothing = extract, exchange, nothing
 
     def __call__(self) -> list[Piece]:
@@ -60,6 +64,8 @@ class Quantizer:
         except Exception as error:
             failed = error
         of_others = self._exchange(self._message(pieces, largest), failed)
+        if self.naming is None:
+            self._check_names([said[NAMING][1] for said in of_others])
         made: list[Piece] = []
         for piece in pieces:
             if piece.name in largest:
@@ -69,6 +75,12 @@ class Quantizer:
                 made.append(piece)
         return sorted(made, key=lambda piece: piece.name.encode())
 
+    def _check_names(self, said: Sequence[torch.Tensor]) -> None:
+        """Of all ranks together: a stage of a pipeline has some of the modules."""
+        self.naming = [bool(any(one)) for one in zip(*(part.tolist() for part in said), strict=True)]
+        if not self._nothing:
+            self.recipe.refuse_unnamed(self.naming)
+
     def _largest(self, pieces: Sequence[Piece]) -> dict[str, torch.Tensor]:
         """`magnitudes` of the weights that are quantised, by name."""
         if odd := _quantised(self.recipe, pieces):
@@ -76,7 +88,8 @@ class Quantizer:
             raise CheckpointError("quantize-already", where="the model", have=listed(odd), need=need, hint=hint)
         weights = [piece for piece in pieces if _is_weight(piece)]
         taken = [piece for piece in weights if not self.recipe.ignores(_module(piece))]
-        self.kept = frozenset(map(_module, weights)) - frozenset(map(_module, taken))
+        self.taken = frozenset(map(_module, taken))
+        self.kept = frozenset(map(_module, weights)) - self.taken
         if not taken and not self._nothing:
             self.recipe.refuse_nothing(len(weights))
         for piece in taken:
@@ -101,6 +114,9 @@ class Quantizer:
     def _message(self, pieces: Sequence[Piece], largest: Mapping[str, torch.Tensor]) -> Message:
         """What other ranks have to know of this rank's share of weights, in host memory."""
         said: Message = {}
+        if self.naming is None:
+            modules = {piece.name.rpartition(".")[0] for piece in pieces}
+            said[NAMING] = None, torch.tensor(self.recipe.naming(modules))
         for piece in pieces:
             if piece.name in largest and piece.box.proper:
                 box = window(self.recipe, piece.box)

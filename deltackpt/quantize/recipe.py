@@ -7,7 +7,7 @@ compressed-tensors, by its own code.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from deltackpt.errors import UsageError
 from deltackpt.util.extras import install_line
 
 IGNORE = ("lm_head", "re:.*embed.*", r"re:.*\bwte$", r"re:.*\bwpe$", "re:.*gate$", "re:.*router.*")
+TIED = frozenset({"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared", "lm_head"})
 
 # By name: how compressed-tensors calls its format, what its scheme says of weights and of activations, where those are
 # quantised, too. Activations are quantised as they come ("dynamic"): a publisher has no data to calibrate with.
@@ -123,13 +124,29 @@ class Recipe:
 
     def ignores(self, module: str) -> bool:
         """Does a module keep its weight?"""
-        return any(
-            re.match(text[3:], module) is not None if text.startswith("re:") else text == module for text in self.ignore
-        )
+        return any(_names(text, module) for text in self.ignore)
 
     def refuse_nothing(self, weights: int) -> None:
         """Raise UsageError ``quantize-option``: of so many weights, none is to be quantised."""
         raise _refusal("ignore", f"{weights} weights that are all left alone", "one at least that is quantised")
+
+    def naming(self, modules: Collection[str]) -> list[bool]:
+        """Of each entry of ``ignore``: does it name one of the modules? What is there by default may name none."""
+        return [text in IGNORE or any(_names(text, module) for module in modules) for text in self.ignore]
+
+    def refuse_unnamed(self, naming: Iterable[bool]) -> None:
+        """Raise UsageError ``quantize-option`` for an entry that names nothing: what it was to keep is quantised."""
+        if odd := [text for text, names in zip(self.ignore, naming, strict=True) if not names]:
+            hint = "A name is that of a layer, whole; re:PATTERN matches from its beginning, re:vision all of `vision`."
+            need = "names and patterns of modules that there are"
+            raise _refusal("ignore", ", ".join(odd), need, hint)
+
+    def refuse_tied(self, modules: Iterable[str]) -> None:
+        """Raise UsageError ``quantize-option`` for an embedding among modules that are to be quantised, where it is the
+        head as well: engines load their head from its values, and no scale."""
+        if odd := sorted(module for module in modules if module.rpartition(".")[2] in TIED):
+            need = "embeddings that keep their weights where they are the head as well (tie_word_embeddings)"
+            raise _refusal("ignore", f"nothing of {', '.join(odd)}", need, f"ignore=(*IGNORE, {odd[0]!r})")
 
     def config(self, kept: Iterable[str]) -> dict[str, Any]:
         """The `quantization_config` of config.json; ``kept`` names the modules whose weights are not quantised."""
@@ -151,6 +168,10 @@ class Recipe:
         return found
 
 
+def _names(text: str, module: str) -> bool:
+    return re.match(text[3:], module) is not None if text.startswith("re:") else text == module
+
+
 def library() -> Any:
     """`compressed_tensors.quantization`. Raises UsageError ``quantize-missing`` where it is not installed."""
     try:
@@ -166,6 +187,6 @@ def library() -> Any:
     return found
 
 
-def _refusal(what: str, have: object, need: str) -> UsageError:
+def _refusal(what: str, have: object, need: str, hint: str = "") -> UsageError:
     shown = have if what == "ignore" and isinstance(have, str) else repr(have)
-    return UsageError("quantize-option", where=f"quantize, {what}", have=shown[:200], need=need)
+    return UsageError("quantize-option", where=f"quantize, {what}", have=shown[:200], need=need, hint=hint)

@@ -1,6 +1,7 @@
 """A training that is broken off takes the same next step: weights, masters and moments are one step of a branch."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -133,6 +134,143 @@ def test_a_directory_is_saved_written_and_applied(tmp_path):
         training.state.save(tmp_path / "saved-2", training.model)
 
 
+OPTIMIZERS = {
+    "Adam": {"lr": 1e-3}, "Adam amsgrad": {"lr": 1e-3, "amsgrad": True}, "AdamW foreach": {"lr": 1e-3, "foreach": True},
+    "AdamW fused": {"lr": 1e-3, "fused": True}, "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "RMSprop": {"lr": 1e-3, "centered": True, "momentum": 0.9}, "Adagrad": {"lr": 0.01}, "Adadelta": {"lr": 1.0},
+    "NAdam": {"lr": 1e-3}, "RAdam": {"lr": 1e-3}, "Adamax": {"lr": 1e-3}, "ASGD": {"lr": 0.01}, "Rprop": {"lr": 1e-3},
+    "Adafactor": {"lr": 1e-2},
+}  # fmt: skip
+RATES = torch.optim.lr_scheduler
+
+
+def warmed(optimizer):
+    first = RATES.LinearLR(optimizer, 0.1, total_iters=2)
+    return RATES.SequentialLR(optimizer, [first, RATES.CosineAnnealingLR(optimizer, 9)], [2])
+
+
+SCHEDULES = {
+    "one cycle": lambda o: RATES.OneCycleLR(o, 1e-2, total_steps=20),
+    "restarts": lambda o: RATES.CosineAnnealingWarmRestarts(o, 3),
+    "plateau": lambda o: RATES.ReduceLROnPlateau(o, patience=1, threshold=0.5),
+    "one after the other": warmed,
+}
+
+
+def and_on(training):
+    """The bits of a training as it is, and after each of its next steps."""
+    found = [training.bits()]
+    for _ in range(3):
+        training.step()
+        found.append(training.bits())
+    return found
+
+
+def of_a_resumed(tmp_path, **how):
+    """The bits of the steps that follow on a saved one: of the training that goes on, and of one that was loaded."""
+    training = Training(0, **how)
+    for _ in range(3):
+        training.step()
+    training.state.save(tmp_path / "saved", training.model)
+    went_on = and_on(training)
+    other = Training(11, **how)
+    other.step()
+    other.state.load(tmp_path / "saved", other.model)
+    return went_on, and_on(other)
+
+
+@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_of_torch_goes_on(tmp_path, name, masters):
+    kind, options = getattr(torch.optim, name.split()[0]), OPTIMIZERS[name]
+    went_on, loaded = of_a_resumed(tmp_path, masters=masters, make=lambda groups: kind(groups, **options))
+    assert loaded == went_on
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning", "ignore:The epoch parameter:UserWarning")
+def test_every_schedule_goes_on(tmp_path, name):
+    """With the momenta that it moves, and the schedules in it. A function that makes rates is the trainer's own."""
+    went_on, loaded = of_a_resumed(tmp_path, schedule=SCHEDULES[name])
+    assert loaded == went_on
+
+
+class Adam8(torch.optim.Optimizer):
+    """Moments in 8 bits by a table of values that all parameters share, as 8-bit optimizers have them; parameters of
+    few elements in full."""
+
+    def __init__(self, groups):
+        super().__init__(groups, {"lr": 1e-3})
+        self.table = torch.linspace(-1, 1, 255).sign() * torch.linspace(-1, 1, 255) ** 2
+
+    def _quantized(self, value):
+        most = value.abs().amax().clamp(min=1e-12)
+        near = (value.reshape(-1, 1) / most - self.table).abs().argmin(1)
+        return near.to(torch.uint8).reshape(value.shape), most
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["state1"], state["absmax1"] = self._quantized(torch.zeros_like(p))
+                    state.update(step=0, qmap1=self.table, skipped=None, small=p.numel() < 64)
+                state["step"] += 1
+                moment = self.table[state["state1"].long()] * state["absmax1"]
+                moment = 0.9 * moment + 0.1 * p.grad
+                p -= group["lr"] * moment / (moment.abs() + 1e-3)
+                state["state1"], state["absmax1"] = self._quantized(moment)
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_moments_in_eight_bits_go_on(tmp_path, masters):
+    """What several parameters share is kept for each; None, counts and choices stay what they were."""
+    went_on, loaded = of_a_resumed(tmp_path, masters=masters, make=Adam8)
+    assert loaded == went_on
+    names = {name.rsplit(".", 1)[1] for name in loaded[0] if name.startswith("optimizer.")}
+    assert names == {"state1", "absmax1", "qmap1"}
+    found = json.loads((tmp_path / "saved" / FILE).read_text())["optimizer"]["values"]
+    assert all(values == {"step": 3, "skipped": None, "small": values["small"]} for values in found.values())
+    assert {values["small"] for values in found.values()} == {True, False}
+
+
+@pytest.mark.parametrize("kind", ["AdamW8bit", "Lion8bit", "SGD8bit"])
+def test_the_moments_of_bitsandbytes_go_on(tmp_path, kind):
+    optim = pytest.importorskip("bitsandbytes").optim
+    options = {"momentum": 0.9} if kind == "SGD8bit" else {}
+    made = partial(getattr(optim, kind), lr=1e-3, min_8bit_size=64, **options)
+    went_on, loaded = of_a_resumed(tmp_path, make=made)
+    assert loaded == went_on
+    assert any(name.endswith("qmap1") for name in loaded[0])
+
+
+def test_the_adafactor_of_transformers_goes_on(tmp_path):
+    """Factored moments, of other shapes than their parameters, and options and values that are None."""
+    kind = getattr(pytest.importorskip("transformers.optimization"), "Adafactor", None)
+    if kind is None:
+        pytest.skip("this transformers has none")
+    went_on, loaded = of_a_resumed(tmp_path, make=lambda groups: kind(groups, lr=1e-3, relative_step=False))
+    assert loaded == went_on
+    assert any(name.endswith("exp_avg_sq_row") for name in loaded[0])
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD plain", "Adam amsgrad", "Adafactor"])
+def test_every_kind_is_published_and_restored(tmp_path, name):
+    """By the hook: some keep nothing for a parameter before its first gradient, or nothing at all."""
+    kind = getattr(torch.optim, name.split()[0])
+    options = {"lr": 0.1} if name == "SGD plain" else OPTIMIZERS[name]
+    training = Training(0, make=lambda groups: kind(groups, **options))
+    want = run(training, tmp_path, range(1, 4))
+    other = Training(11, make=lambda groups: kind(groups, **options))
+    other.step()
+    apply(Repository.open(tmp_path / "repo"), tmp_path / "out", 2, ref=BRANCH, threads=1)
+    other.state.load(tmp_path / "out", other.model)
+    assert other.bits() == want[2]
+    other.step()
+    assert other.bits() == want[3]
+
+
 class Refusing:
     """A store that puts no manifest while it is told so."""
 
@@ -230,6 +368,28 @@ def sparse(optimizer):
     optimizer.state[first_of(optimizer)]["rows"] = torch.eye(3).to_sparse()
 
 
+class Several(torch.Tensor):
+    """Two tensors that pass for one, as torchao's moments of 8 bits are."""
+
+    @staticmethod
+    def __new__(cls, codes, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(function)
+
+
+def several(optimizer):
+    optimizer.state[first_of(optimizer)]["both"] = Several(torch.zeros(3, dtype=torch.uint8), torch.ones(1))
+
+
 def listed(optimizer):
     optimizer.state[first_of(optimizer)]["history"] = [object()]
 
@@ -254,6 +414,7 @@ def large(optimizer):
     ("keep", "said"),
     [
         (sparse, "'rows'"),
+        (several, "'both'"),
         (listed, "['history'][0]"),
         (dotted, "'a.b'"),
         (global_, "everywhere"),

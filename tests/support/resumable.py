@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +14,18 @@ import torch
 from deltackpt.hooks.training_state import TrainingState
 from support.training import Net, raw
 
+_adamw = partial(torch.optim.AdamW, lr=1e-3)
+_steps = partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[2, 4], gamma=0.3)
+
 
 class Training:
-    """fp32 weights, or, with ``masters``, bf16 weights that follow fp32 masters which the optimizer has."""
+    """fp32 weights, or, with ``masters``, bf16 weights that follow fp32 masters which the optimizer has. ``make``: an
+    optimizer of groups of parameters, and ``schedule`` a scheduler of that."""
 
-    def __init__(self, seed: int, *, masters: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, masters: bool = False, make: Callable[..., Any] = _adamw,
+        schedule: Callable[..., Any] = _steps,
+    ) -> None:  # fmt: skip
         self.model = Net(width=32, seed=seed)
         parameters = list(self.model.parameters())
         self.masters = []
@@ -26,8 +35,8 @@ class Training:
         half = len(parameters) // 2
         mine = self.masters or parameters
         groups = [{"params": mine[:half]}, {"params": mine[half:], "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=1e-3)
-        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4], gamma=0.3)
+        self.optimizer = make(groups)
+        self.scheduler = schedule(self.optimizer)
         self.state = TrainingState(self.optimizer, {"scheduler": self.scheduler})
 
     def step(self) -> None:
@@ -43,13 +52,14 @@ class Training:
         with torch.no_grad():
             for master, parameter in zip(self.masters, self.model.parameters(), strict=False):
                 parameter.copy_(master)
-        self.scheduler.step()
+        self.scheduler.step(*[1.0] * isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau))
         self.model.seen += 1
 
     def bits(self) -> dict[str, object]:
         """Everything that the next step depends on, down to its bytes."""
         tensors = raw(self.state.tensors(self.model))
-        return {**tensors, "lr": [g["lr"] for g in self.optimizer.param_groups], "also": self.scheduler.state_dict()}
+        options = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        return {**tensors, "options": repr(options), "also": repr(self.scheduler.state_dict())}
 
 
 @contextmanager

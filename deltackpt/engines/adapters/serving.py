@@ -17,12 +17,14 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from deltackpt.engines.adapters.base_model import BaseModels
 from deltackpt.engines.clients import AdapterClient, adapter_client
 from deltackpt.engines.fleet import Emit, stamped
 from deltackpt.engines.rounds import rounds
 from deltackpt.errors import CheckpointError, DeltackptError, UsageError
 from deltackpt.format.canonical import loads_strict
 from deltackpt.format.manifest import Link
+from deltackpt.publish.base_model import BASE, BaseRecord
 from deltackpt.repository import Repository
 from deltackpt.restore.materialize import apply
 from deltackpt.sync.backoff import GRACE
@@ -59,6 +61,9 @@ class AdapterOptions:
     ``timeout``  seconds that an engine may take for one answer
     ``threads``  None for all processors
     ``grace``    seconds for which the repository may be missing
+    ``base``     the repository of the weights that engines follow, None where they follow none: adapters of others are
+                 refused
+    ``base_ref`` its branch
 
     Raises UsageError ``usage`` for a ``keep`` below 1.
     """
@@ -67,6 +72,8 @@ class AdapterOptions:
     timeout: float = 120.0
     threads: int | None = None
     grace: float = GRACE
+    base: Repository | None = None
+    base_ref: str = "main"
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -77,6 +84,7 @@ class AdapterOptions:
 class _Engine:
     client: AdapterClient
     bases: dict[str, str | None] = field(default_factory=dict)  # by adapter: the engine's weights when it was loaded
+    trained: dict[str, int | None] = field(default_factory=dict)  # by adapter: the step of the base it was trained over
     told: dict[str, tuple[str, float]] = field(default_factory=dict)  # by adapter: the last failure, and when
     going: dict[str, _Going] = field(default_factory=dict)  # by name, what is being unloaded
     owed: dict[str, int] = field(default_factory=dict)  # the steps of those whose unload failed: half of it may be done
@@ -121,6 +129,7 @@ class AdapterServing:
             raise UsageError("usage", where="--adapter", have=", ".join(names) or "none", need="names, each once")
         self._repo, self._adapters, self._options, self._emit = repo, list(adapters), options, stamped(emit)
         self._folder = Path(folder).absolute()  # engines run elsewhere: a relative path would mean another place
+        self._bases = BaseModels(options.base, options.base_ref)
         self._engines = [_Engine(adapter_client(engine, options.timeout)) for engine in engines]
 
     def run(self, stop: Event, poll: float) -> None:
@@ -181,21 +190,25 @@ class AdapterServing:
         name = f"{adapter.name}@{link.step}"
         if name in loaded:  # the branch went back, and has another step of that number now
             name = f"{name}-{link.id[:8]}"
-        config = loads_strict((folder / CONFIG).read_bytes(), limit=MAX_CONFIG, where=CONFIG, allow_floats=True)
+        read = loads_strict((folder / CONFIG).read_bytes(), limit=MAX_CONFIG, where=CONFIG, allow_floats=True)
+        config = read if isinstance(read, dict) else {}
+        step = self._repo.load(link)
+        self._bases.check(engine.client.model, base, folder, config, step)
         began = time.monotonic()
         engine.client.load(name, folder)
         engine.bases[adapter.name] = base
         seconds = round(time.monotonic() - began, 3)
-        rank = config.get("r") if isinstance(config, dict) else None
-        self._event(
-            "loaded", engine, adapter, name=name, step=link.step, id=link.id, rank=rank, base=base, seconds=seconds
-        )
+        record = BaseRecord.of(step.metadata.get(BASE))
+        engine.trained[adapter.name] = trained = record.step if record else None
+        told = {"name": name, "step": link.step, "id": link.id, "rank": config.get("r"), "base": base}
+        self._event("loaded", engine, adapter, **told, trained_over=trained, seconds=seconds)
 
     def _tell_base(self, engine: _Engine, adapter: Adapter, base: str | None) -> None:
         before = engine.bases.setdefault(adapter.name, base)
         if base != before and base is not None:
             engine.bases[adapter.name] = base
-            self._event("base-moved", engine, adapter, before=before, base=base)
+            trained = engine.trained.get(adapter.name)
+            self._event("base-moved", engine, adapter, before=before, base=base, trained_over=trained)
 
     def _unload(self, engine: _Engine, adapter: Adapter, newest: Path) -> None:
         """Older steps, but for those that are kept, and those that requests use."""

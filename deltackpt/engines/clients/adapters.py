@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from deltackpt.engines.clients.http import Http
 from deltackpt.engines.clients.keys import engine_key
@@ -24,11 +25,18 @@ class AdapterClient(ABC):
 
     def loaded(self) -> dict[str, str]:
         """The folder of each model and adapter that the engine offers, by name."""
+        return {str(card["id"]): str(card.get("root", "")) for card in self._cards()}
+
+    def model(self) -> str:
+        """The folder or name of the model that the engine runs, empty where it does not tell."""
+        return next((str(card.get("root", "")) for card in self._cards() if not card.get("parent")), "")
+
+    def _cards(self) -> list[dict[str, Any]]:
         cards = self.http.field("/v1/models", "data")
         if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
             have, need = f"the answer {str(cards)[:200]!r}", "models, each with an id"
             raise ChainError("engine-refused", where=self.http.url + "/v1/models", have=have, need=need)
-        return {str(card["id"]): str(card.get("root", "")) for card in cards}
+        return cards
 
     @abstractmethod
     def load(self, name: str, folder: Path) -> None:

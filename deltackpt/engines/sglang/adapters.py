@@ -36,7 +36,14 @@ class SglangAdapters(AdapterClient):
 
     def base(self) -> str | None:
         """The weight version, by either of the route's names: the second is that of older releases."""
+        return self._told("weight_version")
+
+    def model(self) -> str:
+        """Of its own route: `/v1/models` has the served name in its place."""
+        return self._told("model_path") or ""
+
+    def _told(self, field: str) -> str | None:
         for route in ("/model_info", "/get_model_info"):
             with suppress(DeltackptError):
-                return str(self.http.field(route, "weight_version"))
+                return str(self.http.field(route, field))
         return None
