@@ -165,7 +165,7 @@ class EntryTable(Sequence[Entry]):
         if number in self.odd:
             return self.odd[number]
         row = self.rows[self.row_of[number]]
-        return _entry(self.names[number], _form(row), self._detail(*row[_DETAIL].item()))
+        return _entry(self.names[number], _form(row), self._detail(row[_DETAIL].item()))
 
     def some(self, numbers: Sequence[int]) -> list[Entry]:
         """The entries of some ``numbers``, in their order: sooner than one after the other."""
@@ -179,7 +179,7 @@ class EntryTable(Sequence[Entry]):
                 found.append(self.odd[number])
                 continue
             of, detail = next(columns)
-            found.append(_entry(self.names[number], forms[of], self._detail(*detail)))
+            found.append(_entry(self.names[number], forms[of], self._detail(detail)))
         return found
 
     def __len__(self) -> int:
@@ -214,11 +214,9 @@ class EntryTable(Sequence[Entry]):
         numbers = [known.setdefault(_form(row), len(known)) for row in self.rows[cuts]]
         return list(known), np.repeat(np.array(numbers, np.int64), np.diff([*cuts, len(keys)]))
 
-    def _detail(
-        self, height: int, width: int, rows: int, columns: int, classes: int, sized: int, top: int, anchor: int,
-        tiles: int, first: int, at: int, begin: int,
-    ) -> ListIndex:  # fmt: skip
-        """From the columns `_DETAIL` of a row."""
+    def _detail(self, row: tuple[int, ...]) -> ListIndex:
+        """``row``: its columns `_DETAIL`."""
+        height, width, rows, columns, classes, sized, top, anchor, tiles, first, at, begin = row
         scale = _scale(classes, sized, top, anchor)
         counts = self.counts[first : first + tiles * scale.lists].reshape(tiles, scale.lists)
         checksums = np.frombuffer(self.data, "<u4", tiles, begin)

@@ -99,7 +99,7 @@ def staged(part: PartReader, begin: int, end: int, device: torch.device) -> torc
 
 
 BytesOf = Callable[[Any, int, int, torch.device], torch.Tensor]  # of a `TaskPart`
-TOGETHER = 64  # groups whose tables are made in one pass
+TOGETHER = 4  # groups whose tables are made in one pass: no more, as the card has one group to do meanwhile
 STAGERS = 2  # threads that copy bytes to pinned memory while the groups before them are decoded
 
 
@@ -165,8 +165,8 @@ def _sent(
 
 
 def _tables(device: torch.device, found: Sequence[tuple[list[DecodeTask], int, int]]) -> Iterator[TileTables]:
-    """The tables of every group: at first of one, so that the card has work, then of more and more at a time."""
+    """The tables of every group: at first of one, so that the card has work, then of more at a time."""
     at, count = 0, 1
     while some := found[at : at + count]:
         yield from tables_of(device, [(group, begin) for group, begin, _ in some])
-        at, count = at + count, min(4 * count, TOGETHER)
+        at, count = at + count, min(2 * count, TOGETHER)
