@@ -30,7 +30,7 @@ from deltackpt.repository.leases import pinned
 from deltackpt.restore.replay import Replay
 from deltackpt.util.disk import ensure_space, fsync_dir, fsync_tree, link_or, space_errors
 from deltackpt.util.file_server import rename
-from deltackpt.util.mapped_file import in_memory, make_huge, make_huge_span, write_at
+from deltackpt.util.mapped_file import make_huge, make_huge_span, write_at
 from deltackpt.util.parallel import ordered_map, threads_or_default
 from deltackpt.util.places import check_local
 from deltackpt.util.progress import SILENT, Progress
@@ -283,7 +283,7 @@ def _new_shard(folder: Path, shard: Shard, huge: bool) -> None:
     with space_errors(path), _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
         write_at(fd, memoryview(shard.header.head), 0)
         os.truncate(fd, shard.size)
-        if huge or not in_memory(fd):
+        if huge:  # of a copy it takes as long again as to write it
             first = shard.header.data_start
             make_huge(fd, shard.size, [first, *(first + tensor.end for tensor in shard.header.tensors)])
 
