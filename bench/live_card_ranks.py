@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -149,16 +146,6 @@ def stand_in() -> None:
     groups.BACKENDS["nccl"] = groups.PairBackend("nccl", True, groups._gloo, lambda: "")
     card.has_kernels = lambda device: True
     pipeline.has_kernels = lambda device: True
-
-
-def killed_at(phase: str, step: int) -> Callable[[Any], None]:
-    """A report that kills this process as a phase of a step begins."""
-
-    def report(event: Any) -> None:
-        if (event.kind, event.step) == (phase, step):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return report
 
 
 class Trainer:
@@ -337,55 +324,17 @@ def limited(c: Child) -> None:
 
 
 def kill_engine(c: Child) -> None:
-    """The last engine is killed in each phase, and a new process takes its place; others stay."""
-    if c.rank >= c.o.trainers:
-        at = PHASES.index(c.o.phase) + 1 if c.o.phase else 0
-        receiver, _ = engine(c, killed_at(c.o.phase, at) if at else None, c.o.phase)
-        if at:
-            c.store.set(f"in-{c.o.phase}", "1")
-        reach(c, receiver, len(PHASES) + 1)
-        c.say(rank=c.rank, step=receiver.step, received=receiver.received)
-        return
-    t = Trainer(c)
-    t.hook.step(0)
-    t.hook.flush()
-    for number, phase in enumerate(PHASES, 1):
-        if c.rank == 0:
-            c.store.set("next", phase)
-            c.store.wait([f"in-{phase}"])
-            t.live.wait_for(c.o.engines, c.o.timeout)
-        c.meet(f"kill-{phase}", c.o.trainers)
-        taken = t.step(number)
-        if c.rank == 0:
-            have = t.engines_at(number)
-            c.say(killed_in=phase, seconds=taken, engines_that_have_it=have, others=c.o.engines - 1)
-            assert have >= c.o.engines - 1, [e for e in t.events if e.step == number]
-        t.hook.flush()
-    t.step(len(PHASES) + 1)
-    t.hook.close()
+    """See the page's head."""
+    from live_card_kills import kill_engine as run
+
+    run(c)
 
 
 def kill_trainer(c: Child) -> None:
-    """The first rank dies in a phase of step 1: each engine says which step it then has."""
-    if c.rank < c.o.trainers:
-        t = Trainer(c, killed_at(c.o.phase, 1) if c.rank == 0 else None)
-        t.hook.step(0)
-        t.hook.flush()
-        c.meet("begun", c.world)
-        t.step(1)
-        return
-    receiver, state = engine(c)
-    reach(c, receiver, 0)
-    old = c.sums(state)
-    c.meet("begun", c.world)
-    end = time.monotonic() + c.o.limit / 2
-    while receiver.connected and time.monotonic() < end:
-        receiver.receive(0.5)
-    with suppress(Exception):
-        receiver.receive(0.1)  # by the repository, if that has the step
-    has = "old" if c.sums(state) == old else "new"
-    assert (has == "old") == (receiver.step == 0), f"step {receiver.step} with the bits of the {has} one"
-    c.say(trainer_killed_in=c.o.phase, rank=c.rank, step=receiver.step, bits=has)
+    """See the page's head."""
+    from live_card_kills import kill_trainer as run
+
+    run(c)
 
 
 def hook(c: Child) -> None:

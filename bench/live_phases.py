@@ -94,10 +94,16 @@ class Stacks:
 def of_trainer(hook: Any, live: Any) -> Phases:
     """Around what a trainer's rank does. Events are told to `Phases.report`."""
     from deltackpt.carriers.pairs import Pair
+    from deltackpt.gpu import pipeline
+    from deltackpt.hooks import trainer
     from deltackpt.live import delivery
 
     found = Phases()
-    found.around(live, "deliver", "deliver")  # all before it: the capture
+    found.around(hook, "_extract", "extract")
+    found.around(pipeline, "capture", "capture")  # compared, encoded and copied down; what follows is put together
+    found.around(trainer, "counts_after", "count")
+    found.around(hook._pending, "put", "put")  # for the repository
+    found.around(live, "deliver", "deliver")
     found.around(delivery, "encode_changes", "encode")
     found.around(Pair, "_send", "send")
     found.around(hook.publisher, "publish", "publish")  # into the repository

@@ -7,8 +7,8 @@ anonymous, above what the process had before the call: pages of files are not in
 
     python bench/many.py [--tensors 6000 30000] [--turns 3] [--work DIR] [--keep] [--name-bytes 0]
     python bench/many.py --large 1000000000 [--whole]    one tensor of so many bytes, one element changed, or all
-    python bench/many.py --large 10000000000 --sparse    the same of holes, one element changed: no cache, three
-                                                         times as much room on the disk
+    python bench/many.py --large 10000000000 --sparse [--whole]    the same of holes, or from holes to values: no cache,
+                                                         three times as much room on the disk, or five times
 """
 
 from __future__ import annotations
@@ -104,14 +104,19 @@ def generate_large(out: Path, size: int, *, whole: bool) -> None:
             file.write(bytes([step]))
 
 
-def generate_sparse(out: Path, size: int) -> None:
-    """One tensor of ``size`` bytes, zeros that take no room; one element of it changes a step."""
+def generate_sparse(out: Path, size: int, *, whole: bool) -> None:
+    """One tensor of ``size`` bytes, zeros that take no room; one element of it changes a step. With ``whole`` there are
+    two steps, and of the second one nearly every element is another.
+    """
     (head, elements), *_ = shards_of(1, size // 2 // WIDTH, 0)
-    for step in range(STEPS + 1):
+    bits = np.random.default_rng(0).integers(0x3C00, 0x3D00, 1 << 24, np.uint16)
+    for step in range(2 if whole else STEPS + 1):
         (out / str(step)).mkdir(parents=True)
         with (out / str(step) / "model.safetensors").open("wb") as file:
             file.write(head)
             file.truncate(len(head) + 2 * elements)
+            for first in range(0, elements if step and whole else 0, len(bits)):
+                file.write(bits[: elements - first].data)
             file.seek(len(head) + elements)
             file.write(bytes([step]))
 
@@ -249,12 +254,20 @@ def large(work: Path, size: int, *, whole: bool) -> None:
         print(f"{way}, step {step}: {cost.seconds:.2f} s, memory {cost.memory >> 20} MiB")
 
 
-def sparse(work: Path, size: int) -> None:
-    """The same of holes: writes, a cold apply and verify."""
-    folder = work / f"sparse-{size}"
+def sparse(work: Path, size: int, *, whole: bool) -> None:
+    """The same of holes: writes, a cold apply and verify. What is not wanted any more is removed, for its room."""
+    folder = work / f"sparse-{size}-{'whole' if whole else 'one'}"
     if not folder.exists():
-        generate_sparse(folder, size)
-    for way, step in (("alone", 0), ("base", 1), ("alone", 2), ("apply", 2), ("verify", 2)):
+        generate_sparse(folder, size, whole=whole)
+    last = 1 if whole else 2
+    for way, step in (("alone", 0), ("base", 1), ("alone", last), ("apply", last), ("verify", last)):
+        if whole and (way, step) == ("base", 1):
+            shutil.copytree(folder / "repo", folder / "kept", copy_function=os.link)
+        if whole and (way, step) == ("alone", 1):
+            shutil.rmtree(folder / "repo")
+            (folder / "kept").rename(folder / "repo")
+        if whole and way == "apply":
+            shutil.rmtree(folder / "1")
         cost = run(way, folder, step)
         print(f"{way}, step {step}: {cost.seconds:.2f} s, memory {cost.memory >> 20} MiB", flush=True)
         shutil.rmtree(folder / "out", ignore_errors=True)
@@ -278,7 +291,7 @@ def main() -> None:
     work = args.work or Path(tempfile.mkdtemp(prefix="many-"))
     try:
         if args.large and args.sparse:
-            sparse(work, args.large)
+            sparse(work, args.large, whole=args.whole)
         elif args.large:
             large(work, args.large, whole=args.whole)
         for count in () if args.large else args.tensors:

@@ -52,11 +52,20 @@ def timed(work: Callable[[], Any]) -> Took:
     return Took(time.perf_counter() - clock, sum(os.times()[:4]) - cpu)
 
 
-def take_turns(pairs: Pairs, candidate: Callable[[], Any], baseline: Callable[[], Any], turn: int) -> None:
-    """One measurement of each, the next time the other way round; nothing is left to be written back before."""
+def take_turns(
+    pairs: Pairs,
+    candidate: Callable[[], Any],
+    baseline: Callable[[], Any],
+    turn: int,
+    *,
+    before: Callable[[], Any] = lambda: None,
+) -> None:
+    """One measurement of each, the next time the other way round; nothing is left to be written back before, and
+    ``before`` each is called."""
     took = {}
     for work in (candidate, baseline) if turn % 2 else (baseline, candidate):
         os.sync()
+        before()
         took[work] = timed(work)
     pairs.turns.append((took[candidate], took[baseline]))
 

@@ -18,14 +18,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deltackpt.cache.layout import BUILDING, MAKING, CacheLayout, link_of
+from deltackpt.cache.layout import BUILDING, MAKING, RECORDS, CacheLayout, link_of
 from deltackpt.errors import CheckpointError, ConflictError, NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal
+from deltackpt.restore.journal_files import JournalHead
 from deltackpt.util.disk import boot_id, draft_of, link_or, replace_file
 from deltackpt.util.file_server import remove, rename, symlink
 from deltackpt.util.lock import lock, lock_file
+from deltackpt.util.parallel import ordered_map
 
 FORMAT = "deltackpt-cache"
 VERSION = 1
@@ -95,6 +97,7 @@ class Cache(CacheLayout):
                 self.drop_slot(self.slot(link))
         for path in (self.journal, self.next):
             path.unlink(missing_ok=True)
+        self.drop_records()
         self.drop_nameless()
 
     def drop_nameless(self) -> None:
@@ -102,7 +105,7 @@ class Cache(CacheLayout):
         for path in (self.patching, self.ready):
             self.drop_slot(path)
 
-    def adopt_journal(self) -> None:
+    def adopt_journal(self, threads: int = 1) -> None:
         """The journal of a move that is done takes the place of the one before.
 
         In two calls: some systems write a file that replaces another out first, which takes longer than all else here.
@@ -110,6 +113,15 @@ class Cache(CacheLayout):
         """
         self.journal.unlink(missing_ok=True)
         rename(self.next, self.journal)
+        self.drop_records(threads)
+
+    def drop_records(self, threads: int = 1) -> None:
+        """Remove the files of journals that are gone, by several threads: the system takes back page by page."""
+        heads = [head for path in (self.journal, self.next) if (head := JournalHead.read(path)) is not None]
+        named = {name for head in heads for name in head.more}
+        left = [path for path in self.root.glob(RECORDS) if path.name not in named]
+        for _ in ordered_map(_unlink, left, max(1, min(threads, len(left)))):
+            pass
 
     def finish_switch(self) -> None:
         """A move that was killed after its slot was proven and renamed: finish it. Drop what an earlier one left."""
@@ -122,8 +134,14 @@ class Cache(CacheLayout):
                 self.adopt_journal()
             else:
                 remove(self.next)
+        self.drop_records()
         for path in self.root.glob(BUILDING):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _unlink(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def open_current(cache: str | os.PathLike[str]) -> tuple[Path, Link]:

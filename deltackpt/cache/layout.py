@@ -4,7 +4,7 @@
     current -> 00000012-…   the step to load, switched atomically
     00000012-…/             a slot: a whole, proven checkpoint; its name is the manifest's
     00000011-…/             the other slot, which the next move patches
-    journal                 what leads from the other slot to the current one
+    journal                 what leads from the other slot to the current one, and records-…, if it names some
     ready/                  the standby, if wanted: the other slot, already moved to the current step
     patching/, journal.next the move under way
     boot                    the boot of the machine in which all of it was written or proven
@@ -19,6 +19,7 @@ A file that is replaced has its name behind a dot until it is whole; a slot that
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 from deltackpt.format.manifest import Link
@@ -32,6 +33,7 @@ _RECEIVERS = "receivers"
 MAKING = frozenset({_LOCK, draft_of(Path(_MARKER)).name, _MARKER, _RECEIVERS})
 
 BUILDING = ".*.tmp-*"  # slots that a killed move was building
+RECORDS = "records-*"  # files of journals, each of that which names it
 SIDE_DRAFT = ".side"  # in a slot: a side file that is not whole
 
 
@@ -51,6 +53,11 @@ class CacheLayout:
         self.signed = root / "trusted.txt"
         self.acknowledged = root / "told.json"
         self.receivers = root / _RECEIVERS
+
+    def records(self, count: int) -> list[Path]:
+        """So many new files of a journal."""
+        token = secrets.token_hex(8)
+        return [self.root / f"records-{token}.{i}" for i in range(count)]
 
     def slot(self, link: Link) -> Path:
         """The folder of a step's checkpoint."""

@@ -27,6 +27,7 @@ from deltackpt.util.progress import Progress
 
 # What can be wrong with the slots, the journal or the way, so that another way is tried.
 RECOVERABLE = (ChainError, FormatError, CheckpointError, NotFoundError)
+JOURNALS = 32  # files of one journal, at most: a thread that moves a large tensor has one for itself
 _DAMAGE = {"object-missing"}  # no lease pins the step of the other slot: gc may have removed it
 _DAMAGE |= {"slot-unusable", "tensor-differs", "tensor-shape", "base-shape", "checkpoint-changed", "not-safetensors"}
 _DAMAGE |= {"shard-missing", "count-outside", "gap-outside", "position-outside", "exception-outside", "step-outside"}
@@ -126,7 +127,7 @@ class CacheMove:
             journal = None if ready else Journal.read(held.journal, check=False)
             if begun is not None:
                 begun.resume()
-            with begun or Journal.create(held.next, self.current, self.target, via) as following:
+            with begun or self._journal(self.current, via) as following:
                 if not moving:
                     rename(other, held.patching)
                 between = at if any(isinstance(step, SquashedPatch) for step in steps) else None
@@ -134,8 +135,15 @@ class CacheMove:
                 written = patch_slot(move, held.patching, self.threads, self.progress, self.standby)
         rename(held.patching, held.slot(self.target))
         held.switch(self.target)
-        held.adopt_journal()
+        if journal is not None:
+            journal.unmap(self.threads)
+        held.adopt_journal(self.threads)
         return written
+
+    def _journal(self, start: Link, via: str) -> Journal:
+        """A new one, with a file for each thread, up to JOURNALS."""
+        more = self.held.records(min(self.threads, JOURNALS) - 1)
+        return Journal.create(self.held.next, start, self.target, via, more)
 
     @contextmanager
     def _steps(self, current: Link) -> Iterator[Sequence[Patch]]:
@@ -185,13 +193,13 @@ class CacheMove:
             layout = self.repo.layout(self.plan.target)
             digests = self.repo.digests(self.plan.target)
             with (
-                Journal.create(self.held.next, start, self.target, route(self.plan)) as following,
+                self._journal(start, route(self.plan)) as following,
                 Replay.open(self.repo, self.plan, base, following) as state,
             ):
                 build(self.repo, layout, digests, state, folder, self.threads, self.progress, huge=True)
             rename(folder, self.held.slot(self.target))
         self.held.switch(self.target)
-        self.held.adopt_journal()
+        self.held.adopt_journal(self.threads)
         self._drop_others(start, self.target)
         return layout.size
 

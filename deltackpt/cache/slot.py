@@ -19,7 +19,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from threading import Thread
 
@@ -27,6 +27,7 @@ import numpy as np
 
 from deltackpt import kernels
 from deltackpt.cache.layout import SIDE_DRAFT
+from deltackpt.cache.tiled import LARGE, SHARES, SharedTensor, TiledTensor, rest_of
 from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.types import DecodeBuffer
 from deltackpt.errors import ChainError
@@ -118,12 +119,29 @@ def patch_slot(
     layout = patcher.layout
     progress.start("apply", sum(s.size for s in layout.shards))
     total = 0
-    # The largest first, so that all threads are done at about the same time.
-    every = sorted(runs_of(layout), key=lambda item: item[1][0].start - item[1][-1].end)
-    for written, size in ordered_map(patcher.patch, every, threads):
+    for written, size in ordered_map(patcher.patch, patcher.work(threads), threads):
         total += written
         progress.advance(size)
     return total + _side_files(move, folder)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A run of tensors of a shard; or one tensor that several threads share, of whose tiles ``rows``, first and end,
+    are done here."""
+
+    shard: Shard
+    tensors: Sequence[Tensor]
+    shared: SharedTensor | None = None
+    rows: tuple[int, int] = (0, 0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors, or of what is done here of one."""
+        if self.shared is not None:
+            first, end = self.shared.tiled.span(*self.rows)
+            return end - first
+        return self.tensors[-1].end - self.tensors[0].start
 
 
 class _Patcher:
@@ -137,15 +155,33 @@ class _Patcher:
         self.mapped = {shard.path: _map(folder, shard, standby, keep=keep) for shard in self.layout.shards}
         self._buffers = threading.local()
 
-    def patch(self, item: tuple[Shard, list[Tensor]]) -> tuple[int, int]:
+    def work(self, threads: int) -> list[_Work]:
+        """All that is to be done, the largest first, so that all threads are done at about the same time."""
+        most = sum(s.size for s in self.layout.shards) // (SHARES * threads)
+        every = [_Work(*item) for item in runs_of(self.layout)]
+        if threads > 1 and self._by_tiles:
+            every = [part for work in every for part in self._shares(work, max(most, LARGE))]
+        return sorted(every, key=lambda work: -work.size)
+
+    def _shares(self, work: _Work, most: int) -> Sequence[_Work]:
+        if work.size <= most or len(work.tensors) > 1:
+            return [work]
+        tensor, span = work.tensors[0], _span(work.shard, work.tensors)
+        data = self.mapped[work.shard.path].bytes_of(span)
+        tiled = self._tiled(tensor, self.number[tensor.name], data)
+        if tiled is None or (shared := SharedTensor.cut(tiled, most)) is None:
+            return [work]
+        return [replace(work, shared=shared, rows=rows) for rows in shared.shares()]
+
+    def patch(self, work: _Work) -> tuple[int, int]:
         """-> bytes written, and bytes of the tensors."""
-        shard, tensors = item
+        shard, tensors = work.shard, work.tensors
         span = _span(shard, tensors)
         file = self.mapped[shard.path]
+        if work.shared is not None:
+            return self._share(work, work.shared, span, file), work.size
         numbers = np.array([self.number[tensor.name] for tensor in tensors])
-        pages = (span[1] - span[0]) // mmap.PAGESIZE
-        many = not file.in_memory and self._changes(tensors, numbers) >= pages  # there it makes no difference
-        file.populate(span, write=self.keep or many)
+        file.populate(span, write=self.keep or self._many(tensors, numbers, span, file))
         run = TensorRun(tensors, file.bytes_of(span), self.layout.named)
         written = self._at_once(run, numbers) if len(tensors) > 1 and kernels.LIB is not None else None
         if written is None:
@@ -153,6 +189,34 @@ class _Patcher:
             written = sum(self._one(t, number, run.bytes_of(i)) for i, (t, number) in enumerate(each))
         file.release(span)
         return written, len(run.data)
+
+    def _share(self, work: _Work, shared: SharedTensor, span: tuple[int, int], file: MappedFile) -> int:
+        (tensor,), tiled = work.tensors, shared.tiled
+        first, end = tiled.span(*work.rows)
+        many = self._many([tensor], np.array([tiled.number]), span, file)
+        file.populate((span[0] + first, span[0] + end), write=self.keep or many)
+        written, _ = tiled.move(self.move.journal, *work.rows)
+        if shared.is_last():
+            check_tensor(tensor.name, file.bytes_of(span), self.digests, self.layout)
+            file.release(span)
+        return written
+
+    def _many(self, tensors: Sequence[Tensor], numbers: Ints, span: tuple[int, int], file: MappedFile) -> bool:
+        """Will so much of a span be written that all its pages may as well be made writable? In memory it makes no
+        difference."""
+        return not file.in_memory and self._changes(tensors, numbers) >= (span[1] - span[0]) // mmap.PAGESIZE
+
+    @property
+    def _by_tiles(self) -> bool:
+        """May large tensors be moved by rows of tiles? Not where records of a killed move are there already, or each
+        has to be proven in between."""
+        move = self.move
+        return len(move.patches) == 1 and move.between is None and not (move.following and move.following.records)
+
+    def _tiled(self, tensor: Tensor, number: int, data: Bytes) -> TiledTensor | None:
+        if len(data) < LARGE or not self._by_tiles or self.move.following is None:
+            return None
+        return TiledTensor.of(self.move.patches[0], tensor, number, data, self.move.following)
 
     def _changes(self, tensors: Sequence[Tensor], numbers: Ints) -> int:
         """About how many elements of a run will be written."""
@@ -183,6 +247,11 @@ class _Patcher:
         return written
 
     def _one(self, tensor: Tensor, number: int, data: Bytes) -> int:
+        if (tiled := self._tiled(tensor, number, data)) is not None:
+            written, found = tiled.move(self.move.journal, 0, tiled.rows)
+            if self.digests[tensor.name].xxh3 != found:  # or there is none
+                check_tensor(tensor.name, data, self.digests, self.layout)
+            return written
         if not hasattr(self._buffers, "own"):
             self._buffers.own = SpillBuffer()
         written = _replay(self.move, tensor, number, data)
@@ -220,6 +289,8 @@ def _apply(move: SlotMove, tensor: Tensor, number: int, data: Bytes, buffer: Dec
     for record in move.following.of(number):
         record.write_to(words)
         done = record.patch
+    if done >= 0:
+        written += rest_of(move.patches[done], tensor, number, data, move.following, done)
     for k, patch in enumerate(move.patches):
         if k <= done or (found := patch.tensor(tensor.name)) is None:
             continue

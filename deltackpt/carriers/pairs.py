@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from deltackpt.carriers.watched import WatchedCalls
 from deltackpt.carriers.wire import Deadline, Wire, foreign, lost
 from deltackpt.gpu.device_bytes import CardBytes
 
-PIECE = 16 << 20  # bytes of one message
+PIECE, CARD_PIECE = 16 << 20, 32 << 20  # bytes of one message, in host memory and between cards
 AHEAD = 3  # messages that are on their way at a time
 POLL = 0.00005  # seconds between two looks at a message of NCCL
 
@@ -55,6 +55,7 @@ class Pair:
         backend = backend_of(carrier)
         self.device = device or backend.device()
         self._peer, self._cards = 1 - rank, self.device.type == "cuda"
+        self._piece = CARD_PIECE if self._cards else PIECE
         self._group: Any = None
         self._stream = torch.cuda.Stream(self.device) if self._cards else None
         self._slots: list[_Slot] = []
@@ -77,15 +78,21 @@ class Pair:
             data = torch.frombuffer(into, dtype=torch.uint8) if len(into) else torch.empty(0, dtype=torch.uint8)
             self._calls.run(lambda: self._receive(data, deadline), deadline)
             return
-        into[:] = CardBytes(self.receive_tensor(len(into), deadline)).to_host()
+        into[:] = CardBytes(self.begin_tensor(len(into), deadline)()).to_host()
 
-    def receive_tensor(self, size: int, deadline: Deadline) -> torch.Tensor:
-        """So many bytes, uint8 [size] on the pair's device, complete when it returns."""
+    def begin_tensor(self, size: int, deadline: Deadline) -> Callable[[], torch.Tensor]:
+        """So many bytes, uint8 [size] on the pair's device: what is returned waits for them. They belong to the
+        caller's stream."""
         data = torch.empty(size, dtype=torch.uint8, device=self.device)
         if self._stream is not None:  # the memory may be in use there until now
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        self._calls.run(lambda: self._receive(data, deadline), deadline)
-        return data
+        wait = self._calls.begin(lambda: self._receive(data, deadline), deadline)
+
+        def complete() -> torch.Tensor:
+            wait()
+            return data
+
+        return complete
 
     def close(self) -> None:
         """Leave the pair. Can be called again."""
@@ -103,10 +110,10 @@ class Pair:
     def _receive(self, into: torch.Tensor, deadline: Deadline) -> None:
         waiting: deque[_Slot] = deque()
         with self._current():
-            for piece in into.split(PIECE):
+            for piece in into.split(self._piece):
                 if not piece.numel():
                     continue
-                slot = _Slot(piece, piece)
+                slot = _Slot(piece)
                 slot.work = self._group.recv([piece], self._peer, 0)
                 waiting.append(slot)
                 if len(waiting) == AHEAD:
@@ -115,25 +122,23 @@ class Pair:
                 self._finish(slot, deadline)
 
     def _filled(self, chunks: Iterable[Any], total: int, deadline: Deadline) -> Iterator[tuple[_Slot, int]]:
-        """The bytes in messages of PIECE, each in a slot of which nothing is on its way any more."""
-        left, turn, slot, held = total, 0, self._slot(0, deadline) if total else None, 0
+        """The bytes in messages of one size, each in a slot of which nothing is on its way any more."""
+        left, turn, held, some = total, 0, 0, list[Any]()
         for chunk in chunks:
             at = 0
             while at < len(chunk):
-                assert slot is not None
-                count = min(len(chunk) - at, min(PIECE, left) - held)
-                slot.put(held, chunk[at : at + count])
+                count = min(len(chunk) - at, min(self._piece, left) - held)
+                some.append(chunk if count == len(chunk) else chunk[at : at + count])
                 at, held = at + count, held + count
-                if held == min(PIECE, left):
+                if held == min(self._piece, left):
+                    slot = self._slot(turn, deadline)
+                    slot.fill(some)
                     yield slot, held
-                    left, held, turn = left - held, 0, (turn + 1) % AHEAD
-                    slot = self._slot(turn, deadline) if left else None
+                    left, held, turn, some = left - held, 0, (turn + 1) % AHEAD, []
 
     def _slot(self, turn: int, deadline: Deadline) -> _Slot:
         if turn == len(self._slots):
-            host = torch.empty(PIECE, dtype=torch.uint8, pin_memory=self._cards)
-            there = torch.empty(PIECE, dtype=torch.uint8, device=self.device) if self._cards else host
-            self._slots.append(_Slot(host, there))
+            self._slots.append(_Slot(torch.empty(self._piece, dtype=torch.uint8, device=self.device)))
         self._finish(self._slots[turn], deadline)
         return self._slots[turn]
 
@@ -163,21 +168,41 @@ class Pair:
 
 
 class _Slot:
-    """Memory of one message: ``host``, and ``data`` on the device, which are one where that is the host."""
+    """Memory of one message, ``data``, on the pair's device."""
 
-    def __init__(self, host: torch.Tensor, data: torch.Tensor) -> None:
-        self.host, self.data = host, data
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data = data
         self.work: Any = None
+        self._host: torch.Tensor | None = None  # pinned: from where bytes go to a card, until they have passed
 
-    def put(self, at: int, chunk: Any) -> None:
-        """Bytes at a place."""
-        end = at + len(chunk)
-        if isinstance(chunk, CardBytes):
-            self.data[at:end].copy_(chunk.tensor, non_blocking=True)
+    def fill(self, chunks: list[Any]) -> None:
+        """Bytes, one after the other: a launch for all that are on a card, and one copy to it of those that are not."""
+        if self.data.device.type == "cpu":
+            _put(chunks, self.data)
             return
-        self.host.numpy()[at:end] = np.frombuffer(chunk, np.uint8)
-        if self.data is not self.host:
-            self.data[at:end].copy_(self.host[at:end], non_blocking=True)
+        size = sum(map(len, chunks))
+        sent = self._sent([chunk for chunk in chunks if not isinstance(chunk, CardBytes)])
+        views = [chunk.tensor if isinstance(chunk, CardBytes) else next(sent) for chunk in chunks]
+        torch.cat(views, out=self.data[:size])
+
+    def _sent(self, chunks: list[Any]) -> Iterator[torch.Tensor]:
+        """Chunks of host memory on the device."""
+        sizes = [len(chunk) for chunk in chunks]
+        if not sizes:
+            return iter(())
+        if self._host is None or len(self._host) < sum(sizes):
+            self._host = torch.empty(1 << sum(sizes).bit_length(), dtype=torch.uint8, pin_memory=True)
+        _put(chunks, self._host)
+        return iter(self._host[: sum(sizes)].to(self.data.device, non_blocking=True).split(sizes))
+
+
+def _put(chunks: Iterable[Any], host: torch.Tensor) -> None:
+    """Bytes in host memory, one after the other."""
+    into, at = host.numpy(), 0
+    for chunk in chunks:
+        data = chunk.tensor.numpy() if isinstance(chunk, CardBytes) else np.frombuffer(chunk, np.uint8)
+        into[at : at + len(data)] = data
+        at += len(data)
 
 
 class PairHost:

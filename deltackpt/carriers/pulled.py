@@ -48,6 +48,7 @@ class PulledParts:
         self._wire: Wire | None = None
         self._pair: Payload | None = None
         self._lock = threading.Lock()
+        self._begun: _Begun | None = None  # what was asked for last, and may be on its way
 
     def part(self, file: File) -> memoryview:
         """A whole part, uint8. For bytes with another sha256 FormatError ``object-hash`` names the rank, and the first
@@ -71,21 +72,36 @@ class PulledParts:
     def tensors(self, file: File, spans: Sequence[Span]) -> list[torch.Tensor]:
         """The same as tensors on the pair's device, uint8 [bytes]: on a card none of them was on the host. For the
         carriers "gloo" and "nccl"."""
+        return self.begin_tensors(file, spans)()
+
+    def begin_tensors(self, file: File, spans: Sequence[Span]) -> Callable[[], list[torch.Tensor]]:
+        """The same in two: bytes are on their way, and what is returned waits for them. The next request does so, too.
+
+        Another thread may not use the tensors' memory before that: it belongs to the caller's stream.
+        """
         sizes = [end - start for start, end in spans]
 
-        def receive(wire: Wire, deadline: Deadline) -> torch.Tensor:
+        def receive(wire: Wire, deadline: Deadline) -> Callable[[], torch.Tensor]:
             assert isinstance(self._pair, Pair)
-            return self._pair.receive_tensor(sum(sizes), deadline)
+            return self._pair.begin_tensor(sum(sizes), deadline)
 
-        return list(self._request(file, spans, sizes, receive, wire=False).split(sizes))
+        begun = _Begun(self._request(file, spans, sizes, receive, wire=False), sizes, self._arrived)
+        self._begun = begun
+        return begun.wait
 
     def close(self) -> None:
         """End the connection."""
+        self._begun = None
         if self._wire is not None:
             self._wire.close()
         if isinstance(self._pair, Pair):
             self._pair.close()
         self._wire = self._pair = None
+
+    def _arrived(self, whole: bool) -> None:
+        self._begun = None
+        if not whole:
+            self.close()
 
     def _to_host(self, file: File, spans: Sequence[Span] | None, sizes: list[int]) -> memoryview:
         def receive(wire: Wire, deadline: Deadline) -> memoryview:
@@ -105,6 +121,8 @@ class PulledParts:
         """Ask for bytes, and ``receive`` them: with ``wire`` over the connection itself."""
         deadline = Deadline(self.timeout)
         with self._lock:
+            if (begun := self._begun) is not None:
+                begun.wait()
             try:
                 peer = self._connected(deadline)
                 asked = [list(s) for s in spans] if spans is not None else None
@@ -134,6 +152,34 @@ class PulledParts:
                 raise
             self._wire = wire
         return self._wire
+
+
+class _Begun:
+    """Bytes that are on their way. ``ended`` is called once, with whether they have arrived. Any thread may wait, any
+    number of times."""
+
+    def __init__(
+        self, complete: Callable[[], torch.Tensor], sizes: list[int], ended: Callable[[bool], None]
+    ) -> None:  # fmt: skip
+        self._complete: Callable[[], torch.Tensor] | None = complete
+        self._sizes, self._ended = sizes, ended
+        self._found: list[torch.Tensor] = []
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def wait(self) -> list[torch.Tensor]:
+        """The spans' tensors."""
+        with self._lock:
+            if self._complete is not None:
+                try:
+                    self._found = list(self._complete().split(self._sizes))
+                except BaseException as error:
+                    self._error = error
+                self._complete = None
+                self._ended(self._error is None)
+            if self._error is not None:
+                raise self._error
+            return self._found
 
 
 class ManySources:

@@ -40,6 +40,10 @@ class WatchedCalls:
     def run(self, work: Callable[[], T], deadline: Deadline) -> T:
         """What ``work`` returns. Raises StoreError ``live-lost`` where that takes longer, the peer is gone, or the
         group has failed (a RuntimeError), and for every call after that; other errors as they are."""
+        return self.begin(work, deadline)()
+
+    def begin(self, work: Callable[[], T], deadline: Deadline) -> Callable[[], T]:
+        """The same in two: what is returned waits, and returns or raises."""
         if self.given_up or self._ended:
             raise self._lost("a pair that was given up")
         if self._thread is None:
@@ -47,15 +51,19 @@ class WatchedCalls:
             self._thread.start()
         call = _Call(work)
         self._calls.put(call)
-        self._wait(call, deadline)
-        if isinstance(call.error, RuntimeError):
-            self._give_up()
-            text = (str(call.error).splitlines() or [""])[0][:200]
-            raise self._lost(f"torch.distributed: {text}") from call.error
-        if call.error is not None:
-            raise call.error
-        result: T = call.result
-        return result
+
+        def wait() -> T:
+            self._wait(call, deadline)
+            if isinstance(call.error, RuntimeError):
+                self._give_up()
+                text = (str(call.error).splitlines() or [""])[0][:200]
+                raise self._lost(f"torch.distributed: {text}") from call.error
+            if call.error is not None:
+                raise call.error
+            result: T = call.result
+            return result
+
+        return wait
 
     def close(self) -> None:
         """End the thread, and the group: nothing of it is used any more. Can be called again."""

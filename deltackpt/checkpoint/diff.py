@@ -161,12 +161,9 @@ def _one_pass(old: npt.NDArray[Any], new: npt.NDArray[Any], most: int | None, re
     Needs the compiled kernels."""
     found, count, withheld = _ChangesSoFar(len(new), old.dtype), 0, None
     counting = most is not None and new.nbytes > most
-    compared = kernels.ComparedPass(old, new, PIECE, reuse.empty)
+    compared = kernels.ComparedPass(old, new, PIECE)
     while compared.at < new.nbytes:
-        changes = ChangedElements(*compared.advance(gather=withheld is None))
-        count += len(changes.positions)
-        if withheld is None:
-            found.add(changes, compared.at // new.itemsize)
+        count = found.go_on(compared) if withheld is None else compared.advance(None)
         if counting and count > min(len(new) // (2 * DENSE), GATHERED):
             counting, left = False, slice(compared.at // new.itemsize, None)
             if (total := count + count_changes(old[left], new[left])) * DENSE > len(new):
@@ -187,18 +184,18 @@ class _ChangesSoFar:
         width = self._width
         return ChangedElements(reuse.empty(size, np.int64), reuse.empty(size, width), reuse.empty(size, width))
 
-    def add(self, changes: ChangedElements, done: int) -> None:
-        """What comes next; with it ``done`` words have been compared."""
-        count = self._count + len(changes.positions)
-        if count > len(self._arrays.positions):
-            likely = count * self._words // done * 9 // 8 + 1024
-            room = self._room(min(self._words, max(count + count // 2, min(likely, GATHERED))))
+    def go_on(self, compared: kernels.ComparedPass) -> int:
+        """What comes next. -> how many were found so far."""
+        count, most = self._count, self._count + compared.words
+        if most > len(self._arrays.positions):
+            done = max(1, compared.at // self._width.itemsize)
+            likely = min(count * self._words // done * 9 // 8 + 1024, GATHERED)
+            room = self._room(min(self._words, max(most, count + count // 2, likely + compared.words)))
             for to, array in zip(room, self._arrays, strict=True):
-                to[: self._count] = array[: self._count]
+                to[:count] = array[:count]
             self._arrays = room
-        for to, array in zip(self._arrays, changes, strict=True):
-            to[self._count : count] = array
-        self._count = count
+        self._count += compared.advance(self._arrays, count)
+        return self._count
 
     def all(self) -> ChangedElements:
         """Of all words, by rising position."""

@@ -14,7 +14,7 @@ from deltackpt.codecs import Encoded
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
 from deltackpt.format.state_digest import Sums
-from deltackpt.torch_views.delta import CardWords, Delta
+from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 
 NARROW = 1 << 31  # storage elements of a piece from which on int32 does not hold its positions
@@ -82,14 +82,13 @@ def deltas_of(
     bases: Mapping[int, Words],
     encoded: Mapping[int, Encoded],
     sums: Sequence[Sums | None],
-    finite: bool = False,
-    keep: bool = False,
+    odd: Sequence[int] | None = None,
 ) -> list[Delta]:
     """Changes whose arrays were copied to ``host``, as a delta for every piece that changed.
 
     By index of the piece: ``bases`` are all its old words, ``encoded`` is what a device made of it, ``sums`` what the
-    tensor's sums gain. ``finite``: no word is infinite or NaN; ``keep`` what the device has of it, too. Positions
-    become uint32, or int64 where the device's are, or ``start`` is not 0.
+    tensor's sums gain, ``odd`` how many more words are infinite or NaN. Positions become uint32, or int64 where the
+    device's are, or ``start`` is not 0.
     """
     positions, width = host[0], uint(changes.pieces[0].dtype.width)
     if positions.dtype == np.int32:
@@ -103,13 +102,10 @@ def deltas_of(
             piece = changes.pieces[i]
             words = positions[part], old[part], new[part]
             base, made = bases.get(i), encoded.get(i)
-            there = changes.positions.dtype == torch.int32 and not wide(piece)
-            card = CardWords(changes.positions[part], changes.new[part]) if keep and there else None
+            gain = odd[i] if odd is not None else None
             found.append(
-                Delta(
-                    piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made, sums[i], finite, card
-                )
-            )  # fmt: skip
+                Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made, sums[i], gain)
+            )
     return found
 
 
@@ -134,7 +130,7 @@ def _one(runs: Sequence[Delta], encoding: str, words: Callable[[str], Words]) ->
     base = words(first.name)
     base[positions] = old
     sums: Sums | None = state_digest.ZERO
-    finite = all(run.finite for run in runs)
+    odd = None if any(run.odd is None for run in runs) else sum(run.odd or 0 for run in runs)
     for run in runs:
         sums = None if sums is None or run.sums is None else state_digest.add(sums, run.sums)
-    return replace(first, positions=positions, old=old, new=new, sums=sums, finite=finite).keeping(base, encoding)
+    return replace(first, positions=positions, old=old, new=new, sums=sums, odd=odd).keeping(base, encoding)

@@ -15,6 +15,7 @@ from deltackpt.gpu import pipeline
 from deltackpt.gpu.decode import DecodeTask, TaskGroup, decode_back, decode_groups
 from deltackpt.gpu.digest import sums_of_pieces, sums_of_runs
 from deltackpt.gpu.places import Place, by_width, other
+from deltackpt.gpu.plain import PlainWords, look_at
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
@@ -60,6 +61,7 @@ def receive_round(device: torch.device, dtype: DType) -> None:
             decoded.placed().apply()
             decode_back(group)
     at, same = torch.from_numpy(where).to(device), words[: len(where)].clone()
+    look_at([PlainWords(words, at.to(torch.int32), same)])
     places = [Place(words, 0, at, same, same)]
     for made in by_width(places):
         other(places, made)

@@ -42,23 +42,24 @@ def crc32_of(data: torch.Tensor, sizes: Sequence[int]) -> list[int]:
         made = checksums(data, put(starts, data.device), put(lengths, data.device)).cpu().numpy().view(np.uint32)
     for i in np.flatnonzero(lengths < SMALL).tolist():
         made[i] = zlib.crc32(data[starts[i] : starts[i] + lengths[i]].cpu().numpy())
-    found, at = [], 0
-    for some in pieces:
-        crc = 0
-        for n in some:
-            crc, at = joined_crc(crc, int(made[at]), n), at + 1
-        found.append(crc)
-    return found
+    # Each piece is moved on to the end of its run: what comes after does not change that.
+    run = np.repeat(np.arange(len(sizes)), [len(some) for some in pieces])
+    made = moved_on(made, np.cumsum(np.array(sizes, np.int64))[run] - starts - lengths)
+    found = np.zeros(len(sizes), np.uint32)
+    np.bitwise_xor.at(found, run, made)
+    return [int(crc) for crc in found]
 
 
-def joined_crc(first: int, then: int, size: int) -> int:
-    """The crc32 of two runs in a row, of which the second has ``size`` bytes and the crc32 ``then``."""
+def moved_on(crcs: npt.NDArray[np.uint32], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """What crc32s, [n], are to runs that have ``sizes`` bytes more, int64 [n]: xor that of the bytes that come after
+    it is the crc32 of both."""
+    made: npt.NDArray[np.uint32] = crcs.copy()
     tables = _tables()
-    for power in range(size.bit_length()):
-        if size >> power & 1:
-            t = tables[power]
-            first = t[0][first & 255] ^ t[1][first >> 8 & 255] ^ t[2][first >> 16 & 255] ^ t[3][first >> 24]
-    return first ^ then
+    for power in range(int(sizes.max(initial=0)).bit_length()):
+        which = np.flatnonzero(sizes >> power & 1)
+        at, t = made[which], tables[power]
+        made[which] = t[0][at & 255] ^ t[1][at >> 8 & 255] ^ t[2][at >> 16 & 255] ^ t[3][at >> 24]
+    return made
 
 
 def _pieces(size: int) -> list[int]:
@@ -70,15 +71,15 @@ def _pieces(size: int) -> list[int]:
 
 
 @cache
-def _tables() -> list[list[list[int]]]:
-    """[powers][4][256]: what each byte of the register turns into while 1 << power bytes of 0 go by."""
+def _tables() -> list[npt.NDArray[np.uint32]]:
+    """Of each power [4, 256]: what each byte of the register turns into while 1 << power bytes of 0 go by."""
     bits = [1 << b for b in range(32)]
     for _ in range(8):
         bits = [(b >> 1) ^ (_POLYNOMIAL if b & 1 else 0) for b in bits]
     found = []
     for _ in range(_POWERS):
         table = _table(bits)
-        found.append(table.tolist())
+        found.append(table)
         at = np.array(bits, np.uint32)
         moved = table[0][at & 255] ^ table[1][at >> 8 & 255] ^ table[2][at >> 16 & 255] ^ table[3][at >> 24]
         bits = moved.tolist()

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
+from deltackpt.format.dtypes import not_finite
 from deltackpt.gpu.changes import DeviceChanges, in_batch_order, wide
 from deltackpt.gpu.digest import keys, power
 from deltackpt.gpu.transfers import Copy, owners, put, send, table
@@ -20,6 +21,7 @@ AT_ONCE = 1 << 29  # elements of a batch
 STAGED = 7 << 24  # the same where words of 2 bytes are copied or cast first
 BUFFERS = 3  # one is filled, one compared, one gathered from
 PIECES = 4096  # of a batch, at most
+NONE_ODD = 0, 1  # a mask, and bits that no word has under it
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Group:
     offsets: torch.Tensor
     mask: torch.Tensor | None
     before: torch.Tensor | None
-    sums: torch.Tensor  # [pieces, 2]: what the digest's sums gain, where the box is contiguous
+    sums: torch.Tensor  # [pieces, 3]: what the digest's sums gain, where the box is contiguous, and words not finite
 
     def release(self) -> None:
         """Free the bits: they are larger than all the rest."""
@@ -206,6 +208,7 @@ def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
         new,
         [0 if wide(piece) else start for piece, start, _ in batch],
         [start + (piece.box.start if piece.box.proper else 0) for piece, start, _ in batch],
+        *([value] * len(batch) for value in not_finite(batch[0][0].dtype) or NONE_ODD),
     ]
     sent = send(device, table(rows), owners(blocks), np.array(first), bypass=load.staged)
     runs, owner, edges = sent.arrays

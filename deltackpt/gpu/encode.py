@@ -16,6 +16,7 @@ from deltackpt.codecs import Encoded, parse_choice, wants_base
 from deltackpt.codecs.packed.classes import ClassScale
 from deltackpt.codecs.packed.grid import TileGrid, choose_grid
 from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.gpu.blocks import SPAN, BlockPlan
 from deltackpt.gpu.changes import wide
 from deltackpt.gpu.diff import Group, apart
 from deltackpt.gpu.tiles import fits, grid_table, segments
@@ -44,12 +45,17 @@ class _Measured:
 
 
 def encode(
-    group: Group, which: Mapping[int, TileGrid], snapshot: Snapshot, side: CopyStream | None = None
+    group: Group,
+    which: Mapping[int, TileGrid],
+    snapshot: Snapshot,
+    side: CopyStream | None = None,
+    there: dict[int, torch.Tensor] | None = None,
 ) -> Generator[None, None, dict[int, Encoded]]:
     """Encode the pieces ``which`` of a group, and release it; yields twice, each time before it waits.
 
     By index of the piece: ``which`` has the grid that `grid_for` found, what is returned the list index, and the tiles
-    in host memory. The bytes are those of `codecs.packed` on that grid. ``snapshot`` still holds the old words.
+    in host memory; ``there`` gets the tiles on the device too, uint8. The bytes are those of `codecs.packed` on that
+    grid. ``snapshot`` still holds the old words.
     """
     pieces = group.changes.pieces
     if not which:
@@ -63,7 +69,7 @@ def encode(
 
     counts, sizes, scales = (t.numpy() for t in known.wait())
     lengths = sizes[1:].copy()
-    payload = _write(measured, int(lengths.sum()), pieces[0].dtype.width, side)
+    tiles, payload = _write(measured, int(lengths.sum()), pieces[0].dtype.width, side)
     yield
 
     written, checksums = (t.numpy() for t in payload.wait())
@@ -76,6 +82,8 @@ def encode(
         part = slice(measured.first[n], measured.first[n + 1])
         index = _index(measured.grids[n], scales[n].tolist(), counts[part], lengths[part], crc[part])
         made[i] = Encoded(cast(Any, index), [data[ends[part.start] : ends[part.stop]]])
+        if there is not None:
+            there[i] = tiles[ends[part.start] : ends[part.stop]]
     return made
 
 
@@ -99,12 +107,11 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     tiles = [grid.tiles for grid in grids]
     first = [0, *accumulate(tiles)]
     several = dtype.exponent[1] > 0  # classes, perhaps
-    plan = lists_scan.Populations(np.concatenate([segments(grid, lists_scan.SPAN) * several for grid in grids]))
+    plan = BlockPlan(np.concatenate([segments(grid, SPAN) * several for grid in grids]))
     columns = grid_table(
         grids, first[:-1], [group.words[i] for i in which], [w.data_ptr() for w in words], plan.first_block
     )
-    places = np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]])
-    sent = send(group.owner.device, columns, owners(tiles), places, plan.block_tiles, bypass=group.staged)
+    sent = send(group.owner.device, columns, owners(tiles), plan.tiles, plan.block_tiles, bypass=group.staged)
     table_, owner, places_, block_tiles = sent.arrays
     counts = count(table_, owner, group.mask, group.before)
     starts = torch.cumsum(counts, 0, dtype=torch.int32)
@@ -116,8 +123,8 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     scales = lists_scale.classes(cells)
     mask = group.mask if masked else owner  # which is not looked at
     group.release()
-    before, populations = plan.scan(
-        table_, owner, places_, block_tiles, scales, mask, dtype.width, dtype.exponent, masked
+    before, populations = lists_scan.scan(
+        table_, owner, places_, block_tiles, plan.segments, scales, mask, dtype.width, dtype.exponent, masked
     )
     lists_scale.finish(table_, cells, populations, scales, dtype.width, masked)
     ranks, sizes, kinds = ordered
@@ -133,14 +140,15 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     return _Measured(grids, first, sent, words, scales, lists, runs, lengths)
 
 
-def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) -> Copy:
-    """Launch the kernels that write the tiles, ``size`` bytes in all; -> the host copies of tiles and checksums."""
+def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) -> tuple[torch.Tensor, Copy]:
+    """Launch the kernels that write the tiles, ``size`` bytes in all; -> them, and host copies of them and their
+    checksums."""
     from deltackpt.gpu.triton.crc import checksums
     from deltackpt.gpu.triton.lists_write import write
 
     addresses = torch.cumsum(measured.sizes, 0)
     out = write(measured.owner, measured.scales, measured.lists, measured.runs, addresses, size, width)
-    return Copy([out, checksums(out, addresses, measured.sizes[1:])], side)
+    return out, Copy([out, checksums(out, addresses, measured.sizes[1:])], side)
 
 
 def _words(piece: Piece, snapshot: Snapshot, masked: bool) -> torch.Tensor:

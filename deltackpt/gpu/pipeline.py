@@ -6,36 +6,38 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from deltackpt.format.dtypes import not_finite
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.changes import DeviceChanges, deltas_of, join_runs, wide
 from deltackpt.gpu.diff import Group, advance, apart, groups
 from deltackpt.gpu.digest import has_kernels, has_triton, of_changes, to_whole
 from deltackpt.gpu.encode import encode, grid_for
 from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
-from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.delta import CardChange, CardWords, Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import on_host
 from deltackpt.util.extras import install_line
 
+Keep = Literal["", "tiles", "all"]  # of a change where it was found: nothing, what was encoded, positions and words too
 Job = Generator[None, None, Any]
 
 
 def capture(
-    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str, *, keep: bool = False
+    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str, *, keep: Keep = ""
 ) -> None:  # fmt: skip
     """Append the delta of every piece that changed to ``found``, and move the snapshot on to it.
 
     All pieces are on one device, the snapshot is there or in host memory. At any instant every delta whose words the
     snapshot may hold is in ``found``. ``encoding`` is what the trainer asks for. Kernels encode what `encode.grid_for`
     finds tiles for; with any other delta goes what the host needs of the old words (`Delta.keeping`). Without kernels
-    torch operations find what changed. With ``keep`` deltas refer to what kernels found, on the device, as well.
+    torch operations find what changed. Deltas refer to what kernels found on the device as well, as far as ``keep``
+    says.
     """
     if not pieces:
         return
@@ -67,7 +69,7 @@ def _warn_once() -> None:
 
 
 def _capture_by_kernels(
-    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str, keep: bool
+    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str, keep: Keep
 ) -> None:  # fmt: skip
     device = pieces[0].tensor.device
     side = copy_stream(device)
@@ -108,7 +110,7 @@ def _go_on(running: deque[Job]) -> Iterable[Any]:
 
 
 def _deltas(
-    group: Group, snapshot: Snapshot, into: Sequence[list[Delta]], encoding: str, side: CopyStream | None, keep: bool
+    group: Group, snapshot: Snapshot, into: Sequence[list[Delta]], encoding: str, side: CopyStream | None, keep: Keep
 ) -> Job:
     """Append the deltas of a group to the lists ``into``, and move a snapshot on the same device on to them."""
     changes = group.changes
@@ -117,29 +119,37 @@ def _deltas(
         return
     grids = {i: grid_for(piece, n, encoding) for i, piece, n in changed}
     which = {i: grid for i, grid in grids.items() if grid is not None}
-    work = encode(group, which, snapshot, side)
+    tiles: dict[int, torch.Tensor] = {}
+    work = encode(group, which, snapshot, side, tiles if keep else None)
     others = {i: piece for i, piece, _ in changed if i not in which and not wide(piece)}
     bases = Copy([snapshot.of(piece.name) for piece in others.values()], side)
     arrays = Copy([changes.positions, changes.old, changes.new], side)
-    sums = Copy([group.sums, _odd(changes)])
+    sums = Copy([group.sums])
     made = yield from work
     positions, old, new = (t.numpy() for t in arrays.wait())
     words = {i: on_host(base, others[i].dtype) for i, base in zip(others, bases.wait(), strict=True)}
-    gains, odd = sums.wait()
-    deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, gains), not int(odd), keep)
+    (gains,) = sums.wait()
+    odd = gains[:, 2].tolist()
+    deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, gains[:, :2]), odd)
+    if keep:
+        parts = dict(changes.parts())
+        deltas = [
+            _kept(changes, parts[i], delta, keep, tiles.get(i)) for (i, *_), delta in zip(changed, deltas, strict=True)
+        ]
     for found in into:
         found += deltas
     if not apart(snapshot, changes.pieces[0]):
         advance(group, snapshot)
 
 
-def _odd(changes: DeviceChanges) -> torch.Tensor:
-    """How many words are infinite or NaN, before or after: int64, on the device."""
-    test = not_finite(changes.pieces[0].dtype)
-    if test is None:
-        return changes.positions.new_zeros((), dtype=torch.int64)
-    old, new = (((words & test[0]) == test[1]).sum() for words in (changes.old, changes.new))
-    return old + new
+def _kept(changes: DeviceChanges, part: slice, delta: Delta, keep: Keep, tiles: torch.Tensor | None) -> Delta:
+    """The delta of a piece, whose changes are ``part`` of those of its group, with what the device has of it."""
+    words: CardWords | None = None
+    if keep == "all" and changes.positions.dtype == torch.int32 and not wide(changes.pieces[0]):
+        words = CardWords(changes.positions[part], changes.new[part])
+    if words is None and tiles is None:
+        return delta
+    return replace(delta, on_card=CardChange(words, tiles))
 
 
 def _sums(group: Group, gained: torch.Tensor) -> list[Sums]:

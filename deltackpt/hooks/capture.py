@@ -149,7 +149,7 @@ class Capture:
     def _capture_on_device(self, snapshot: Snapshot, pieces: Sequence[Piece], found: list[Delta]) -> None:
         from deltackpt.gpu import pipeline
 
-        keep = bool(getattr(self._options.live, "keeps_on_card", False))
+        keep: pipeline.Keep = getattr(self._options.live, "keeps_on_card", "")
         pipeline.capture(pieces, snapshot, found, self._options.encoding, keep=keep)
 
     def _capture_mapped(self, mapped: MappedSnapshot, pieces: Sequence[Piece]) -> dict[str, Delta]:

@@ -48,9 +48,9 @@ def counts_after(counts: Counts, deltas: Iterable[Delta]) -> dict[str, int]:
     """The counts once the deltas are applied."""
     after = dict(counts)
     for delta in deltas:
-        if delta.finite and delta.name not in after:
-            continue
-        more = count_words(delta.new, delta.dtype) - count_words(delta.old, delta.dtype)
+        more = delta.odd
+        if more is None:
+            more = count_words(delta.new, delta.dtype) - count_words(delta.old, delta.dtype)
         if more or delta.name in after:
             after[delta.name] = after.get(delta.name, 0) + more
     return {name: count for name, count in after.items() if count}

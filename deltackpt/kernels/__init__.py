@@ -7,7 +7,6 @@ The library is built at installation (build.py) and called through ctypes, which
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -180,36 +179,36 @@ class ComparedPass:
     """One pass over a tensor in two states, unsigned words [n] of more than `HASHED` bytes each: `compare` and both
     xxh3-128, with every byte read from memory once. The words stay where and what they are until it is done.
 
-    ``at``: bytes that are done. Of one call at most ``most`` bytes, a multiple of 1,024, or what is left. ``empty``
-    makes the room for what differs in them.
+    ``at``: bytes that are done. Of one call at most ``most`` bytes, a multiple of 1,024, or what is left.
     """
 
-    def __init__(self, old: Array, new: Array, most: int, empty: Callable[[int, Any], Array] = np.empty) -> None:
-        width, most = old.itemsize, min(most, old.nbytes)
-        self._most, self._words = most, (old, new)
-        self._row = np.zeros(1, _PASS)
+    def __init__(self, old: Array, new: Array, most: int) -> None:
+        width, self._most = old.itemsize, min(most, old.nbytes)
+        self._words, self._row = (old, new), np.zeros(1, _PASS)
         for name, value in zip(
             ("old", "new", "bytes", "width"), (*addresses(old, new), old.nbytes, width), strict=True
         ):
             self._row[name] = value
-        self._room = empty(most // width, np.int64), *(empty(most // width, old.dtype) for _ in range(2))
-        self._places = addresses(*self._room)
 
     @property
     def at(self) -> int:
         """Bytes of each state that are done."""
         return int(self._row["at"][0])
 
-    def advance(self, *, gather: bool = True) -> tuple[Array, Array, Array]:
-        """Go on. -> what differs there, valid until the next call: int64 positions, old and new words. Nothing, and it
-        is not looked for, unless ``gather``."""
+    @property
+    def words(self) -> int:
+        """At most so many words are compared by the next call."""
+        return min(self._most, self._words[0].nbytes - self.at) // self._words[0].itemsize
+
+    def advance(self, into: tuple[Array, Array, Array] | None, first: int = 0) -> int:
+        """Go on. What differs there is put ``into`` int64 positions, old and new words, [n] each, from their element
+        ``first`` on, where they have room for `words`. -> how many. None: nothing is looked for."""
         assert LIB is not None
-        for name, place in zip(("positions", "before", "after"), self._places, strict=True):
-            self._row[name] = place if gather else 0
+        assert into is None or min(map(len, into)) >= first + self.words
+        for number, name in enumerate(("positions", "before", "after")):
+            self._row[name] = address(into[number]) + first * into[number].itemsize if into is not None else 0
         LIB.dk_compare_hashed(address(self._row), min(self.at + self._most, int(self._row["bytes"][0])))
-        found = int(self._row["found"][0])
-        positions, before, after = (array[:found] for array in self._room)
-        return positions, before, after
+        return int(self._row["found"][0])
 
     def xxh3(self) -> tuple[bytes, bytes]:
         """Of the old and the new words, 16 bytes each, once all is done."""

@@ -15,6 +15,7 @@ CHOICE = "DELTACKPT_KERNELS"  # "0": numpy is wanted, which is no fallback and w
 _P, _N, _I = c_void_p, c_int64, c_int
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: result, arguments
     "dk_fingerprint": (c_uint32, []),
+    "dk_compare_level": (_I, [_I]),
     "dk_compare": (_N, [_P, _P, _N, _I, _N, _P, _P, _P]),
     "dk_scatter": (_I, [_P, _N, _P, _I, _P, _N, _I]),
     "dk_guard_add": (_N, [_P, _N]),
@@ -30,6 +31,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_crc32": (ctypes.c_uint32, [_P, _N]),
     "dk_scan_level": (_I, [_I]),
     "dk_lists_read": (_I, [_P, _N, _I, _P]),
+    "dk_move": (_I, [_P, _P]),
     "dk_lists_measure": (_I, [_P, _N, _I]),
     "dk_lists_write": (_I, [_P, _N, _I]),
     "dk_table_names": (_N, [_P, _P, _N, _P, _P]),
@@ -44,7 +46,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_json_scan": (_N, [_P, _N, _N, _N]),
     "dk_header_read": (_N, [_P, _N, _N, _P, _N, _P, _N]),
 }
-BEST_SCAN = 2  # of dk_scan_level, and dk_xxh3_level: whatever the processor has
+BEST_SCAN = 2  # of dk_scan_level, dk_xxh3_level and dk_compare_level: whatever the processor has
 
 
 def load() -> tuple[ctypes.CDLL | None, str | None]:
@@ -80,6 +82,7 @@ def _open() -> tuple[ctypes.CDLL | None, str | None]:
         return None, str(error)
     library.dk_digest_start()
     library.dk_crc32_start()
+    library.dk_compare_level(BEST_SCAN)
     library.dk_scan_level(BEST_SCAN)
     library.dk_xxh3_level(BEST_SCAN)
     return library, None

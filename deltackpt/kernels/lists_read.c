@@ -4,37 +4,16 @@
  * ranks to places; widths of all values from the old elements; values. Checks come in FORMAT's order. */
 #include <stdlib.h>
 
-#include "lists.h"
-
-enum { OK, TILE_CHECKSUM, COUNT_OUTSIDE, TILE_SHORT, GAP_OUTSIDE, STEP_OUTSIDE, TILE_LENGTH, PADDING, NO_MEMORY };
+#include "lists_read.h"
 
 #define AHEAD 24 /* old elements that are on their way from memory at a time */
 #define KEPT_CHUNKS 16384 /* 2^20 elements: of a tile with more, the second look at a block classifies it again */
 enum { CODES, RANKS, OLD, WIDTHS, SCANNED, COPIED };
 
-/* One tensor, or some tiles of it. */
-typedef struct {
-    form_t form;
-    const uint8_t *payload;
-    int64_t bytes;
-    uint8_t *elements; /* all old elements, flat */
-    int64_t tiles;     /* rows of the tables: */
-    const int64_t *numbers, *counts, *lengths; /* which tile; NULL: all. (tiles, lists). Bytes of each. */
-    const uint8_t *checksums; /* as they lie in the table: at any byte */
-    uint8_t *positions, *new;       /* of all changes, by tile, class and rank; either may be NULL */
-    int32_t wide;                   /* bytes of a position: 4 or 8 */
-    int32_t in_place;               /* new elements go to where the old ones are */
-    int64_t *ones;                  /* gains the changes by one ULP; may be NULL */
-} read_job_t;
-
 typedef struct {
     int64_t job, tile; /* the row of the tile in its job's tables; -1: the tables themselves */
     int64_t code;
 } defect_t;
-
-typedef struct {
-    int64_t job, row, payload, changes; /* the tile's first byte and first change in its job's */
-} place_t;
 
 typedef struct {
     const read_job_t *jobs;
@@ -251,6 +230,23 @@ INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int wor
     }
 }
 
+/* The same where no change has a size: part 3 is a bit for each, which old elements decide nothing of. */
+INLINE void write_ones(const tile_t *t, int64_t bit, int64_t to, const int word) {
+    const read_job_t *job = t->job;
+    const int sign_magnitude = t->form->exponent_bits;
+    const uint32_t mask = mask_of(word);
+    for (int64_t i = 0; i < t->changes; i++, bit++) {
+        if (i + AHEAD < t->changes) __builtin_prefetch(job->elements + flat(&t->at, t->ranks[i + AHEAD]) * word);
+        const int64_t at = flat(&t->at, t->ranks[i]);
+        const uint32_t down = t->bytes[bit >> 3] >> (bit & 7) & 1;
+        const uint32_t old = in_order((uint32_t)load(job->elements, at, word), word, sign_magnitude);
+        const uint32_t new = in_order((old + 1 - 2 * down) & mask, word, sign_magnitude);
+        if (job->in_place) store(job->elements, at, new, word);
+        if (job->new) store(job->new, to + i, new, word);
+        if (job->positions) store(job->positions, to + i, (uint64_t)at, job->wide);
+    }
+}
+
 /* Functions of their own, so that the compiler has all registers for each. */
 #define APART(word)                                                                                                    \
     static __attribute__((noinline)) int measure_##word(const tile_t *t, int64_t *bits) {                              \
@@ -258,6 +254,9 @@ INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int wor
     }                                                                                                                  \
     static __attribute__((noinline)) void write_values_##word(const tile_t *t, int64_t bit, int64_t to) {              \
         write_values(t, bit, to, word);                                                                                \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void write_ones_##word(const tile_t *t, int64_t bit, int64_t to) {                \
+        write_ones(t, bit, to, word);                                                                                  \
     }
 APART(1)
 APART(2)
@@ -270,37 +269,45 @@ static int read_tile(tile_t *t, int64_t to) {
     if (!code) code = read_lists(t, &end);
     if (code) return code;
     find_places(t);
-    const int word = t->form->word;
-    code = word == 1 ? measure_1(t, &bits) : word == 2 ? measure_2(t, &bits) : measure_4(t, &bits);
+    const int word = t->form->word, ones = t->form->classes == 1 && !t->form->sized && !t->job->ones;
+    if (ones)
+        bits = t->changes;
+    else
+        code = word == 1 ? measure_1(t, &bits) : word == 2 ? measure_2(t, &bits) : measure_4(t, &bits);
     if (code) return code;
     if (end + bits > t->bits) return TILE_SHORT;
     if (octets(end + bits) * 8 != t->bits) return TILE_LENGTH;
     if (((end + bits) & 7) && t->bytes[(end + bits) >> 3] >> ((end + bits) & 7)) return PADDING;
+    if (ones) {
+        if (word == 1) write_ones_1(t, end, to);
+        if (word == 2) write_ones_2(t, end, to);
+        if (word == 4) write_ones_4(t, end, to);
+        return OK;
+    }
     if (word == 1) write_values_1(t, end, to);
     if (word == 2) write_values_2(t, end, to);
     if (word == 4) write_values_4(t, end, to);
     return OK;
 }
 
+int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t p, scratch_t *scratch) {
+    const form_t *f = &job->form;
+    const int64_t length = job->lengths[p.row];
+    tile_t t = {.job = job, .form = f, .scan = scan, .scratch = scratch, .bytes = job->payload + p.payload};
+    t.limit = job->payload + job->bytes;
+    t.bits = 8 * length;
+    if (crc32_of(t.bytes, length) != (uint32_t)load(job->checksums, p.row, 4)) return TILE_CHECKSUM;
+    t.at = tile_at(f, job->numbers ? job->numbers[p.row] : p.row);
+    t.counts = job->counts + p.row * (f->classes + f->sized);
+    for (int c = 0; c < f->classes; c++) t.begins[c + 1] = t.changes += t.counts[c];
+    return read_tile(&t, p.changes);
+}
+
 static void read_unit(void *shared, int64_t unit, scratch_t *scratch) {
     reading_t *all = shared;
     if (unit > __atomic_load_n(&all->first_bad, __ATOMIC_RELAXED)) return;
-    const place_t *p = all->places + unit;
-    const read_job_t *job = all->jobs + p->job;
-    const form_t *f = &job->form;
-    const int64_t length = job->lengths[p->row];
-    tile_t t = {.job = job, .form = f, .scan = all->scan, .scratch = scratch, .bytes = job->payload + p->payload};
-    t.limit = job->payload + job->bytes;
-    t.bits = 8 * length;
-    int code = OK;
-    if (crc32_of(t.bytes, length) != (uint32_t)load(job->checksums, p->row, 4)) {
-        code = TILE_CHECKSUM;
-    } else {
-        t.at = tile_at(f, job->numbers ? job->numbers[p->row] : p->row);
-        t.counts = job->counts + p->row * (f->classes + f->sized);
-        for (int c = 0; c < f->classes; c++) t.begins[c + 1] = t.changes += t.counts[c];
-        code = read_tile(&t, p->changes);
-    }
+    const place_t p = all->places[unit];
+    const int code = lists_read_tile(all->jobs + p.job, all->scan, p, scratch);
     all->codes[unit] = code;
     if (!code) return;
     int64_t known = __atomic_load_n(&all->first_bad, __ATOMIC_RELAXED);
@@ -309,8 +316,7 @@ static void read_unit(void *shared, int64_t unit, scratch_t *scratch) {
     }
 }
 
-/* What is wrong with a job's tables by themselves. */
-static int check_tables(const read_job_t *job) {
+int lists_check(const read_job_t *job) {
     const form_t *f = &job->form;
     const int lists = f->classes + f->sized, first = f->classes - f->sized;
     int64_t bytes = 0;
@@ -350,7 +356,7 @@ EXPORT int dk_lists_read(const read_job_t *jobs, int64_t count, int threads, def
         *defect = (defect_t){-1, -1, OK};
         for (units = 0; job < count && !defect->code; job++) {
             const read_job_t *const j = jobs + job;
-            const int code = check_tables(j);
+            const int code = lists_check(j);
             if (code) *defect = (defect_t){job, -1, code};
             int64_t payload = 0, changes = 0;
             for (int64_t row = 0; row < j->tiles && !code; row++) {

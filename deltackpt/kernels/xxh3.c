@@ -2,17 +2,18 @@
  * default secret, and inputs of more than 240 bytes. Shorter ones have other rules, and are left to the caller. */
 #include "common.h"
 #include "workers.h"
+#include "xxh3.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define WIDE 1
 #endif
 
-#define SHORT 240
+#define SHORT XXH3_SHORT
 #define STRIPE 64
 #define STEP 8   /* bytes of the secret from one stripe to the next */
 #define STRIPES 16 /* of a block: as many as the secret has places for */
-#define BLOCK (STRIPE * STRIPES)
+#define BLOCK XXH3_BLOCK
 
 #define PRIME32_1 0x9E3779B1u
 #define PRIME32_2 0x85EBCA77u
@@ -167,6 +168,18 @@ static void finish(const uint64_t *acc, int64_t bytes, uint8_t *out) {
     const uint64_t halves[2] = {merged(acc, LAST - 11, ~(length * PRIME64_2)),
                                 merged(acc, SECRET + 11, length * PRIME64_1)};
     for (int i = 0; i < 16; i++) out[i] = (uint8_t)(halves[i / 8] >> (56 - 8 * (i % 8)));
+}
+
+void xxh3_begin(uint64_t *acc) { memcpy(acc, BEGIN, sizeof BEGIN); }
+void xxh3_absorb(uint64_t *acc, const uint8_t *data, int64_t blocks, int64_t rest) { chosen()(acc, data, blocks, rest); }
+void xxh3_finish(const uint64_t *acc, int64_t bytes, uint8_t *out) { finish(acc, bytes, out); }
+
+uint64_t xxh3_64_of(const uint8_t *data, int64_t bytes) {
+    uint64_t acc[8];
+    const int64_t blocks = (bytes - 1) / BLOCK;
+    xxh3_begin(acc);
+    xxh3_absorb(acc, data, blocks, bytes - blocks * BLOCK);
+    return merged(acc, SECRET + 11, (uint64_t)bytes * PRIME64_1);
 }
 
 /* The digest of more than SHORT bytes. */

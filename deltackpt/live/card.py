@@ -30,7 +30,6 @@ from deltackpt.format.dtypes import storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.digest import sums_of_runs
-from deltackpt.gpu.places import Place, by_width
 from deltackpt.gpu.transfers import synchronize
 from deltackpt.live.card_changes import PlainTask, plain_changes, plain_task
 from deltackpt.live.card_part import CardPart
@@ -106,11 +105,9 @@ class CardWeights(ModuleWeights):
         host: dict[str, ModuleWrite] = {}
         coded = card.decode_and_keep(self.device, tasks, bytes_of=_bytes_of)
         gained, writes = coded.gained, coded.writes
-        places: list[Place] = []
         for changes in plain_changes(plain):
             gained |= changes.gained
-            places += changes.places
-        writes += by_width(places)
+            writes.append(changes.write)
         for place, held in left:
             host[place.name], gained[place.name] = _on_host(place, held)
         sums = {**known, **{name: state_digest.add(known[name], gain) for name, gain in gained.items()}}

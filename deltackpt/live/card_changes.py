@@ -10,15 +10,15 @@ import torch
 from deltackpt.codecs.index import INDICES, VALUES, IndexCodec
 from deltackpt.errors import FormatError
 from deltackpt.format.state_digest import Sums
-from deltackpt.gpu.digest import of_changes
-from deltackpt.gpu.places import Place, fits
+from deltackpt.gpu.places import PlacedWords, fits
+from deltackpt.gpu.plain import PlainWords, look_at
 from deltackpt.live.card_part import CardPart
 from deltackpt.patch.base import Known
 from deltackpt.patch.tensor import EncodedTensor
 from deltackpt.torch_views.words import INTS
 from deltackpt.util.grouped import grouped
 
-TOGETHER = 1 << 24  # changes whose sums are added up at once: some 64 bytes of scratch memory each
+TOGETHER = 1 << 28  # changes that are looked at, and written, at once
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class PlainTask:
 
 @dataclass(frozen=True)
 class PlainChanges:
-    """Tensors whose changes are checked: what their sums gain, and where what is written."""
+    """Tensors whose changes are checked: what their sums gain, and what writes them."""
 
     gained: dict[str, Sums]
-    places: list[Place]
+    write: PlacedWords
 
 
 def plain_task(found: EncodedTensor, words: torch.Tensor, known: Known) -> PlainTask | None:
@@ -68,23 +68,9 @@ def plain_changes(tasks: Sequence[PlainTask]) -> Iterator[PlainChanges]:
 
 
 def _changes(some: Sequence[PlainTask]) -> PlainChanges:
-    _check(some)
-    # Within bounds before they are checked: a place outside would end the card's context, and not the step alone.
-    wide = [task.positions.long().clamp_(0, task.words.numel() - 1) for task in some]
-    old = [task.words[at] for task, at in zip(some, wide, strict=True)]
-    counts = [task.new.numel() for task in some]
-    most = max(task.words.numel() for task in some)
-    sums = of_changes(torch.cat(wide), torch.cat(old), torch.cat([task.new for task in some]), counts, most)
-    places = [Place(task.words, 0, task.positions, task.new, was) for task, was in zip(some, old, strict=True)]
-    return PlainChanges({task.name: both for task, both in zip(some, sums, strict=True)}, places)
-
-
-def _check(some: Sequence[PlainTask]) -> None:
-    flags = []
-    for task in some:
-        at, size = task.positions, task.words.numel()
-        flags.append((at[1:] <= at[:-1]).any() | (at[0] < 0) | (at[-1] >= size))  # rising: the ends tell for all
-    for task, wrong in zip(some, torch.stack(flags).tolist(), strict=True):
+    found = look_at([PlainWords(task.words, task.positions, task.new) for task in some])
+    for task, wrong in zip(some, found.wrong, strict=True):
         if wrong:  # [F-PLAIN-8]
             have, need = "indices out of order or range", f"rising, below {task.words.numel():,}"
             raise FormatError("indices-order", where=task.where, have=have, need=need)
+    return PlainChanges({task.name: both for task, both in zip(some, found.sums, strict=True)}, found.write)

@@ -1,7 +1,7 @@
-"""A trainer rank's share of a live step, made where its weights are: plain changes, or all of the weights, on a card.
+"""A trainer rank's share of a live step, made where its weights are: changes, coded or plain, or all of the weights.
 
-What the capture found is on the card already; a part is put together of views of it, and of a header and a table, which
-are made on the host. No changed word is copied to host memory for it.
+What the capture found and encoded is on the card already; a part is put together of views of it, and of a header and a
+table, which are made on the host. No byte of a payload is copied to host memory, and from there, for it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import torch
 
-from deltackpt.codecs import Encoded, Entry
+from deltackpt.codecs import Encoded, Entry, alone
 from deltackpt.codecs.index import INDICES, VALUES, IndexCodec
 from deltackpt.codecs.plain import Checked
 from deltackpt.codecs.registry import FULL
 from deltackpt.codecs.types import PlainTensor
 from deltackpt.format.dtypes import DType
-from deltackpt.gpu.crc_runs import crc32_of, joined_crc
+from deltackpt.format.safetensors_header import MAX_NAME
+from deltackpt.gpu.crc_runs import crc32_of
 from deltackpt.gpu.device_bytes import CardBytes
-from deltackpt.patch.encode import collides
 from deltackpt.torch_views.boxes import Box
-from deltackpt.torch_views.delta import CardWords, Delta
+from deltackpt.torch_views.delta import CardChange, Delta
 from deltackpt.util.grouped import grouped
 
 TOGETHER = 1 << 28  # bytes whose checksums are taken at once
@@ -30,24 +30,36 @@ TOGETHER = 1 << 28  # bytes whose checksums are taken at once
 
 def fits_card(delta: Delta, names: AbstractSet[str]) -> bool:
     """Can the change go out of the card's memory plainly: is it there, of a whole tensor, under names that are free?"""
-    if delta.on_card is None or delta.box.proper or not len(delta.positions):
+    if delta.on_card is None or delta.on_card.words is None or delta.box.proper or not len(delta.positions):
         return False
-    return not collides(_entry(delta, Checked(len(delta.positions), 0)), names)
+    made = (delta.name + INDICES, delta.name + VALUES)  # as `patch.encode.collides` has it
+    return not any(name in names or len(name.encode()) > MAX_NAME for name in made)
+
+
+def coded_on_card(delta: Delta, encoding: str) -> tuple[Entry, Encoded] | None:
+    """A change as it was encoded when it was captured, by a trainer who asks for ``encoding``, with its bytes on the
+    card; None if they are not there."""
+    if delta.on_card is None or delta.on_card.tiles is None or delta.encoded is None:
+        return None
+    codec, box, detail = alone(encoding), delta.box, delta.encoded.detail
+    assert codec is not None, "an encoding of a change alone"
+    entry = Entry(delta.name, codec.name, delta.dtype, box.shape, box.whole, box.offset, detail)
+    return entry, Encoded(detail, cast(Any, [CardBytes(delta.on_card.tiles)]))
 
 
 def plain_on_card(deltas: Sequence[Delta]) -> Iterator[tuple[Delta, Entry, Encoded]]:
     """Changes that `fits_card`, as `index` entries whose bytes are on the card."""
     for some in grouped(deltas, lambda delta: len(delta.positions) * (4 + delta.dtype.width), TOGETHER):
-        held = [cast(CardWords, delta.on_card) for delta in some]
-        runs = [CardBytes(words) for one in held for words in (one.positions, one.new)]
-        sums = crc32_of(torch.cat([run.tensor for run in runs]), [len(run) for run in runs])
-        for i, delta in enumerate(some):
-            at, new = runs[2 * i], runs[2 * i + 1]
-            detail = Checked(len(delta.positions), joined_crc(sums[2 * i], sums[2 * i + 1], len(new)))
+        held = [cast(CardChange, delta.on_card).words for delta in some]
+        runs = [(CardBytes(words.positions), CardBytes(words.new)) for words in held if words is not None]
+        sizes = [len(at) + len(new) for at, new in runs]
+        sums = crc32_of(torch.cat([data.tensor for both in runs for data in both]), sizes)
+        for delta, both, checksum in zip(some, runs, sums, strict=True):
+            detail = Checked(len(delta.positions), checksum)
             entry = _entry(delta, detail)
             tensors = [
                 PlainTensor(spec.suffix, spec.dtype, spec.shape, cast(Any, data))
-                for spec, data in zip(entry.plain_tensors, (at, new), strict=True)
+                for spec, data in zip(entry.plain_tensors, both, strict=True)
             ]
             assert [tensor.suffix for tensor in tensors] == [INDICES, VALUES]
             yield delta, entry, Encoded(detail, plain=tensors)

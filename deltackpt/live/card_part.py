@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -27,8 +27,8 @@ class CardSource(Protocol):
     def ranges(self, file: File, spans: Sequence[Span]) -> list[memoryview]:
         """The bytes of every span in host memory."""
 
-    def tensors(self, file: File, spans: Sequence[Span]) -> list[torch.Tensor]:
-        """The same on the card, uint8 [bytes]."""
+    def begin_tensors(self, file: File, spans: Sequence[Span]) -> Callable[[], list[torch.Tensor]]:
+        """The same on the card, uint8 [bytes]: they are on their way, and what is returned waits for them."""
 
 
 class CardPart(PartReader):
@@ -36,7 +36,8 @@ class CardPart(PartReader):
     looked at: checksums of tiles, and the sums of whole tensors, prove what is taken from it."""
 
     def __init__(self, source: CardSource, file: File) -> None:
-        """Reads header and table, and then the rest. Raises FormatError, and what ``source`` raises."""
+        """Reads header and table, and begins to read the rest, which is waited for when it is asked for. Raises
+        FormatError, and what ``source`` raises, as do all methods that look at bytes."""
         where = f"{source.url}/{file.name}"
 
         def read(span: Span) -> bytes:
@@ -46,7 +47,7 @@ class CardPart(PartReader):
         Part.__init__(self, header, table, where)
         start, end = table_of(header, where)
         self._spans = [(header.data_start, start), (end, file.size)]
-        self._held = source.tensors(file, self._spans)
+        self._held = source.begin_tensors(file, self._spans)
 
     def payload_on_card(self) -> torch.Tensor:
         """The payloads of all entries, uint8; `payload_of` says where in it an entry's is."""
@@ -54,7 +55,7 @@ class CardPart(PartReader):
 
     def on_card(self, span: Span) -> torch.Tensor:
         """Bytes of the part, uint8: a view."""
-        for (start, end), data in zip(self._spans, self._held, strict=True):
+        for (start, end), data in zip(self._spans, self._held(), strict=True):
             if start <= span[0] and span[1] <= end:
                 return data[span[0] - start : span[1] - start]
         raise FormatError("part-tensors", where=self.where, have="a tensor across the table", need="one beside it")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from deltackpt.carriers.memory import PartsInMemory
-from deltackpt.codecs import Change, Encoded, encode
+from deltackpt.codecs import Change, Encoded, Entry, encode
 from deltackpt.codecs.registry import FULL
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.manifest import File
-from deltackpt.hooks.encode import sums_of
+from deltackpt.hooks.encode import TOGETHER, encode_together, entry_of, sums_of
 from deltackpt.hooks.live import LiveTrainer
 from deltackpt.hooks.parts import BYTES, Share, encode_deltas
 from deltackpt.hooks.pending import CapturedStep
 from deltackpt.hooks.publish import TrainerState
-from deltackpt.live.card_encode import fits_card, full_on_card, plain_on_card, settled
+from deltackpt.live.card_encode import coded_on_card, fits_card, full_on_card, plain_on_card, settled
 from deltackpt.live.link_rate import LinkRate
 from deltackpt.patch.encode import fitting_entry
 from deltackpt.patch.part import Origin, PartWriter
@@ -65,12 +65,18 @@ def encode_changes(
     if options is not trainer.encode and any(delta.box.proper for delta in deltas.values()):
         options = trainer.encode  # there are no plain changes of boxes
     plainly = options is not trainer.encode
-    ready = [d for _, d in sorted(deltas.items()) if fits_card(d, names)] if plainly and not sink.hashed else []
-    done = {id(delta) for delta in ready}
-    rest = {name: delta for name, delta in deltas.items() if id(delta) not in done}
+    began = time.monotonic()
+    ready = [] if sink.hashed else list(_on_card(deltas, names, options.encoding, plainly=plainly))
+    done = {delta.name for delta, *_ in ready}
+    rest = {name: delta for name, delta in deltas.items() if name not in done}
     if plainly:  # what was encoded as it was captured is not what is wanted
         rest = {name: replace(d, encoded=None) if d.base is not None else d for name, d in rest.items()}
-    made = _on_card(sink, origin, ready, _numbers(trainer))
+    if ready and sum(delta.elements for delta in rest.values()) <= TOGETHER:  # small tensors: no part of their own
+        few = encode_together(list(rest.values()), options.encoding)
+        ready += [(delta, *entry_of(delta, names, encoding=options.encoding)) for delta in few]
+        rest = {}
+    made = _one_part(sink, origin, ready, _numbers(trainer))
+    made.seconds = {"encode": time.monotonic() - began}
     count = len(sink.files)
     share = encode_deltas(sink, origin, rest, names, options, number=lambda i: _numbers(trainer)(count + i))
     _add(share, made)
@@ -79,19 +85,29 @@ def encode_changes(
     return share
 
 
-def _on_card(sink: MemorySink, origin: Origin, deltas: Sequence[Delta], number: Callable[[int], int]) -> Share:
-    """Changes that are on a card, as one part that stays there."""
-    share, began = Share(), time.monotonic()
-    if not deltas:
-        return share
-    writer = PartWriter(origin)
-    for delta, entry, encoded in plain_on_card(deltas):
+Made = tuple[Delta, Entry, Encoded]
+
+
+def _on_card(deltas: Mapping[str, Delta], names: set[str], encoding: str, *, plainly: bool) -> Iterator[Made]:
+    """Changes whose bytes a card has, as entries that leave them there."""
+    if plainly:
+        yield from plain_on_card([delta for delta in deltas.values() if fits_card(delta, names)])
+        return
+    for delta in deltas.values():
+        if (made := coded_on_card(delta, encoding)) is not None:
+            yield (delta, *made)
+
+
+def _one_part(sink: MemorySink, origin: Origin, made: Sequence[Made], number: Callable[[int], int]) -> Share:
+    """Entries as one part: what is on a card stays there."""
+    share, writer = Share(), PartWriter(origin)
+    for delta, entry, encoded in sorted(made, key=lambda one: one[0].name):
         writer.add(entry, encoded)
         share.sums[delta.name] = sums_of(delta)
         share.changed[delta.name] = len(delta.positions)
         share.encodings[entry.encoding] = share.encodings.get(entry.encoding, 0) + 1
-    sink.put(EncodedPart.of(writer, number(0)))
-    share.seconds = {"encode": time.monotonic() - began}
+    if len(writer):
+        sink.put(EncodedPart.of(writer, number(0)))
     return share
 
 

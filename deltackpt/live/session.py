@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Literal
 
 from deltackpt.carriers.groups import device_of
 from deltackpt.carriers.memory import PartsInMemory
@@ -84,9 +85,12 @@ class Session:
     # What a user asks
 
     @property
-    def keeps_on_card(self) -> bool:
-        """Are changes wanted where a card found them? They take 6 bytes each there, until the step is live."""
-        return self.options.carrier == "nccl" and self.options.rate is not None
+    def keeps_on_card(self) -> Literal["", "tiles", "all"]:
+        """What of a change is wanted where a card found it, until the step is live: what was encoded, some 1.3 bytes a
+        changed element, and where plain changes may be sent, its positions and words, 4 bytes and a word."""
+        if self.options.carrier != "nccl":
+            return ""
+        return "tiles" if self.options.rate is None else "all"
 
     @property
     def goes_first(self) -> bool:

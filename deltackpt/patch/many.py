@@ -16,6 +16,7 @@ import numpy as np
 
 from deltackpt import kernels
 from deltackpt.codecs.bits import Ints, starts
+from deltackpt.codecs.packed.jobs import DecodeJob
 from deltackpt.codecs.packed.native_rows import PackedRows, Positions32
 from deltackpt.codecs.types import Decoded, Elements
 from deltackpt.errors import DeltackptError
@@ -28,7 +29,7 @@ from deltackpt.patch.base import Bytes, Patch, TensorPatch
 from deltackpt.patch.in_memory import ChangeColumns, InMemoryPatch
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.squashed import SquashedPatch
-from deltackpt.patch.tensor import PartsPatch
+from deltackpt.patch.tensor import EncodedTensor, PartsPatch
 
 RUN = 4 << 20  # bytes of a batch: it stays in the cache of a processor from one pass over it to the next
 MOST = 1024  # tensors of a batch
@@ -265,6 +266,18 @@ def advance_run(patch: Patch, run: TensorRun) -> bool:
     except DeltackptError:
         return False
     return all(rows.decode_into(address(run.data) + run.starts[which]) for which, rows in found.batches)
+
+
+def tiles_of(patch: Patch, tensor: Tensor, data: Bytes) -> DecodeJob | None:
+    """What a patch changes in a tensor, whose bytes are ``data``, uint8 [n], as tiles; None where it holds nothing of
+    it, or not by tiles of the whole tensor. Raises ChainError ``base-shape`` where the patch does not fit."""
+    found = patch.tensor(tensor.name)
+    if not isinstance(found, EncodedTensor) or len(found.held) != 1:
+        return None
+    part, entry = found.held[0]
+    if not isinstance(part, PartReader) or not changes_elements((tensor.dtype, tensor.shape), found):
+        return None
+    return part.tiles(entry, data.view(uint(DTYPES[tensor.dtype].width)))
 
 
 def _words(run: TensorRun, number: int) -> Elements:

@@ -14,6 +14,8 @@ from deltackpt.codecs import CODECS, Decoded, Encoded, Entry, check, decode, dec
 from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.entry_block import EntryBlock
 from deltackpt.codecs.entry_table import DTYPE_WORDS
+from deltackpt.codecs.packed.jobs import DecodeJob
+from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.packed.native_rows import PackedRows
 from deltackpt.codecs.table import write_table
 from deltackpt.codecs.types import Buffer, DecodeBuffer, Elements
@@ -204,6 +206,13 @@ class PartReader(Part):
         worthless.
         """
         decode_into(entry, elements, _Source(self, entry), f"{self.where}, {entry.name!r}")
+
+    def tiles(self, entry: Entry, elements: Elements) -> DecodeJob | None:
+        """The tiles of an entry of a whole tensor, whose words [n] are ``elements``; None unless it is `packed`."""
+        if entry.boxed or not isinstance(entry.detail, ListIndex):
+            return None
+        payload = _Source(self, entry).payload()
+        return DecodeJob(entry.detail, payload, elements, entry.dtype, f"{self.where}, {entry.name!r}")
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,20 @@ A record holds the changed elements of one tensor by one patch, a block those of
 before the first of them is written into a slot. Replaying records is idempotent, so a killed move is finished by
 replaying; and the other slot is moved on by replaying, without decoding anything twice. Local to one host, rebuilt at
 will, no format for exchange.
+
+Of a large tensor there are several records of one patch, each of some of its rows of tiles: what was done of it when a
+move was killed is known by these.
 """
 
 from __future__ import annotations
 
 import errno
-import json
-import mmap
 import os
-import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +27,17 @@ import xxhash
 
 from deltackpt import kernels
 from deltackpt.codecs import Decoded
-from deltackpt.codecs.bits import Ints, starts
-from deltackpt.errors import ChainError
+from deltackpt.codecs.bits import Ints
+from deltackpt.errors import ChainError, DeltackptError
 from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
 from deltackpt.kernels import address
 from deltackpt.patch.many import RunChanges, TensorRun
+from deltackpt.restore.journal_files import HEAD, LONGEST, ROW, WHOLE, JournalHead, RecordFile, map_records, read_rows
+from deltackpt.util.parallel import ordered_map
 
-# Tensor, patch, bytes of an element and of a position (0: dense), changes, xxh3-64 of the rest. Of a block, which has
-# elements of 0 bytes: records, patch, 0, 0, bytes of the rest, and the same.
-_HEAD = struct.Struct("<IIBBxxQQ")
-_ROW = np.dtype(
-    [("tensor", "<u4"), ("width", "u1"), ("wide", "u1"), ("nothing", "<u2"), ("count", "<u8")]
-)  # in a block
-_AT_ONCE = 512  # pieces of one call; systems take 1,024
-JOURNAL_ROW = np.dtype(
-    [(name, np.int64) for name in ("tensor", "patch", "width", "wide", "count", "positions", "values", "block")]
-)
+_COLUMNS = ("tensor", "patch", "width", "wide", "count", "positions", "values", "first", "end", "block", "file")
+JOURNAL_ROW = np.dtype([(name, np.int64) for name in _COLUMNS])
 
 
 @dataclass(frozen=True)
@@ -56,38 +52,37 @@ class JournalRecord(Decoded):
 
 
 class Journal:
-    """One file: a line of JSON that says from where to where, then records and blocks in any order of tensors."""
+    """A `JournalHead`, then records and blocks in any order of tensors, there and in the files that it names."""
 
     def __init__(
-        self, path: Path, start: Link, end: Link, via: str, rows: npt.NDArray[Any], data: npt.NDArray[np.uint8]
+        self, path: Path, head: JournalHead, rows: npt.NDArray[Any], files: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
-        """``rows``: of `JOURNAL_ROW`, the places of whole records in ``data``, the file up to the last of them."""
-        self.path = path
-        self.start = start
-        self.end = end
-        self.via = via  # which patches a record's number counts
-        self.data = data
-        self._size = len(data)  # a torn record may follow
-        self._rows = rows[np.argsort(rows["tensor"], kind="stable")]
-        self._unchecked: dict[int, tuple[int, int, int]] = {}  # first byte and end of blocks, and their xxh3-64
-        self._lock = threading.Lock()
-        self._fd: int | None = None
+        """``rows``: of `JOURNAL_ROW`, the places of whole records in ``files`` (uint8 [n] each), every file up to the
+        last of them."""
+        self.path, self._head, self._files = path, head, list(files)
+        self.start, self.end, self.via = head.start, head.end, head.via
+        self._rows = rows[np.lexsort((rows["patch"], rows["tensor"]))]
+        # By number of the block: its file, first byte and end there, and their xxh3-64.
+        self._unchecked: dict[int, tuple[int, int, int, int]] = {}
+        paths = [path, *(path.with_name(name) for name in head.more)]
+        self._streams = [RecordFile(p, len(file)) for p, file in zip(paths, files, strict=True)]
         self._torn = False
 
     @classmethod
-    def create(cls, path: Path, start: Link, end: Link, via: str = "") -> Journal:
-        """Begin a new journal, replacing any at ``path``."""
-        line = json.dumps({"from": start.to_dict(), "to": end.to_dict(), "via": via}).encode() + b"\n"
+    def create(cls, path: Path, start: Link, end: Link, via: str = "", more: Sequence[Path] = ()) -> Journal:
+        """Begin a new journal, replacing any at ``path``; ``more`` are files beside it that are not there yet."""
+        head = JournalHead(start, end, via, tuple(file.name for file in more))
         path.unlink(missing_ok=True)  # never truncated: a reader may have the old one mapped
-        path.write_bytes(line)
-        journal = cls(path, start, end, via, np.zeros(0, JOURNAL_ROW), np.frombuffer(line, np.uint8))
-        journal.resume()
-        return journal
+        for file in more:
+            file.touch(exist_ok=False)
+        path.write_bytes(line := head.encode())
+        none = np.zeros(0, np.uint8)
+        return cls(path, head, np.zeros(0, JOURNAL_ROW), [np.frombuffer(line, np.uint8), *[none] * len(more)])
 
     def resume(self) -> None:
-        """Open for more records, after the last whole one."""
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        os.ftruncate(self._fd, self._size)
+        """More records may follow the last whole one of each file; torn ones go."""
+        for stream in self._streams:
+            os.truncate(stream.path, stream.size)
 
     @classmethod
     def read(cls, path: Path, *, check: bool = True) -> Journal | None:
@@ -98,32 +93,31 @@ class Journal:
         """
         try:
             with path.open("rb") as file:
-                line = file.readline(4096)
-                start, end, via = _ends(line)
-                size = file.seek(0, 2)
-                data = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+                line = file.readline(LONGEST)
+                head = JournalHead.decode(line)
+                mapped = [map_records(file)]
+            for name in head.more:  # one that is gone: so is the journal, since its head was read
+                with path.with_name(name).open("rb") as file:
+                    mapped.append(map_records(file))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        found = [np.zeros(0, JOURNAL_ROW)]
-        at = len(line)
-        blocks: dict[int, tuple[int, int, int]] = {}
-        while (rows := _read_rows(data, at, check)) is not None:
-            rows[0]["block"] = at
-            found.append(rows[0])
-            blocks[at] = rows[1]
-            at = rows[1][1]
-        journal = cls(path, start, end, via, np.concatenate(found), np.frombuffer(data, np.uint8)[:at])
-        journal._unchecked = {} if check else blocks
+        found, files, blocks = list[tuple[int, ...]](), [], list[tuple[int, int, int, int]]()
+        for number, data in enumerate(mapped):
+            at = 0 if number else len(line)
+            while (block := read_rows(data.data, at, check)) is not None:
+                found += [(*row, len(blocks), number) for row in block.rows]
+                blocks.append((number, block.first, block.end, block.check))
+                at = block.end
+            files.append(data[:at])
+        journal = cls(path, head, np.array(found, JOURNAL_ROW), files)
+        journal._unchecked = {} if check else dict(enumerate(blocks))
         return journal
 
     @classmethod
     def ends(cls, path: Path) -> tuple[Link, Link] | None:
         """From where to where a journal leads, without its records. None if there is none."""
-        try:
-            with path.open("rb") as file:
-                return _ends(file.readline(4096))[:2]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        head = JournalHead.read(path)
+        return None if head is None else (head.start, head.end)
 
     @property
     def records(self) -> int:
@@ -141,10 +135,18 @@ class Journal:
         return which, self._rows[first[which] + inside]
 
     def of(self, tensor: int) -> list[JournalRecord]:
-        """The records of a tensor in the order of its patches. Raises what `check_rows` raises."""
+        """The records of a tensor in the order of its patches, one of each: those of one patch are put together. Raises
+        what `check_rows` raises."""
+        by_patch = groupby(map(self._record, self.parts_of(tensor).tolist()), lambda record: record.patch)
+        return [_together(list(records)) for _, records in by_patch]
+
+    def parts_of(self, tensor: int, span: tuple[int, int] = (0, WHOLE)) -> npt.NDArray[Any]:
+        """The `JOURNAL_ROW`s of a tensor that may have elements of a span of it, first and end; in the order of its
+        patches, their bytes checked. Raises what `check_rows` raises."""
         rows = self.rows_of(np.array([tensor]))[1]
+        rows = rows[(rows["first"] < span[1]) & (rows["end"] > span[0])]
         self.check_rows(rows)
-        return [self._record(row) for row in rows.tolist()]
+        return rows
 
     def check_rows(self, rows: npt.NDArray[Any]) -> None:
         """Raise ChainError ``slot-unusable`` unless the bytes of these `JOURNAL_ROW`s are those that were written. Any
@@ -154,16 +156,22 @@ class Journal:
         for block in np.unique(rows["block"]).tolist():
             if (found := self._unchecked.get(block)) is None:
                 continue
-            first, end, check = found
-            if xxhash.xxh3_64(self.data[first:end].data).intdigest() != check:
+            file, first, end, check = found
+            if xxhash.xxh3_64(self._files[file][first:end].data).intdigest() != check:
                 have, need = "a record of other bytes", "the record that the last move wrote"
                 raise ChainError("slot-unusable", where=self.path, have=have, need=need)
             self._unchecked.pop(block, None)
 
     def _record(self, row: tuple[int, ...]) -> JournalRecord:
-        tensor, patch, width, wide, count, at, values, _ = row
-        positions = np.frombuffer(self.data, f"<u{wide}", count, at) if wide else None
-        return JournalRecord(positions, np.frombuffer(self.data, uint(width), count, values), tensor, patch)
+        tensor, patch, width, wide, count, at, values, *_, file = row
+        data = self._files[file]
+        positions = np.frombuffer(data, f"<u{wide}", count, at) if wide else None
+        return JournalRecord(positions, np.frombuffer(data, uint(width), count, values), tensor, patch)
+
+    def addresses(self, rows: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+        """Of the positions and the values of these `JOURNAL_ROW`s, int64 [rows] both, for as long as this is there."""
+        base = np.array([address(file) for file in self._files], np.int64)[rows["file"]]
+        return base + rows["positions"], base + rows["values"]
 
     def append(self, tensor: int, patch: int, decoded: Decoded) -> JournalRecord:
         """Put a record into the file; only then may the caller act on it. Any thread may call it. Raises OSError."""
@@ -173,7 +181,7 @@ class Journal:
         pieces = [p.view(np.uint8).data for p in (positions, values) if p is not None and len(p)]
         for piece in pieces:
             digest.update(piece)
-        head = _HEAD.pack(tensor, patch, values.dtype.itemsize, wide, len(values), digest.intdigest())
+        head = HEAD.pack(tensor, patch, values.dtype.itemsize, wide, len(values), digest.intdigest())
         self._write([memoryview(head), *pieces])
         return JournalRecord(decoded.positions, values, tensor, patch)
 
@@ -184,7 +192,8 @@ class Journal:
         """
         others = [(number, narrow(decoded.positions), decoded.values) for number, decoded in changes.others]
         batch = len(changes.which)
-        rows = np.zeros(batch + len(others), _ROW)
+        rows = np.zeros(batch + len(others), ROW)
+        rows["end"] = WHOLE
         rows["tensor"][:batch] = tensors[changes.which]
         rows["width"][:batch], rows["wide"][:batch], rows["count"][:batch] = changes.widths, 4, changes.counts
         for row, (number, at, values) in zip(rows[batch:], others, strict=True):
@@ -197,24 +206,37 @@ class Journal:
         for piece in pieces:
             digest.update(piece)
         if len(rows):
-            head = _HEAD.pack(len(rows), patch, 0, 0, sum(map(len, pieces)), digest.intdigest())
+            head = HEAD.pack(len(rows), patch, 0, 0, sum(map(len, pieces)), digest.intdigest())
             self._write([memoryview(head), *pieces])
 
     def _write(self, pieces: Sequence[memoryview]) -> None:
-        assert self._fd is not None
-        with self._lock:
+        with self._file_alone() as file:
+            file.append(pieces)
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """A file of the journal, for one caller at a time to append whole records to; after an OSError inside of the
+        block nothing is appended any more. Raises OSError."""
+        with self._file_alone() as file:
+            yield file.descriptor()
+
+    @contextmanager
+    def _file_alone(self) -> Iterator[RecordFile]:
+        free = next((s for s in self._streams if s.lock.acquire(blocking=False)), None)
+        if free is None:
+            free = self._streams[threading.get_ident() % len(self._streams)]
+            free.lock.acquire()
+        try:
             if self._torn:  # what follows a torn record is never read again, and so must not be acted on
                 raise OSError(errno.EIO, "an earlier record of the journal was not written whole")
+            yield free
+        except DeltackptError:  # raised between records
+            raise
+        except BaseException:
             self._torn = True
-            for first in range(0, len(pieces), _AT_ONCE):
-                some = pieces[first : first + _AT_ONCE]
-                left = os.writev(self._fd, some)
-                for piece in some:  # what a signal, or a full disk, left unwritten
-                    skip = min(left, len(piece))
-                    piece, left = piece[skip:], left - skip
-                    while piece:
-                        piece = piece[os.write(self._fd, piece) :]
-            self._torn = False
+            raise
+        finally:
+            free.lock.release()
 
     def __enter__(self) -> Journal:
         return self
@@ -222,11 +244,21 @@ class Journal:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def unmap(self, threads: int) -> None:
+        """Give its memory back, by several threads: there is a page for every 4 KiB. No record is read after it."""
+        files = [*self._files]
+        self._files = []
+
+        def drop(number: int) -> None:
+            files[number] = np.zeros(0, np.uint8)  # the last reference to the one before
+
+        for _ in ordered_map(drop, range(len(files)), max(1, min(threads, len(files)))):
+            pass
+
     def close(self) -> None:
-        """End the records: the descriptor is closed, the file stays."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        """End the records: descriptors are closed, the files stay."""
+        for stream in self._streams:
+            stream.close()
 
 
 def replay_run(journal: Journal, run: TensorRun, numbers: Ints) -> int:
@@ -239,15 +271,24 @@ def replay_run(journal: Journal, run: TensorRun, numbers: Ints) -> int:
     if not len(rows):
         return 0
     journal.check_rows(rows)
-    jobs, base = kernels.scatter_jobs(len(rows)), address(journal.data)
+    jobs = kernels.scatter_jobs(len(rows))
     sizes = np.diff(run.starts)[which]
     if (sizes % rows["width"]).any():
         return -1
     jobs["words"] = address(run.data) + run.starts[which]
     jobs["n"], jobs["count"] = sizes // rows["width"], rows["count"]
-    jobs["positions"], jobs["values"] = base + rows["positions"], base + rows["values"]
+    jobs["positions"], jobs["values"] = journal.addresses(rows)
     jobs["wide"], jobs["width"] = rows["wide"], rows["width"]
     return int((rows["count"] * rows["width"]).sum()) if kernels.scatter_many(jobs) is None else -1
+
+
+def _together(records: Sequence[JournalRecord]) -> JournalRecord:
+    """Several of one patch, of different elements, as one."""
+    if len(records) == 1:
+        return records[0]
+    positions = [record.positions for record in records if record.positions is not None]
+    values = np.concatenate([record.values for record in records])
+    return JournalRecord(np.concatenate(positions), values, records[0].tensor, records[0].patch)
 
 
 def narrow(positions: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
@@ -256,38 +297,3 @@ def narrow(positions: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
         return None
     fits = positions.itemsize == 4 or len(positions) == 0 or int(positions.max()) < 1 << 32
     return positions.astype("<u4" if fits else "<u8", copy=False)
-
-
-def _ends(line: bytes) -> tuple[Link, Link, str]:
-    """What the first line says. Raises ValueError, KeyError, TypeError for another; that of a journal of before there
-    were blocks is another one."""
-    value = json.loads(line)
-    return Link(**value["from"]), Link(**value["to"]), str(value.get("via", ""))
-
-
-def _read_rows(data: memoryview, at: int, checked: bool) -> tuple[npt.NDArray[Any], tuple[int, int, int]] | None:
-    """The rows of the record or block at byte ``at``; its bytes after the head, first and end, and their xxh3-64. None
-    if it is not whole."""
-    if len(data) < at + _HEAD.size:
-        return None
-    tensor, patch, width, wide, count, check = _HEAD.unpack_from(data, at)
-    at += _HEAD.size
-    block = width == 0
-    end = at + (count if block else count * (wide + width))
-    if (not block and (width not in (1, 2, 4, 8) or wide not in (0, 4, 8))) or end > len(data):
-        return None
-    if checked and xxhash.xxh3_64_intdigest(data[at:end]) != check:
-        return None
-    if not block:
-        return np.array([(tensor, patch, width, wide, count, at, at + wide * count, 0)], JOURNAL_ROW), (at, end, check)
-    if at + tensor * _ROW.itemsize > end:
-        return None
-    table = np.frombuffer(data, _ROW, tensor, at)
-    rows = np.zeros(tensor, JOURNAL_ROW)
-    for name in ("tensor", "width", "wide", "count"):
-        rows[name] = table[name]
-    rows["patch"] = patch
-    first = at + table.nbytes
-    rows["positions"] = first + starts(rows["count"] * rows["wide"])[:-1]
-    rows["values"] = first + int((rows["count"] * rows["wide"]).sum()) + starts(rows["count"] * rows["width"])[:-1]
-    return rows, (at, end, check)

@@ -27,6 +27,14 @@ class CardWords:
 
 
 @dataclass(frozen=True)
+class CardChange:
+    """What a card has kept of a change: its ``words``, and the ``tiles`` that it was encoded in, uint8 [bytes]."""
+
+    words: CardWords | None = None
+    tiles: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Delta:
     """Changed storage elements of a box: flat ``positions`` in it, rising, and the words before and after.
 
@@ -34,7 +42,8 @@ class Delta:
     elements. ``encoded`` is the change as it was encoded when they were at hand. A delta may have neither: one that was
     made of two. ``xxh3`` is of the whole tensor's new bytes, None where not all of them were read. ``elements`` are the
     storage elements of the box, ``sums`` what the tensor's sums of the state digest gain, where a device has computed
-    it; ``finite``: it has seen no infinity or NaN in ``old`` and ``new``; ``on_card``: what it has kept of it.
+    it; ``odd`` how many more elements are infinite or NaN after it than before, where a device has counted;
+    ``on_card``: what it has kept of it.
     """
 
     name: str
@@ -48,8 +57,8 @@ class Delta:
     elements: int
     encoded: Encoded | None = None
     sums: Sums | None = None
-    finite: bool = False
-    on_card: CardWords | None = None
+    odd: int | None = None
+    on_card: CardChange | None = None
 
     @property
     def nbytes(self) -> int:

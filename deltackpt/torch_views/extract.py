@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -13,6 +14,7 @@ from deltackpt.format.dtypes import DType, storage_shape
 from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.conversion import Computed, Slice, cut, whole_view
+from deltackpt.torch_views.memory_spans import MemorySpan, spans_of
 from deltackpt.torch_views.names import Rename, listed
 from deltackpt.torch_views.naming import Known, Named, Naming
 from deltackpt.torch_views.real import check_real
@@ -39,7 +41,7 @@ class Piece:
     tensor: torch.Tensor
     cast: torch.dtype | None = None
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Storage elements."""
         return int(self.tensor.numel())
@@ -64,6 +66,28 @@ class Piece:
     def layout(self) -> tuple[str, Box]:
         """What may not change from step to step."""
         return self.dtype.name, self.box
+
+
+class PieceForm(NamedTuple):
+    """How a piece is made of a state dict: all that there is to say of it but for its tensor, which is ``part`` of
+    ``source``, or all of that."""
+
+    name: str
+    dtype: DType
+    box: Box
+    cast: torch.dtype | None
+    source: str
+    part: Slice | None
+
+    def of(self, state: Mapping[str, Any]) -> Piece:
+        """The piece of a state dict that has its tensors where they were."""
+        value = state[self.source]
+        local = (value if self.part is None else whole_view(value, self.part)).detach()
+        return Piece(self.name, self.dtype, self.box, _flat(local), self.cast)
+
+
+def _flat(local: torch.Tensor) -> torch.Tensor:
+    return local if local.device.type == "cpu" else local.contiguous()
 
 
 def state_dict_of(source: Source) -> dict[str, Any]:
@@ -99,12 +123,19 @@ class Extractor:
         self._source, self._dtype, self._locate = source, dtype, locate
         self._known = known or Known()
         self._naming = Naming(source if model is None else model, rename, self._known, self._whole_of, peft)
+        # What a caller's function or an adapter says may be another thing each time.
+        own = peft is None and locate is None and not callable(rename)
+        self._recurs = own and (dtype is None or isinstance(dtype, torch.dtype))
+        self._last: tuple[list[MemorySpan], list[PieceForm]] | None = None
 
     def __call__(self) -> list[Piece]:
         """Raises CheckpointError ``names-collide``, ``names-differ``, ``not-tensors``, ``dtype-unpublishable``,
         ``tensor-placeholder``, ``tensor-subclass``; UsageError ``names-unmapped``, ``placement-unknown``.
         """
         state = state_dict_of(self._source)
+        spans = spans_of(state) if self._recurs else None
+        if spans is not None and self._last is not None and spans == self._last[0]:
+            return [form.of(state) for form in self._last[1]]
         found = self._naming.find(state)
         own = found.state
         used = {source for part in found.parts.values() for source in part.sources}
@@ -117,7 +148,10 @@ class Extractor:
         made = found.compute()
         kept = found.kept(self._dtype)
         pieces = [self._piece(name, found, made.get(name), name in kept) for name in found.parts]
-        return sorted(pieces, key=lambda piece: piece.name.encode())
+        pieces.sort(key=lambda piece: piece.name.encode())
+        if spans is not None and not made:
+            self._last = spans, _forms(pieces, found, state)
+        return pieces
 
     def _whole_of(self, name: str, value: torch.Tensor) -> tuple[int, ...] | None:
         """The shape of which a plain tensor is a shard."""
@@ -144,8 +178,7 @@ class Extractor:
             raise _placement(name, f"a local shard of shape {shape} at {box.offset} of {box.whole}")
         if box.proper and dtype.bits != 8 * dtype.width:
             raise _placement(name, f"a shard of {dtype.name}")
-        local = local.detach()
-        return Piece(name, dtype, box, local if local.device.type == "cpu" else local.contiguous(), to)
+        return Piece(name, dtype, box, _flat(local.detach()), to)
 
     def _held(self, name: str, found: Named) -> tuple[torch.Tensor, Box | None]:
         """What this process holds of a tensor that is a slice, and its box; None for the whole of it."""
@@ -177,6 +210,19 @@ class Extractor:
         else:
             to = cast.get(name) if isinstance(cast, Mapping) else cast(name, tensor)
         return None if to == tensor.dtype else to
+
+
+def _forms(pieces: list[Piece], found: Named, state: Mapping[str, Any]) -> list[PieceForm]:
+    """How these pieces, none of which is computed, were made of a state dict."""
+    called = {id(value): name for name, value in state.items()}
+    forms = []
+    for piece in pieces:
+        part = found.parts[piece.name]
+        assert isinstance(part, Slice)
+        cut_out = None if part.is_all(found.wholes[part.source]) else part
+        source = called[id(found.state[part.source])]
+        forms.append(PieceForm(piece.name, piece.dtype, piece.box, piece.cast, source, cut_out))
+    return forms
 
 
 def pieces_of(

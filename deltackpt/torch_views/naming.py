@@ -144,7 +144,7 @@ class Naming:
                 if self._rename is None and not self._known.has(wholes):
                     raise _differ(wholes, self._known, error) from error
         plan |= {name: Slice(name, (), (), 0) for name in own if name not in tensors}
-        self._traced = (key, own.keys()), plan, wholes
+        self._traced = (key, frozenset(own)), plan, wholes  # no view of the tensors, which it would keep
         return plan, wholes
 
     def _blank(self, name: str, value: torch.Tensor) -> torch.Tensor:

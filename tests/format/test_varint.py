@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltackpt.errors import FormatError
-from deltackpt.format.varint import VarintReader, arrays, write
+from deltackpt.format.varint import VarintReader, arrays, write, write_array
 
 LARGEST = (1 << 63) - 1
 numbers = st.integers(0, 63).flatmap(lambda bits: st.integers(0, (1 << bits) - 1)) | st.just(LARGEST)
@@ -92,3 +92,11 @@ def test_runs_agree_with_single_numbers(data, count):
 def test_negative_numbers_are_not_written():
     with pytest.raises(ValueError, match="range"):
         write([-1])
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 100])
+@pytest.mark.parametrize("most", [0, 1, 127, 128, 16383, 16384, 1 << 31, (1 << 63) - 1])
+def test_an_array_is_written_as_its_numbers_are(count, most):
+    values = np.random.default_rng(0).integers(0, most, count, endpoint=True)
+    for found in (values, np.full(count, most), np.where(np.arange(count) % 2, values, most)):
+        assert write_array(found) == write(found.tolist())

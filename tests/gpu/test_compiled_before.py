@@ -22,6 +22,7 @@ from deltackpt.gpu.compile_rounds import capture_round, receive_round  # noqa: E
 from deltackpt.gpu.decode import DecodeTask, TaskGroup, decode_groups  # noqa: E402
 from deltackpt.gpu.kept import LateWords  # noqa: E402
 from deltackpt.gpu.places import Place, by_width, other  # noqa: E402
+from deltackpt.gpu.plain import PlainWords, look_at  # noqa: E402
 from deltackpt.torch_views.words import from_host  # noqa: E402
 
 pytest.importorskip("triton")
@@ -132,6 +133,10 @@ def test_an_update_compiles_nothing(name, monkeypatch):
                 made.apply()
                 made.revert()
             digest.sums_of_runs([(words[i:], 0) for i in range(count)])
+            plain = [PlainWords(words[i : i + 8], at.int(), words[i : i + 3].clone()) for i in range(count)]
+            look_at(plain).write.apply()
+            held = torch.arange(9, dtype=torch.int32)
+            look_at([PlainWords(words, held[i : i + 3], words[:3].clone()) for i in range(3)])
         digest.sums_of_runs([(words, 0), (words[:0], 0)])
         digest.of_run(words, 4096)
     assert missing(found, ahead) == []

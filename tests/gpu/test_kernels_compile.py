@@ -18,6 +18,7 @@ from deltackpt.format.dtypes import DTYPES  # noqa: E402
 from deltackpt.gpu import digest, pipeline  # noqa: E402
 from deltackpt.gpu.decode import DecodeTask, decode  # noqa: E402
 from deltackpt.gpu.places import Place, by_width, other  # noqa: E402
+from deltackpt.gpu.plain import PlainWords, look_at  # noqa: E402
 from deltackpt.torch_views.words import INTS, from_host  # noqa: E402
 
 pytest.importorskip("triton")
@@ -42,6 +43,8 @@ def write_in_places(name):
     flat = torch.arange(9, dtype=INTS[DTYPES[name].width])
     where, new = torch.tensor([0, 3]), torch.tensor([7, 8], dtype=flat.dtype)
     places = [Place(flat, 2, where, new, flat[[2, 5]])]
+    looked = look_at([PlainWords(flat, where.int(), new)])
+    assert looked.sums == [digest.of_change(where, flat[where], new)]
     (made,) = by_width(places)
     assert other(places, made) is None
     made.apply()

@@ -125,6 +125,29 @@ def test_compare(seed, width, count, skipped, share):
         assert (made[:found] == expected).all()
 
 
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 128, 200, 4096])
+@pytest.mark.parametrize("level", [0, 1])
+def test_compare_writes_no_more_than_there_is_room_for(width, count, level):
+    """By whatever instructions: none, one, all words differ, and the first and last alone."""
+    wide = kernels.LIB.dk_compare_level(level)
+    try:
+        assert wide <= level
+        old = np.arange(count * width).astype(np.uint8).view(uint(width))
+        for which in (slice(0), slice(1), slice(None), [0, -1] if count else slice(0), slice(None, None, 31)):
+            new = old.copy()
+            new[which] ^= 128
+            room = [np.full(count + 1, 77, kind) for kind in (np.int64, old.dtype, old.dtype)]
+            found = kernels.compare(old, new, 5, tuple(array[:count] for array in room))
+            at = np.flatnonzero(old != new)
+            assert found == len(at)
+            for made, expected in zip(room, (at + 5, old[at], new[at]), strict=True):
+                assert (made[:found] == expected).all()
+                assert made[count] == 77
+    finally:
+        kernels.LIB.dk_compare_level(1)
+
+
 @given(seeds, st.sampled_from([1, 2, 4, 8]), st.sampled_from(["<u4", "<i8"]))
 def test_scatter(seed, width, wide):
     rng = np.random.default_rng(seed)

@@ -1,5 +1,6 @@
 """Plain changes that came to a card: what is out of order or range is refused before a word is looked at."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +12,7 @@ pytest.importorskip("triton")  # after its mode is set, in the line above
 
 from deltackpt.errors import FormatError  # noqa: E402
 from deltackpt.format import state_digest  # noqa: E402
-from deltackpt.gpu.places import by_width  # noqa: E402
+from deltackpt.gpu.plain import side_by_side  # noqa: E402
 from deltackpt.live.card_changes import PlainTask, plain_changes  # noqa: E402
 
 
@@ -57,12 +58,45 @@ def test_sums_and_places_of_several_widths():
         unsigned = f"u{old.itemsize}"
         before, after = (state_digest.of_run(a.view(unsigned)) for a in (old, new))
         want[one.name] = (before, after, new)
-    places = []
+    writes = []
     for changes in plain_changes(tasks):
         for name, gain in changes.gained.items():
             assert state_digest.add(want[name][0], gain) == want[name][1]
-        places += changes.places
-    for write in by_width(places):
+        writes.append(changes.write)
+    for write in writes:
         write.apply()
     for one in tasks:
         assert one.words.cpu().numpy().tobytes() == want[one.name][2].tobytes()
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_more_positions_than_a_program_takes(near):
+    """Those of two tensors lie side by side: the first of the second one is less than the last of the first."""
+    rng = np.random.default_rng(0)
+    counts = [5000, 2100]
+    held = torch.zeros(sum(counts) + 4, dtype=torch.int32, device=WHERE)
+    at = [np.sort(rng.choice(9000, n, replace=False)).astype(np.int32) for n in counts]
+    tasks, ends = [], (0, counts[0]) if near else (1, counts[0] + 3)
+    for name, start, where in zip("ab", ends, at, strict=True):
+        positions = held[start : start + len(where)].copy_(torch.from_numpy(where))
+        words = torch.from_numpy(rng.integers(0, 99, 9000).astype(np.int16)).to(WHERE)
+        new = torch.from_numpy(rng.integers(0, 99, len(where)).astype(np.int16)).to(WHERE)
+        tasks.append(PlainTask(name, name, words, positions, new))
+    joined = side_by_side([task.positions for task in tasks])
+    assert (joined.data_ptr() == held.data_ptr()) == near
+    assert joined.tolist() == np.concatenate(at).tolist()
+    (changes,) = plain_changes(tasks)
+    olds = [task.words.cpu().numpy().copy() for task in tasks]
+    changes.write.apply()
+    for task, where, old in zip(tasks, at, olds, strict=True):
+        new = old.copy()
+        new[where] = task.new.cpu().numpy()
+        assert task.words.cpu().numpy().tobytes() == new.tobytes()
+        gain = state_digest.of_change(where.astype(np.int64), old[where].view("u2"), new[where].view("u2"))
+        assert changes.gained[task.name] == gain
+    changes.write.revert()
+    assert [task.words.cpu().numpy().tobytes() for task in tasks] == [old.tobytes() for old in olds]
+    tasks[1].positions[2060] = tasks[1].positions[2059]  # in the second program of the second tensor
+    with pytest.raises(FormatError) as error:
+        list(plain_changes(tasks))
+    assert error.value.where == "b"

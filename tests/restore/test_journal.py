@@ -3,7 +3,9 @@
 import errno
 import gc
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from deltackpt.codecs import Decoded
 from deltackpt.errors import ChainError, NoSpaceError
 from deltackpt.format.manifest import Link
 from deltackpt.restore.journal import Journal
+from deltackpt.restore.journal_files import JournalHead
 
 
 def record(at: int) -> Decoded:
@@ -96,3 +99,104 @@ def test_records_that_are_read_without_a_check_are_checked_when_they_are_used(tm
     with pytest.raises(ChainError) as caught:
         other.of(2)
     assert caught.value.code == "slot-unusable"
+
+
+ENDS = Link(0, "0" * 64), Link(1, "1" * 64)
+
+
+def beside(folder: Path, count: int) -> list[Path]:
+    return [folder / f"records-{i}" for i in range(count)]
+
+
+def test_threads_write_to_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one thread writes, another one does; all records are found, those of a tensor in the order of patches."""
+    path, more = tmp_path / "journal", beside(tmp_path, 3)
+    together, writev = Barrier(4), os.writev
+
+    def write(fd: int, pieces: object) -> int:
+        together.wait(60)  # of four threads, each has a file
+        return writev(fd, pieces)
+
+    with Journal.create(path, *ENDS, more=more) as journal:
+        monkeypatch.setattr(os, "writev", write)
+        with ThreadPoolExecutor(4) as pool:
+            for patch in range(5):
+                list(pool.map(lambda tensor, k=patch: journal.append(tensor, k, record(10 * tensor + k)), range(4)))
+        monkeypatch.undo()
+    sizes = [file.stat().st_size for file in more]
+    assert len({*sizes}) == 1
+    assert sizes[0] > 0
+    for check in (True, False):
+        found = Journal.read(path, check=check)
+        assert found is not None
+        assert found.records == 20
+        assert [[r.patch for r in found.of(i)] for i in range(4)] == [[*range(5)]] * 4
+        assert [[r.values.tolist() for r in found.of(i)] for i in range(4)] == [
+            [[10 * i + k] for k in range(5)] for i in range(4)
+        ]
+
+
+@pytest.mark.parametrize("torn", [0, 1, 2])
+def test_a_torn_record_of_any_file_is_dropped_and_written_again(tmp_path: Path, torn: int) -> None:
+    path, more = tmp_path / "journal", beside(tmp_path, 2)
+    with Journal.create(path, *ENDS, more=more) as journal:
+        for number, stream in enumerate(journal._streams):
+            held = [other for other in journal._streams if other is not stream]
+            for other in held:
+                other.lock.acquire()
+            journal.append(number, 0, record(number))
+            for other in held:
+                other.lock.release()
+    file = [path, *more][torn]
+    os.truncate(file, file.stat().st_size - 1)
+    found = Journal.read(path)
+    assert found is not None
+    assert [len(found.of(i)) for i in range(3)] == [int(i != torn) for i in range(3)]
+    with found:
+        found.resume()
+        found.append(torn, 0, record(torn))
+    for check in (True, False):
+        again = Journal.read(path, check=check)
+        assert again is not None
+        assert [again.of(i)[0].values.tolist() for i in range(3)] == [[0], [1], [2]]
+
+
+def test_a_journal_without_one_of_its_files_is_none(tmp_path: Path) -> None:
+    """Its reader may come while the next move removes it."""
+    path, more = tmp_path / "journal", beside(tmp_path, 2)
+    Journal.create(path, *ENDS, more=more).close()
+    assert Journal.read(path) is not None
+    more[1].unlink()
+    assert Journal.read(path) is None
+    assert Journal.ends(path) == ENDS
+
+
+@pytest.mark.parametrize("more", ['["../a"]', '["/a"]', '[".a"]', '["a"]', '[""]', "5", str([*range(99)])])
+def test_names_of_files_elsewhere_are_no_journal(tmp_path: Path, more: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "a").touch()
+    (tmp_path / "in" / ".a").touch()
+    (tmp_path / "in" / "b").touch()
+    head = JournalHead(*ENDS, "", ("b",)).encode().decode()
+    (tmp_path / "in" / "journal").write_text(head)
+    assert Journal.read(tmp_path / "in" / "journal") is not None
+    (tmp_path / "in" / "journal").write_text(head.replace('["b"]', more))
+    assert Journal.read(tmp_path / "in" / "journal") is None
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 20])
+def test_a_cache_has_no_files_of_journals_that_are_gone(tmp_path: Path, threads: int) -> None:
+    world, cache, state = World(tmp_path), tmp_path / "cache", small_state(rows=400)
+    for seed in range(4):
+        world.publish(state)
+        apply_to_cache(world.repo, cache, threads=threads)
+        state = next_state(state, seed)
+    (cache / "records-of-no-journal.0").touch()
+    world.publish(state)
+    done = apply_to_cache(world.repo, cache, threads=threads)
+    assert done.rebuilt is None
+    head = JournalHead.read(cache / "journal")
+    assert head is not None
+    assert sorted(path.name for path in cache.glob("records-*")) == sorted(head.more)
+    assert len(head.more) == min(threads, 32) - 1
+    assert tree(open_current(cache)[0]) == world.trees[done.id]

@@ -80,8 +80,8 @@ def check_deltas(pieces, olds, news, snapshot, deltas, asked="packed"):
     """Every delta is what the host finds and encodes, and the snapshot has the new words. -> how many are encoded."""
     assert len({delta.name for delta in deltas}) == len(deltas)
     for delta in deltas:
-        odd = count_words(delta.old, delta.dtype) + count_words(delta.new, delta.dtype)
-        assert not (delta.finite and odd), delta.name
+        odd = count_words(delta.new, delta.dtype) - count_words(delta.old, delta.dtype)
+        assert delta.odd in (None, odd), delta.name
     by_name, encoded = {delta.name: delta for delta in deltas}, 0
     for piece in pieces:
         old, new = olds[piece.name], news[piece.name]

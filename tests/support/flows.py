@@ -21,7 +21,7 @@ from support.chains import NEVER, World, next_state
 from support.states import make_checkpoint, tree
 
 FLOWS = ["publish", "keep open", "gc", "compact", "anchor", "apply", "cache", "new cache", "ready"]
-FLOWS += ["cache that is ready"]
+FLOWS += ["cache that is ready", "cache by threads"]
 KEEP_TWO = Policy(last=2, grace=0)
 
 # Arguments: a flow, a repository, and the folder with `next` (a checkpoint) and `cache` (a managed cache).
@@ -59,7 +59,8 @@ elif what == "ready":
     assert prepare_standby(Repository.open(repo), root + "/cache", MappedSlot(), threads=1)
 else:
     from deltackpt.cache import apply_to_cache
-    apply_to_cache(Repository.open(repo), root + ("/new" if what == "new cache" else "/cache"), threads=1)
+    cache, threads = root + ("/new" if what == "new cache" else "/cache"), 3 if "threads" in what else 1
+    apply_to_cache(Repository.open(repo), cache, threads=threads)
 """
 
 
@@ -73,7 +74,7 @@ def prepare(root: Path, flow: str) -> tuple[World, list[Link]]:
     made.publish(made.states[links[-1].id], anchor=NEVER)
     links = [m.link for m in made.repo.log()][::-1]
     for link in links[3:5]:
-        apply_to_cache(made.repo, root / "cache", link.step, threads=1)
+        apply_to_cache(made.repo, root / "cache", link.step, threads=3 if "threads" in flow else 1)
     if flow == "cache that is ready":
         assert prepare_standby(made.repo, root / "cache", MappedSlot(), threads=1)
     make_checkpoint(root / "next", next_state(made.states[links[-1].id], 5))
@@ -117,7 +118,7 @@ def check_after(copy: Path, made: World, links: list[Link], flow: str) -> None:
         done = apply_to_cache(repo, copy / "new", threads=1)
         assert done.id == links[-1].id
         assert tree(copy / "new" / "current") == made.trees[links[-1].id]
-    elif flow in ("cache", "ready", "cache that is ready"):
+    elif flow in ("cache", "ready", "cache that is ready", "cache by threads"):
         if (copy / "cache" / "ready").is_dir() and Cache(copy / "cache").trusted:
             assert tree(copy / "cache" / "ready") == made.trees[open_current(copy / "cache")[1].id]
         done = apply_to_cache(repo, copy / "cache", threads=1)

@@ -43,7 +43,7 @@ def _cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: str, most: int)
     """Cut at each change, or at ``most`` of them, evenly spread."""
     made, links = prepare(tmp_path, flow)
     changes = _run(tmp_path, flow, 1 << 30)
-    assert "fsync" in changes or flow in ("cache", "ready", "cache that is ready")
+    assert "fsync" in changes or flow in ("cache", "ready", "cache that is ready", "cache by threads")
     for k in range(1, len(changes) + 1, max(1, len(changes) // most)):
         try:
             few = _run(tmp_path, flow, k)

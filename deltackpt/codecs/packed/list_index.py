@@ -14,7 +14,7 @@ from deltackpt.codecs.packed.classes import MAX_CLASSES, ClassScale
 from deltackpt.codecs.packed.grid import MAX_TILE, TileGrid, plane
 from deltackpt.errors import FormatError
 from deltackpt.format.dtypes import DType
-from deltackpt.format.varint import VarintReader
+from deltackpt.format.varint import VarintReader, write_array
 from deltackpt.format.varint import write as numbers
 
 MAX_LENGTH = 1 << 40  # bytes of a tile
@@ -67,8 +67,10 @@ class ListIndex:
         head = bytes([bits | CUT * cut]) + (numbers([grid.rows, grid.columns]) if cut else b"")
         head += bytes([scale.classes | scale.sized << 4])
         head += bytes([scale.top] if scale.classes > 1 else []) + bytes([scale.anchor] if scale.sized else [])
-        counts = pack((self.counts.reshape(-1, 1) >> np.arange(bits)) & 1).tobytes()
-        return head + counts + numbers(self.lengths.tolist()) + self.checksums.astype("<u4").tobytes()
+        wide = 2 if bits <= 16 else 4
+        rows = self.counts.astype(f"<u{wide}", order="C").view(np.uint8)
+        each = unpack(rows.reshape(-1)).reshape(-1, 8 * wide)[:, :bits]
+        return head + pack(each).tobytes() + write_array(self.lengths) + self.checksums.astype("<u4").tobytes()
 
 
 def write(d: ListIndex) -> bytes:

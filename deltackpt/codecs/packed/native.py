@@ -18,7 +18,7 @@ from deltackpt.kernels import address
 FORM: list[tuple[str, Any]] = [(name, np.int64) for name in ("height", "width", "rows", "columns")]
 FORM += [(name, np.int32) for name in ("word", "exponent_start", "exponent_bits")]
 FORM += [(name, np.int32) for name in ("classes", "sized", "top", "anchor", "unused")]
-_READ = np.dtype(
+READ = np.dtype(
     [
         *FORM,
         *((name, np.int64) for name in ("payload", "bytes", "elements", "tiles")),
@@ -37,7 +37,7 @@ _CODES = (
     "tile-length",
     "padding",
 )
-_NO_MEMORY = len(_CODES) + 1
+NO_MEMORY = len(_CODES) + 1
 
 Outputs = Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
@@ -48,6 +48,20 @@ def decode(jobs: Sequence[DecodeJob], threads: int, outputs: Outputs | None = No
     """
     assert kernels.LIB is not None
     held: list[Any] = []
+    rows = []
+    for i, job in enumerate(jobs):
+        assert outputs is not None or (job.elements.flags.c_contiguous and job.elements.flags.writeable)
+        rows.append(read_row(job, held, outputs[i] if outputs is not None else None))
+    given, defect = np.array(rows, READ), np.empty(3, np.int64)
+    code = kernels.LIB.dk_lists_read(address(given), len(given), threads, address(defect))
+    if code:
+        raise defect_of(code, jobs[int(defect[0])], int(defect[1]))
+
+
+def read_row(
+    job: DecodeJob, held: list[Any], output: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None
+) -> tuple[Any, ...]:
+    """A row of `READ`, int64 and int32: with an ``output``, [changes] each, as in `decode`. What has to live as long as the row is added to ``held``."""
 
     def at(array: npt.NDArray[Any] | None, dtype: Any = None) -> int:
         if array is None:
@@ -56,24 +70,21 @@ def decode(jobs: Sequence[DecodeJob], threads: int, outputs: Outputs | None = No
         held.append(array)
         return address(array)
 
-    rows = []
-    for i, job in enumerate(jobs):
-        d, elements = job.index, job.elements
-        assert len(elements) == d.grid.height * d.grid.width
-        positions, new = outputs[i] if outputs is not None else (None, None)
-        assert outputs is not None or (elements.flags.c_contiguous and elements.flags.writeable)
-        scale, grid = d.scale, d.grid
-        form = [grid.height, grid.width, grid.rows, grid.columns, job.dtype.width, *job.dtype.exponent]
-        form += [scale.classes, scale.sized, scale.top, scale.anchor, 0]
-        payload = np.frombuffer(job.payload, np.uint8)
-        tables = at(d.numbers, np.int64), at(d.counts, np.int64), at(d.lengths, np.int64), at(d.checksums, np.uint32)
-        made = at(positions), at(new), 8 if positions is None else positions.itemsize, outputs is None, 0
-        rows.append((*form, at(payload), len(payload), at(elements), len(d.lengths), *tables, *made))
-    given, defect = np.array(rows, _READ), np.empty(3, np.int64)
-    code = kernels.LIB.dk_lists_read(address(given), len(given), threads, address(defect))
-    if code == _NO_MEMORY:
-        raise MemoryError
-    if code:
-        failed = jobs[int(defect[0])]
-        tile = f", tile {failed.index.tiles[defect[1]]}" if defect[1] >= 0 else ""
-        raise refuse(_CODES[code - 1], f"{failed.where}{tile}")
+    d, elements = job.index, job.elements
+    assert len(elements) == d.grid.height * d.grid.width
+    positions, new = output or (None, None)
+    scale, grid = d.scale, d.grid
+    form = [grid.height, grid.width, grid.rows, grid.columns, job.dtype.width, *job.dtype.exponent]
+    form += [scale.classes, scale.sized, scale.top, scale.anchor, 0]
+    payload = np.frombuffer(job.payload, np.uint8)
+    tables = at(d.numbers, np.int64), at(d.counts, np.int64), at(d.lengths, np.int64), at(d.checksums, np.uint32)
+    made = at(positions), at(new), 8 if positions is None else positions.itemsize, output is None, 0
+    return (*form, at(payload), len(payload), at(elements), len(d.lengths), *tables, *made)
+
+
+def defect_of(code: int, job: DecodeJob, row: int) -> Exception:
+    """The error that a code of the kernels stands for: of a row of the job's index, or, -1, of its tables."""
+    if code == NO_MEMORY:
+        return MemoryError()
+    tile = f", tile {job.index.tiles[row]}" if row >= 0 else ""
+    return refuse(_CODES[code - 1], f"{job.where}{tile}")

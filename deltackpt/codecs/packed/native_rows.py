@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from deltackpt import kernels
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.packed.native import _READ
+from deltackpt.codecs.packed.native import READ
 from deltackpt.kernels import address
 
 Positions32 = npt.NDArray[np.uint32]
@@ -83,7 +83,7 @@ class PackedRows:
 
     def _read(self, elements: Ints, threads: int, **fields: Any) -> bool:
         assert kernels.LIB is not None
-        rows, given, defect = self.rows, np.zeros(len(self.rows), _READ), np.empty(3, np.int64)
+        rows, given, defect = self.rows, np.zeros(len(self.rows), READ), np.empty(3, np.int64)
         for name in ("height", "width", "rows", "columns", "classes", "sized", "top", "anchor", "tiles"):
             given[name] = rows[name]
         word = self.words[rows["dtype"]]

@@ -2,7 +2,8 @@
 
 A run is some consecutive elements of a tensor. Blocks of BLOCK elements are numbered through all runs of a launch, and
 every block has a bit an element. ``table`` has a row of int64 for each of: the run's first block, its elements, the
-addresses of its old and new words, its place in the piece, its place in the whole tensor; a column for every run.
+addresses of its old and new words, its place in the piece, its place in the whole tensor, and the mask and bits of
+words that are infinite or NaN; a column for every run.
 """
 
 from typing import Any
@@ -63,8 +64,11 @@ def _gather(
     tl.store(before + block.to(tl.int64) * _ROWS + row, to)
     if block == 0:
         tl.store(before + tl.num_programs(0).to(tl.int64) * _ROWS, tl.load(offsets + tl.num_programs(0)))
+    odd_mask = tl.load(table + 6 * runs + run)
+    odd_bits = tl.load(table + 7 * runs + run)
     first = tl.zeros((_ROWS,), tl.int64)
     second = tl.zeros((_ROWS,), tl.int64)
+    odd = tl.zeros((_ROWS,), tl.int32)
     for _ in range(tl.max(n, 0)):
         live = left != 0
         low = left & (0 - left)
@@ -82,9 +86,12 @@ def _gather(
         high = b + (place >> 12) * 2
         first += tl.load(key, live, 0) * tl.load(high, live, 0) * gain
         second += tl.load(key + 4096, live, 0) * tl.load(high + 1, live, 0) * gain
+        odd += ((y.to(tl.int64) & odd_mask) == odd_bits).to(tl.int32)
+        odd -= ((x.to(tl.int64) & odd_mask) == odd_bits).to(tl.int32)
     if tl.max(n, 0) > 0:
-        tl.atomic_add(sums + run * 2, tl.sum(first, 0), sem="relaxed")
-        tl.atomic_add(sums + run * 2 + 1, tl.sum(second, 0), sem="relaxed")
+        tl.atomic_add(sums + run * 3, tl.sum(first, 0), sem="relaxed")
+        tl.atomic_add(sums + run * 3 + 1, tl.sum(second, 0), sem="relaxed")
+        tl.atomic_add(sums + run * 3 + 2, tl.sum(odd, 0).to(tl.int64), sem="relaxed")
 
 
 def compare(table: Any, owner: Any, width: int, aligned: bool) -> tuple[Any, Any]:
@@ -102,12 +109,12 @@ def gather(
     table: Any, owner: Any, mask: Any, offsets: Any, total: int, low: Any, high: Any, like: torch.dtype
 ) -> tuple[Any, ...]:
     """-> (changes before every word of ``mask``, int32; positions, int32 [total]; old and new words, dtype ``like``
-    [total]; what the two sums of the digest gain, int64 [runs, 2])."""
+    [total]; what the two sums of the digest gain, and how many more words are infinite or NaN, int64 [runs, 3])."""
     device, blocks, width = owner.device, owner.numel(), like.itemsize
     before = torch.empty(blocks * WORDS + 1, dtype=torch.int32, device=device)
     positions = torch.empty(total, dtype=torch.int32, device=device)
     olds, news = (torch.empty(total, dtype=like, device=device) for _ in range(2))
-    sums = torch.zeros((table.shape[1], 2), dtype=torch.int64, device=device)
+    sums = torch.zeros((table.shape[1], 3), dtype=torch.int64, device=device)
     _gather[(blocks,)](
         table, table.shape[1], owner, mask, offsets, before, positions, olds, news, sums, low, high,
         word=TYPES[width], width=width, num_warps=4,

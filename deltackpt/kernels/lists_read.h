@@ -1,0 +1,34 @@
+/* What reads the tiles of `packed`: a tensor's job, and one tile of it. */
+#ifndef DELTACKPT_LISTS_READ_H
+#define DELTACKPT_LISTS_READ_H
+
+#include "lists.h"
+
+enum { OK, TILE_CHECKSUM, COUNT_OUTSIDE, TILE_SHORT, GAP_OUTSIDE, STEP_OUTSIDE, TILE_LENGTH, PADDING, NO_MEMORY };
+
+/* One tensor, or some tiles of it. */
+typedef struct {
+    form_t form;
+    const uint8_t *payload;
+    int64_t bytes;
+    uint8_t *elements; /* all old elements, flat */
+    int64_t tiles;     /* rows of the tables: */
+    const int64_t *numbers, *counts, *lengths; /* which tile; NULL: all. (tiles, lists). Bytes of each. */
+    const uint8_t *checksums; /* as they lie in the table: at any byte */
+    uint8_t *positions, *new;       /* of all changes, by tile, class and rank; either may be NULL */
+    int32_t wide;                   /* bytes of a position: 4 or 8 */
+    int32_t in_place;               /* new elements go to where the old ones are */
+    int64_t *ones;                  /* gains the changes by one ULP; may be NULL */
+} read_job_t;
+
+typedef struct {
+    int64_t job, row, payload, changes; /* the tile's first byte and first change in its job's */
+} place_t;
+
+/* What is wrong with a job's tables by themselves. */
+int lists_check(const read_job_t *job);
+
+/* One tile, whose place the caller knows from tables that are right. -> a code */
+int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t place, scratch_t *scratch);
+
+#endif
