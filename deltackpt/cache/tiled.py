@@ -1,5 +1,5 @@
-"""Large tensors of a slot, moved row of tiles by row of tiles, each while it is in the processor's cache; and those that
-would take one thread longer than all others, by several.
+"""Large tensors of a slot, moved row of tiles by row of tiles, each while it is in the processor's cache; and those
+that would take one thread longer than all others, by several.
 
 A row's new elements are in the journal before the first of them is in the slot, and the record says which elements it
 is of. So a killed move is finished by what is recorded, and by decoding the rows that are not: no row's old elements

@@ -59,6 +59,6 @@ def groups(tasks: Sequence[DecodeTask]) -> Iterator[list[DecodeTask]]:
 def scratch(index: ListIndex, elements: int, width: int) -> int:
     """About the bytes that an entry of so many elements takes on the device while it is decoded: for each 64 elements
     32 of counts; for each change a position, an excess and two words; for each number in unary 8."""
-    lists = np.add.reduce(index.counts, axis=0).tolist()
+    lists: list[int] = np.add.reduce(index.counts, axis=0).tolist()
     changes, long = sum(lists[: index.scale.classes]), sum(lists[index.scale.classes :])
     return elements // 2 + changes * (5 + 2 * width) + 8 * (changes + 2 * long)

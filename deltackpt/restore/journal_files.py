@@ -1,5 +1,5 @@
-"""The files of a redo journal (`journal`): the head of the first, and how threads append to them; and what a record or a
-block looks like.
+"""The files of a redo journal (`journal`): the head of the first, and how threads append to them; and what a record or
+a block looks like.
 
 Threads that append at the same time do so to files of their own, since a file takes one write at a time. Each file ends
 with its last whole record; the records of a tensor are in any of them, and in order by their patches.

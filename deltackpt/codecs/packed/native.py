@@ -61,7 +61,8 @@ def decode(jobs: Sequence[DecodeJob], threads: int, outputs: Outputs | None = No
 def read_row(
     job: DecodeJob, held: list[Any], output: tuple[npt.NDArray[Any], npt.NDArray[Any]] | None
 ) -> tuple[Any, ...]:
-    """A row of `READ`, int64 and int32: with an ``output``, [changes] each, as in `decode`. What has to live as long as the row is added to ``held``."""
+    """A row of `READ`, int64 and int32: with an ``output``, [changes] each, as in `decode`. What has to live as long as
+    the row is added to ``held``."""
 
     def at(array: npt.NDArray[Any] | None, dtype: Any = None) -> int:
         if array is None:
