@@ -188,9 +188,13 @@ class Trainer:
 
         change(self.local, self.c.o.density)
         self.c.wait()
+        stacks = Stacks() if self.c.o.stacks else None  # of the step alone
         self.began = time.monotonic()
         self.hook.step(number)
-        return time.monotonic() - self.began
+        taken = time.monotonic() - self.began
+        if stacks is not None:
+            self.c.say(rank=self.c.rank, way=self.way, stacks=stacks.end())
+        return taken
 
     def engines_at(self, number: int) -> int:
         """How many engine ranks have a step, as the first rank was told."""
@@ -269,10 +273,7 @@ def turns(c: Child, bucket: Bucket, plan: list[tuple[str, str]]) -> None:
         t.way, bucket.rate = way, RATES.get(rate, 0.0)
         c.meet(f"step-{number}", c.world)
         told[0].show(0.0)
-        stacks = Stacks() if c.o.stacks else None
         taken = t.step(number)
-        if stacks is not None:
-            c.say(rank=c.rank, way=way, stacks=stacks.end())
         if c.rank == 0:
             c.store.set(f"began-{number}", repr(t.began))
         offered = [e.seconds for e in t.events if e.kind == "live" and e.step == number]

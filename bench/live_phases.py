@@ -6,6 +6,7 @@ Phases begin as the session tells of them; what lies between is timed around the
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -46,6 +47,22 @@ class Phases:
 
         setattr(owner, name, timed)
 
+    def collections(self) -> None:
+        """Time the interpreter's full collections of garbage, which stop all threads for .1 s and more."""
+        began = 0.0
+
+        def seen(phase: str, about: dict[str, int]) -> None:
+            nonlocal began
+            if about["generation"] < 2:
+                return
+            if phase == "start":
+                self.mark("collect")
+                began = time.monotonic()
+            else:
+                self._taken["collect"] = self._taken.get("collect", 0.0) + time.monotonic() - began
+
+        gc.callbacks.append(seen)
+
     def show(self, began: float) -> dict[str, list[float]]:
         """{phase: [seconds after ``began``, seconds that it took, where that is known]}, and forget it all."""
         found = {
@@ -60,7 +77,8 @@ class Stacks:
     """Where all threads of this process are, looked at every millisecond: what waits shows as well as what works. It
     takes some time of the step itself."""
 
-    DEPTH, MOST = 4, 16
+    DEPTH, MOST = 4, 40
+    IDLE = ("_worker", "_accept")  # functions that wait for work
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
@@ -79,7 +97,7 @@ class Stacks:
             self._looks += 1
             names = {thread.ident: thread.name for thread in threading.enumerate()}
             for ident, frame in sys._current_frames().items():
-                if ident != threading.get_ident():
+                if ident != threading.get_ident() and frame.f_code.co_name not in self.IDLE:
                     self._seen[f"{names.get(ident, ident)}: {self._calls(frame)}"] += 1
 
     def _calls(self, frame: Any) -> str:
@@ -99,6 +117,7 @@ def of_trainer(hook: Any, live: Any) -> Phases:
     from deltackpt.live import delivery
 
     found = Phases()
+    found.collections()
     found.around(hook, "_extract", "extract")
     found.around(pipeline, "capture", "capture")  # compared, encoded and copied down; what follows is put together
     found.around(trainer, "counts_after", "count")
@@ -119,6 +138,7 @@ def of_engine() -> Phases:
     from deltackpt.live.rank_state import RankState
 
     found = Phases()
+    found.collections()
     found.around(CardPart, "__init__", "parts")  # headers and tables, and the bytes
     found.around(Pair, "_receive", "receive")
     found.around(CardWeights, "prepare", "prepare")

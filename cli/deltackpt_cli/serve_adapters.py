@@ -78,9 +78,9 @@ def serve_adapters(
 
     named = [Adapter(name, ref or "main") for name, _, ref in (text.partition("=") for text in adapter)]
     every = units.duration(poll, "--poll")
-    options = AdapterOptions(
-        keep, units.duration(timeout, "--timeout"), threads, grace_of(wait, grace), base_ref=base_ref
-    )
+    options = AdapterOptions(keep, units.duration(timeout, "--timeout"), threads, grace_of(wait, grace))
+    if base_model is None:
+        replace(options, base_ref=base_ref)  # refused at once
 
     def emit(event: str, fields: dict[str, Any]) -> None:
         output.data([json.dumps({"event": event, **fields}) if output.json else _line(event, fields)])
@@ -92,7 +92,7 @@ def serve_adapters(
         if (source := open_repository(partial(opened, repo, trust, max_age), wait, stop, outage)) is None:
             return
         if base_model is not None:
-            options = replace(options, base=opened(base_model, trust, max_age))
+            options = replace(options, base=opened(base_model, trust, max_age), base_ref=base_ref)
         serving = AdapterServing(source, folder, engine, named, emit, options)
         if not once:
             serving.run(stop, every)

@@ -18,7 +18,7 @@ PREFIX = "base_model.model."
 WHOLE = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8"})  # an element of a weight is one of these
 _OTHERS = ("ia3_", "hada_", "lokr_", "oft_", "boft_", "vera_", "fourierft_", "prompt_")  # of no two matrices
 _AROUND = frozenset({"base_layer", "modules_to_save", "original_module"})  # what PEFT puts into a name
-SHOWN = 3  # layers that an error shows
+SHOWN, LONGEST = 3, 300  # layers that an error shows, and characters of each
 
 Shape = tuple[int, ...]
 
@@ -141,9 +141,7 @@ def check_fits(adapter: Mapping[str, Form], base: BaseModel, config: Mapping[str
     """Raise ChainError ``adapter-base`` unless each layer of an adapter is one of the base, of the same shape."""
     if odd := misfits(adapter, base, config):
         more = f", and {len(odd) - SHOWN} more" if len(odd) > SHOWN else ""
-        trained = config.get("base_model_name_or_path")
-        have = f"an adapter of {trained if isinstance(trained, str) and trained else 'another model'}: "
-        raise other_base(where, f"{have[:200]}{'; '.join(odd[:SHOWN])}{more}", f"layers of {base.name}")
+        raise other_base(where, f"{'; '.join(one[:LONGEST] for one in odd[:SHOWN])}{more}", f"layers of {base.name}")
 
 
 def other_base(where: str, have: str, need: str) -> ChainError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, overload
 
 import numpy as np
@@ -83,7 +83,7 @@ class TableRun:
 
     def last(self) -> Entry:
         """The last entry, without its detail."""
-        return _entry(self.names[-1], self.rows[-1])
+        return _entry(self.names[-1], _form(self.rows[-1]))
 
 
 def read_run(data: npt.NDArray[np.uint8], at: int, entries: int, before: Entry | None) -> TableRun | None:
@@ -165,7 +165,22 @@ class EntryTable(Sequence[Entry]):
         if number in self.odd:
             return self.odd[number]
         row = self.rows[self.row_of[number]]
-        return _entry(self.names[number], row, self._detail(row))
+        return _entry(self.names[number], _form(row), self._detail(row[_DETAIL].item()))
+
+    def some(self, numbers: Sequence[int]) -> list[Entry]:
+        """The entries of some ``numbers``, in their order: sooner than one after the other."""
+        rows = self.row_of[numbers]
+        regular = rows[rows >= 0]
+        forms, form = self._forms
+        columns = zip(form[regular].tolist(), self.rows[_DETAIL][regular].tolist(), strict=True)
+        found = []
+        for number, row in zip(numbers, rows.tolist(), strict=True):
+            if row < 0:
+                found.append(self.odd[number])
+                continue
+            of, detail = next(columns)
+            found.append(_entry(self.names[number], forms[of], self._detail(detail)))
+        return found
 
     def __len__(self) -> int:
         return len(self.names)
@@ -199,14 +214,18 @@ class EntryTable(Sequence[Entry]):
         numbers = [known.setdefault(_form(row), len(known)) for row in self.rows[cuts]]
         return list(known), np.repeat(np.array(numbers, np.int64), np.diff([*cuts, len(keys)]))
 
-    def _detail(self, row: Any) -> ListIndex:
-        height, width, rows, columns, *four, tiles, first, at, begin = row[_DETAIL].item()
-        scale = ClassScale(*four)
+    def _detail(self, row: tuple[int, ...]) -> ListIndex:
+        """``row``: its columns `_DETAIL`."""
+        height, width, rows, columns, classes, sized, top, anchor, tiles, first, at, begin = row
+        scale = _scale(classes, sized, top, anchor)
         counts = self.counts[first : first + tiles * scale.lists].reshape(tiles, scale.lists)
         checksums = np.frombuffer(self.data, "<u4", tiles, begin)
-        return ListIndex(
-            TileGrid(height, width, rows, columns), scale, counts, self.lengths[at : at + tiles], checksums
-        )
+        return ListIndex(_grid(height, width, rows, columns), scale, counts, self.lengths[at : at + tiles], checksums)
+
+
+# Layers have the same ones, and so do steps: what is known of an object need not be found again.
+_grid = lru_cache(maxsize=4096)(TileGrid)
+_scale = lru_cache(maxsize=4096)(ClassScale)
 
 
 def _joined(runs: Sequence[TableRun]) -> tuple[Rows, Ints, Ints]:
@@ -226,8 +245,8 @@ def _joined(runs: Sequence[TableRun]) -> tuple[Rows, Ints, Ints]:
     )
 
 
-def _entry(name: str, row: Any, detail: Any = None) -> Entry:
-    dtype, shape = _form(row)
+def _entry(name: str, form: Form, detail: Any = None) -> Entry:
+    dtype, shape = form
     return Entry(name, PackedCodec.name, DTYPES[dtype], shape, shape, (0,) * len(shape), detail)
 
 

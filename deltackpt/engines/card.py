@@ -51,11 +51,10 @@ def decode_on(
     to.
     """
     tasks = list[TensorTask]()
-    for name in patch.names:
-        place, encoded = found.get(name), patch.tensor(name)
-        if place is None or encoded is None or place.shared or not place.tensor.is_contiguous():
-            continue
-        tasks += tensor_tasks(encoded, place.tensor, place.known) or ()
+    places = {name: found[name] for name in patch.names if name in found}
+    names = [name for name, place in places.items() if not place.shared and place.tensor.is_contiguous()]
+    for name, encoded in zip(names, patch.tensors(names), strict=True):
+        tasks += tensor_tasks(encoded, places[name].tensor, places[name].known) or ()
     changes = decode_and_keep(device, tasks, spent)
     lend_room([write for write in changes.writes if isinstance(write, PlacedWords)])
     return changes

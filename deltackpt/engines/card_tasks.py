@@ -17,6 +17,7 @@ from deltackpt.codecs.packed.encoding import PackedCodec
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.engines.step_changes import base_blamed
 from deltackpt.gpu.decode import DecodedChanges, DecodeTask, TaskGroup, decode_groups, groups, takes
+from deltackpt.gpu.decode_tables import TileTables, tables_of
 from deltackpt.patch.base import Known
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import EncodedTensor
@@ -98,6 +99,7 @@ def staged(part: PartReader, begin: int, end: int, device: torch.device) -> torc
 
 
 BytesOf = Callable[[Any, int, int, torch.device], torch.Tensor]  # of a `TaskPart`
+TOGETHER = 4  # groups whose tables are made in one pass: no more, as the card has one group to do meanwhile
 STAGERS = 2  # threads that copy bytes to pinned memory while the groups before them are decoded
 
 
@@ -139,20 +141,32 @@ def _span(group: Sequence[DecodeTask]) -> tuple[int, int]:
 def _bytes(
     device: torch.device, spans: Sequence[tuple[TaskPart, int, int]], bytes_of: BytesOf | None
 ) -> Generator[torch.Tensor]:
-    """What ``bytes_of`` has of each span; what is copied in host memory is so by other threads, ahead of its use."""
-    if bytes_of is None:
-        copied: BytesOf = staged
-        yield from ordered_map(lambda span: copied(*span, device), spans, STAGERS, ahead=STAGERS)
-    else:
-        yield from (bytes_of(*span, device) for span in spans)
+    """What ``bytes_of`` has of each span; what is copied in host memory is so by other threads, ahead of its use, and
+    from now on."""
+    if bytes_of is not None:
+        return (bytes_of(*span, device) for span in spans)
+    copied: BytesOf = staged
+    found = ordered_map(
+        lambda span: copied(*span, device) if span else torch.empty(0), [None, *spans], STAGERS, ahead=STAGERS
+    )
+    next(found)  # of nothing: those after it are begun
+    return found
 
 
 def _sent(
     device: torch.device, found: Sequence[tuple[list[DecodeTask], int, int]], data: Iterator[torch.Tensor],
     sources: deque[TaskGroup],
 ) -> Iterator[TaskGroup]:  # fmt: skip
-    """Groups of tasks of one part, with their bytes on the card, as they are asked for; and in ``sources`` the same
-    where they were."""
-    for group, begin, _ in found:
+    """Groups of tasks of one part, with their bytes and tables on the card, as they are asked for; and in ``sources``
+    the same where they were."""
+    for (group, begin, _), tables in zip(found, _tables(device, found), strict=True):
         sources.append(TaskGroup(group, next(data), begin))
-        yield replace(sources[-1], data=sources[-1].data.to(device, non_blocking=True))
+        yield replace(sources[-1], data=sources[-1].data.to(device, non_blocking=True), tables=tables)
+
+
+def _tables(device: torch.device, found: Sequence[tuple[list[DecodeTask], int, int]]) -> Iterator[TileTables]:
+    """The tables of every group: at first of one, so that the card has work, then of more at a time."""
+    at, count = 0, 1
+    while some := found[at : at + count]:
+        yield from tables_of(device, [(group, begin) for group, begin, _ in some])
+        at, count = at + count, min(2 * count, TOGETHER)

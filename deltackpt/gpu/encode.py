@@ -16,6 +16,7 @@ from deltackpt.codecs import Encoded, parse_choice, wants_base
 from deltackpt.codecs.packed.classes import ClassScale
 from deltackpt.codecs.packed.grid import TileGrid, choose_grid
 from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.gpu.blocks import SPAN, BlockPlan
 from deltackpt.gpu.changes import wide
 from deltackpt.gpu.diff import Group, apart
 from deltackpt.gpu.tiles import fits, grid_table, segments
@@ -106,12 +107,11 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     tiles = [grid.tiles for grid in grids]
     first = [0, *accumulate(tiles)]
     several = dtype.exponent[1] > 0  # classes, perhaps
-    plan = lists_scan.Populations(np.concatenate([segments(grid, lists_scan.SPAN) * several for grid in grids]))
+    plan = BlockPlan(np.concatenate([segments(grid, SPAN) * several for grid in grids]))
     columns = grid_table(
         grids, first[:-1], [group.words[i] for i in which], [w.data_ptr() for w in words], plan.first_block
     )
-    places = np.concatenate([plan.tiles, [[plan.first_block[-1], plan.segments]]])
-    sent = send(group.owner.device, columns, owners(tiles), places, plan.block_tiles, bypass=group.staged)
+    sent = send(group.owner.device, columns, owners(tiles), plan.tiles, plan.block_tiles, bypass=group.staged)
     table_, owner, places_, block_tiles = sent.arrays
     counts = count(table_, owner, group.mask, group.before)
     starts = torch.cumsum(counts, 0, dtype=torch.int32)
@@ -123,8 +123,8 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     scales = lists_scale.classes(cells)
     mask = group.mask if masked else owner  # which is not looked at
     group.release()
-    before, populations = plan.scan(
-        table_, owner, places_, block_tiles, scales, mask, dtype.width, dtype.exponent, masked
+    before, populations = lists_scan.scan(
+        table_, owner, places_, block_tiles, plan.segments, scales, mask, dtype.width, dtype.exponent, masked
     )
     lists_scale.finish(table_, cells, populations, scales, dtype.width, masked)
     ranks, sizes, kinds = ordered

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,16 +39,24 @@ def elements(grid: TileGrid) -> npt.NDArray[np.int64]:
     return grid.elements(np.arange(grid.tiles))
 
 
+def each(grids: Sequence[TileGrid], of: Callable[[TileGrid], Any]) -> list[Any]:
+    """``of`` every grid; of those that are one object it is asked once, as a grid takes longer to compare."""
+    known: dict[int, Any] = {}
+    for grid in grids:
+        if id(grid) not in known:
+            known[id(grid)] = of(grid)
+    return [known[id(grid)] for grid in grids]
+
+
 def grid_table(
-    grids: Sequence[TileGrid], first: Sequence[int], words: Sequence[int], addresses: Sequence[int],
-    blocks: npt.NDArray[np.int64],
+    grids: Sequence[TileGrid], first: Any, words: Any, addresses: Any, blocks: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:  # fmt: skip
     """The table ``grids`` of the kernels in `triton.lists`, int64: a column for each of ``grids``.
 
     Of each, ``first`` is its first tile, ``words`` its first word in the bits of what changed, ``addresses`` where its
     elements are. ``blocks`` (tiles + 1,), int64: the first block of `triton.lists_scan` of every tile.
     """
-    cut = np.array([_cut(grid) for grid in grids], np.int64).reshape(-1, 8).T
+    cut = np.array(each(grids, _cut), np.int64).reshape(-1, 8).T
     rows = np.empty((13, len(grids)), np.int64)
     rows[0], rows[1], rows[2:7], rows[11:] = first, words, cut[:5], cut[6:]
     rows[7] = addresses

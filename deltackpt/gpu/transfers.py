@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -117,23 +119,46 @@ class Sent:
     source: torch.Tensor
 
 
-def send(device: torch.device, *arrays: npt.NDArray[np.int64], bypass: bool) -> Sent:
-    """int64 arrays of any shapes to the device, in one copy; ``bypass``: by a kernel, that does not queue up behind
-    the large copies to the device."""
-    sizes = [array.size + -array.size % _ALIGN for array in arrays]
-    here = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
-    flat, at = here.numpy(), 0
-    for array, size in zip(arrays, sizes, strict=True):
-        flat[at : at + array.size] = array.reshape(-1)
-        at += size
-    if bypass:
-        from deltackpt.gpu.triton.fetch import fetch
+class Tables:
+    """int64 arrays of the shapes ``sizes`` in host memory, written there as ``arrays``, uninitialized at first, and
+    sent to the device in one copy. Each begins at a multiple of 512 bytes."""
 
-        there = fetch(here, device)
-    else:
-        there = here.to(device, non_blocking=True)
-    views = [part[: array.size].view(array.shape) for part, array in zip(there.split(sizes), arrays, strict=True)]
-    return Sent(views, here)
+    def __init__(self, device: torch.device, sizes: Sequence[tuple[int, ...]]) -> None:
+        self._device, self._sizes = device, sizes
+        lengths = [math.prod(size) for size in sizes]
+        self._at = [0, *accumulate(length + -length % _ALIGN for length in lengths)]
+        self._here = torch.empty(self._at[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+        flat = self._here.numpy()
+        self.arrays: list[npt.NDArray[np.int64]] = [
+            flat[at : at + length].reshape(size)
+            for at, length, size in zip(self._at, lengths, sizes, strict=False)  # ``_at`` ends with the end
+        ]
+
+    def send(self, *, bypass: bool) -> Sent:
+        """``bypass``: by a kernel, that does not queue up behind the large copies to the device."""
+        if bypass:
+            from deltackpt.gpu.triton.fetch import fetch
+
+            there = fetch(self._here, self._device)
+        else:
+            there = self._here.to(self._device, non_blocking=True)
+        views = [
+            there.as_strided(size, _steps(size), at) for at, size in zip(self._at, self._sizes, strict=False)
+        ]  # fmt: skip
+        return Sent(views, self._here)
+
+
+def _steps(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return tuple(math.prod(size[axis + 1 :]) for axis in range(len(size)))
+
+
+def send(device: torch.device, *arrays: npt.NDArray[np.int64], bypass: bool) -> Sent:
+    """int64 arrays of any shapes to the device, as `Tables` does."""
+    tables = Tables(device, [array.shape for array in arrays])
+    for into, array in zip(tables.arrays, arrays, strict=True):
+        into[...] = array
+    return tables.send(bypass=bypass)
 
 
 def put(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

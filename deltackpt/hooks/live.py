@@ -60,6 +60,10 @@ class LiveSession(Protocol):
         """ "sync": `TrainerHook.step` waits until the engines have the step; "async": it does not."""
 
     @property
+    def step(self) -> int | None:
+        """The step that is live, at the trainer's first rank; None before the first."""
+
+    @property
     def goes_first(self) -> bool:
         """Do engines have a step before the repository does?"""
 
@@ -138,11 +142,20 @@ class LiveSide:
         try:
             return self._session.deliver(item)
         except DeltackptError as error:
-            log.warning("step %d did not go live, and goes with the next: %s", item.step, error.sentence())
+            log.warning("%s: %s", self._became_of(item.step, error), error.sentence())
             raise
         except Exception:
             log.exception("step %d did not go live, and goes with the next", item.step)
             raise
+
+    def _became_of(self, step: int, error: DeltackptError) -> str:
+        if error.code != "rank-lost":
+            return f"step {step} did not go live, and goes with the next"
+        if self._group.rank:
+            return f"the live session ends: step {step} is live if the first rank says so"
+        # A rank may be lost when all engines have the step, which the first one knows.
+        what = "went live" if self._session.step == step else "did not go live"
+        return f"the live session ends: step {step} {what}, and no other one will"
 
     def publish(self, publisher: Publisher, item: CapturedStep) -> StepMetrics:
         """Publish a step into the repository, and tell the session what became of it."""

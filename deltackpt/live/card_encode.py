@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from deltackpt.codecs import Encoded, Entry, alone
+from deltackpt.codecs import Encoded, Entry
 from deltackpt.codecs.index import INDICES, VALUES, IndexCodec
 from deltackpt.codecs.plain import Checked
 from deltackpt.codecs.registry import FULL
@@ -36,14 +36,13 @@ def fits_card(delta: Delta, names: AbstractSet[str]) -> bool:
     return not any(name in names or len(name.encode()) > MAX_NAME for name in made)
 
 
-def coded_on_card(delta: Delta, encoding: str) -> tuple[Entry, Encoded] | None:
-    """A change as it was encoded when it was captured, by a trainer who asks for ``encoding``, with its bytes on the
-    card; None if they are not there."""
+def coded_on_card(delta: Delta, used: str) -> tuple[Entry, Encoded] | None:
+    """A change as it was encoded when it was captured, in the encoding ``used``, with its bytes on the card; None if
+    they are not there."""
     if delta.on_card is None or delta.on_card.tiles is None or delta.encoded is None:
         return None
-    codec, box, detail = alone(encoding), delta.box, delta.encoded.detail
-    assert codec is not None, "an encoding of a change alone"
-    entry = Entry(delta.name, codec.name, delta.dtype, box.shape, box.whole, box.offset, detail)
+    box, detail = delta.box, delta.encoded.detail
+    entry = Entry(delta.name, used, delta.dtype, box.shape, box.whole, box.offset, detail)
     return entry, Encoded(detail, cast(Any, [CardBytes(delta.on_card.tiles)]))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from deltackpt.carriers.memory import PartsInMemory
-from deltackpt.codecs import Change, Encoded, Entry, encode
+from deltackpt.codecs import Change, Encoded, Entry, alone, encode
 from deltackpt.codecs.registry import FULL
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.manifest import File
@@ -93,8 +93,10 @@ def _on_card(deltas: Mapping[str, Delta], names: set[str], encoding: str, *, pla
     if plainly:
         yield from plain_on_card([delta for delta in deltas.values() if fits_card(delta, names)])
         return
+    if (used := alone(encoding)) is None:
+        return  # changes were not encoded as they were captured
     for delta in deltas.values():
-        if (made := coded_on_card(delta, encoding)) is not None:
+        if (made := coded_on_card(delta, used.name)) is not None:
             yield (delta, *made)
 
 

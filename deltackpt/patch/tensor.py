@@ -167,6 +167,11 @@ class PartsPatch:
         """The entries of a tensor; None if there is none."""
         return self._tensors.get(name)
 
+    def tensors(self, names: Sequence[str]) -> Iterator[EncodedTensor]:
+        """Those of several, all of `names`, in this order: sooner than one after the other."""
+        found = self._tensors
+        return found.some(names) if isinstance(found, WholeTensors) else (found[name] for name in names)
+
 
 def names_outside(patch: Patch, named: TensorsByName) -> set[str]:
     """The names of tensors of a patch that are not among those of a step."""
@@ -288,6 +293,15 @@ class WholeTensors(Mapping[str, EncodedTensor]):
         part, number = found
         return EncodedTensor(((part, part.entries[number]),))
 
+    def some(self, names: Sequence[str]) -> Iterator[EncodedTensor]:
+        """Those of some names, which all are here, in this order."""
+        held: dict[int, list[int]] = {}
+        places = [place for place in self.places(names) if place is not None]
+        for part, number in places:
+            held.setdefault(id(part), []).append(number)
+        entries = {id(part): iter(_some(part, held[id(part)])) for part in self.parts if id(part) in held}
+        return (EncodedTensor(((part, next(entries[id(part)])),)) for part, _ in places)
+
     @property
     def names(self) -> AbstractSet[str]:
         """Those of a dict, which are faster than a Mapping's."""
@@ -307,6 +321,11 @@ class WholeTensors(Mapping[str, EncodedTensor]):
         if any(part.table is None or part.table.names != named.names for part in self.parts):
             return {*self.names} - named.numbers.keys()
         return set()
+
+
+def _some(part: Part, numbers: Sequence[int]) -> Sequence[Entry]:
+    assert part.table is not None
+    return part.table.some(numbers)
 
 
 def _check_boxes(name: str, entries: Sequence[Entry], where: str) -> None:

@@ -23,6 +23,11 @@ class LateSource(RepositorySource):
         self._hashing: list[Future[None]] = []
         self._pool: ThreadPoolExecutor | None = None
 
+    @property
+    def parallel(self) -> int:
+        """Files of this machine are only mapped before they are asked for: sooner than a thread starts."""
+        return 1 if self._repo.store.capabilities.local else super().parallel
+
     def part(self, file: File) -> memoryview:
         """The bytes of a part, mapped. Raises FormatError ``object-hash`` for another size, and where `part` hashes."""
         store = self._repo.store

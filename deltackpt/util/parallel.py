@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Condition
 from typing import TypeVar
@@ -26,7 +26,7 @@ def threads_or_default(threads: int | None) -> int:
     return os.cpu_count() or 1  # macOS does not say
 
 
-def ordered_map(work: Callable[[T], R], items: Iterable[T], threads: int, *, ahead: int = AHEAD) -> Iterator[R]:
+def ordered_map(work: Callable[[T], R], items: Iterable[T], threads: int, *, ahead: int = AHEAD) -> Generator[R]:
     """``map`` over threads. Numpy, xxhash and zstd release the interpreter's lock, so threads are enough.
 
     ``ahead``: results that may wait for their turn. An error, or a consumer that stops, cancels what has not begun and

@@ -170,6 +170,43 @@ def test_many_receivers_at_once(served):
     assert not wrong
 
 
+def test_bytes_that_are_on_their_way(served):
+    """What was asked for is waited for when it is wanted, and before the next thing is asked for."""
+    parts, server = served
+    source = pulled(server, "gloo")
+    size = (17 << 20) + 5
+    data, made = part(size)
+    file = parts.put("part", made)
+    spans = [(0, 5), (5, 5), (7, size)]
+    first, second = source.begin_tensors(file, spans), source.begin_tensors(file, [(1, 3)])
+    assert bytes(source.ranges(file, [(2, 9)])[0]) == data[2:9]
+    for _ in range(2):
+        assert [bytes(t.numpy()) for t in first()] == [data[a:b] for a, b in spans]
+        assert [bytes(t.numpy()) for t in second()] == [data[1:3]]
+    assert source.received == size - 2 + 2 + 7
+    source.close()
+
+
+def test_bytes_that_do_not_arrive_are_told_each_time(served):
+    parts, server = served
+    source = pulled(server, "gloo")
+    data, made = part(1000)
+    file = parts.put("part", made)
+    assert [bytes(t.numpy()) for t in source.tensors(file, [(0, 1000)])] == [data]
+
+    def never(*_):
+        raise RuntimeError("a peer that is gone")
+
+    source._pair._receive = never
+    wanted = source.begin_tensors(file, [(0, 1000)])
+    for _ in range(2):
+        with pytest.raises(StoreError) as error:
+            wanted()
+        assert error.value.code == "live-lost"
+    assert [bytes(t.numpy()) for t in source.tensors(file, [(0, 1000)])] == [data]  # it connects again
+    source.close()
+
+
 def test_a_message_that_is_too_long_is_not_read(served):
     _, server = served
     wire = Wire.connect(("127.0.0.1", server.port), "it", Deadline(20))

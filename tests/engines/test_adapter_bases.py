@@ -10,7 +10,7 @@ st = pytest.importorskip("safetensors.numpy")
 
 from support.adapter_engines import FakeEngine, Trainer, serving  # noqa: E402
 
-from deltackpt.errors import NotFoundError  # noqa: E402
+from deltackpt.errors import CheckpointError, NotFoundError  # noqa: E402
 from deltackpt.publish.base_model import BASE, BaseRecord, over_base  # noqa: E402
 from deltackpt.publish.write import write  # noqa: E402
 from deltackpt.repository import Repository  # noqa: E402
@@ -38,7 +38,7 @@ class BaseTrainer:
 class LoraTrainer(Trainer):
     """Of layers that the base has."""
 
-    def publish(self, step, hidden=16, over=None):
+    def publish(self, step, hidden=16, over=None, model="org/trained-on", beside=None):
         folder = self.root / f"in-{self.ref}-{step}"
         folder.mkdir(parents=True)
         a, b = np.full((4, hidden), step, np.float32), np.ones((32, 4), np.float32)
@@ -46,7 +46,9 @@ class LoraTrainer(Trainer):
         st.save_file(
             {"a": a, f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}, folder / "adapter_model.safetensors"
         )
-        config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": "org/trained-on"}
+        config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": model}
+        if beside:
+            st.save_file(beside, folder / "model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(config))
         write(folder, self.repo, step=step, ref=self.ref, threads=1, metadata=over)
 
@@ -72,7 +74,7 @@ def test_the_folder_that_an_engine_runs_says_what_fits(tmp_path, engine):
     serve, events = serving(trainer, [engine])
     fields = refused(serve, events)
     assert f"model.{Q} of [32, 8], where the base has [32, 16]" in fields["have"]
-    assert "org/trained-on" in fields["have"]
+    assert "org/trained-on" in fields["where"]
     assert engine.root in fields["need"]
     assert engine.calls == []
     trainer.publish(1)
@@ -167,6 +169,34 @@ def test_a_base_that_moves_on_is_told_and_one_left_behind_refused(tmp_path, engi
     assert serve.update()
 
 
+@pytest.mark.parametrize("model", [None, "", 7, ["a"], "x" * 5000, "a\x1b[2Jb"])
+def test_whatever_a_config_calls_its_base(tmp_path, engine, model):
+    engine.root = str(BaseTrainer(tmp_path).save(0))
+    trainer = LoraTrainer(tmp_path)
+    trainer.publish(0, hidden=8, model=model)
+    serve, events = serving(trainer, [engine])
+    assert refused(serve, events)["where"].endswith(", of an unnamed model")
+
+
+def test_the_file_that_engines_load_is_looked_at(tmp_path, engine):
+    """Not another one that lies beside it."""
+    base = BaseTrainer(tmp_path)
+    engine.root = str(base.save(0))
+    trainer = LoraTrainer(tmp_path)
+    name = f"base_model.model.model.{Q}"
+    fits = {
+        f"{name}.lora_A.weight": np.ones((4, 16), np.float32),
+        f"{name}.lora_B.weight": np.ones((32, 4), np.float32),
+    }
+    trainer.publish(0, hidden=8, beside=fits)
+    serve, events = serving(trainer, [engine])
+    try:
+        refused(serve, events)
+    except CheckpointError as error:  # it is no adapter at all, where the other file is its weights
+        assert error.code == "adapter-missing"
+    assert engine.calls == []
+
+
 def test_a_record_that_is_none(tmp_path, engine):
     """Another tool's field of that name is no record, and an adapter without one is loaded."""
     base = BaseTrainer(tmp_path)
@@ -207,3 +237,4 @@ def test_the_command(tmp_path, engine, capsys):
     assert run(line) == 0
     engine.version = "0"
     assert run([*line[:-1], str(tmp_path / "nothing")]) == 6
+    assert run([*line[:-2], "--base-ref", "other"]) == 2

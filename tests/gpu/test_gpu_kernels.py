@@ -39,6 +39,40 @@ def test_dtypes(name, kind):
     assert check(*case(specs, kind)) >= (0 if name == "F64" else 2)
 
 
+def test_elements_that_become_infinite_or_nan_are_counted():
+    """Exactly, tensor by tensor, also where those of one batch have some; integers have none."""
+    rng = np.random.default_rng(0)
+    odd, plain = np.uint16(0x7F80), np.uint16(0x3F80)
+    before = {"w0": np.full(9000, plain), "w1": np.full(9000, odd), "w2": rng.integers(0, 99, 9000).astype(np.uint16)}
+    after = {name: words.copy() for name, words in before.items()}
+    after["w0"][[3, 8500]], after["w0"][4] = [odd, odd + 1], plain + 1  # infinity, a NaN, and a number
+    after["w1"][:5], after["w1"][7] = plain, odd + 9  # five go, and one stays
+    after["w2"][:2000] += 1
+    pieces, olds = ([piece_of(name, words, (9000,)) for name, words in of.items()] for of in (after, before))
+    found = []
+    pipeline.capture(pieces, Snapshot(olds), found, "auto")
+    assert {delta.name: delta.odd for delta in found} == {"w0": 2, "w1": -5, "w2": 0}
+    whole = [piece_of("i", np.arange(n, n + 9, dtype=np.uint16), (9,), "I16") for n in (0x7F80, 0x7F79)]
+    found = []
+    pipeline.capture(whole[:1], Snapshot(whole[1:]), found, "auto")
+    assert [delta.odd for delta in found] == [0]
+
+
+def test_what_is_kept_on_the_device():
+    for keep in ("", "tiles", "all"):
+        pieces, _, _, snapshot = case([("BF16", (90, 70), 0.1), ("F64", (40,), 0.5)])
+        found = []
+        pipeline.capture(pieces, snapshot, found, "auto", keep=keep)
+        for delta in found:
+            there = delta.on_card
+            assert (there is None) == (not keep or (keep == "tiles" and delta.encoded is None))
+            if there is not None and there.tiles is not None:
+                assert bytes(there.tiles.cpu().numpy()) == b"".join(delta.encoded.payload)
+            if keep == "all":
+                assert there.words.positions.tolist() == delta.positions.tolist()
+                assert there.words.new.cpu().numpy().tobytes() == delta.new.tobytes()
+
+
 def test_shapes_of_many_tiles():
     shapes = [(300, 401), (300, 401), (5, 150, 97), (20_000,), (3, 2, 5000), (9, 4000), (64, 1)]
     assert check(*case([("BF16", shape, 0.15) for shape in shapes])) >= 6

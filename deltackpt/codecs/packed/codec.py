@@ -21,7 +21,7 @@ from deltackpt.codecs.packed import decoder, encoder, list_index, native, native
 from deltackpt.codecs.packed.jobs import DecodeJob, EncodeJob
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.packed.steps import Elements
-from deltackpt.codecs.types import DecodeBuffer
+from deltackpt.codecs.types import DecodeBuffer, Encoded
 from deltackpt.format.dtypes import DType, uint
 
 WIDTHS = (1, 2, 4)
@@ -52,6 +52,11 @@ def encode_job(job: EncodeJob, threads: int = 1) -> tuple[ListIndex, list[bytes]
         return encoder.encode(job)
     index, payload = native_encode.encode([job], threads)[0]
     return index, [payload[a:b].tobytes() for a, b in pairwise(starts(index.lengths).tolist())]
+
+
+def encode_whole(job: EncodeJob, threads: int = 1) -> Encoded:
+    """`encode_job`, with as few copies, and pieces of payload, as there can be."""
+    return native_encode.encode_one(job, threads) if kernels.LIB is not None else Encoded(*encoder.encode(job))
 
 
 def encode_many(jobs: Sequence[EncodeJob], threads: int = 1) -> list[tuple[ListIndex, memoryview]]:

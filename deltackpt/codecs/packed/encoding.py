@@ -63,7 +63,7 @@ class PackedCodec(Codec[ListIndex]):
             return None
         changes = ChangedElements(change.positions, change.old, change.new)
         job = EncodeJob(*changes, change.base, change.dtype, change.shape, change.shares)
-        return Encoded(*packed.encode_job(job, change.threads))
+        return packed.encode_whole(job, change.threads)
 
     def encode_changes(
         self, changes: ChangedElements, base: Elements | None, dtype: DType, shape: Shape, shares: int = 0

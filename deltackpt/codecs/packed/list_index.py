@@ -68,7 +68,8 @@ class ListIndex:
         head += bytes([scale.classes | scale.sized << 4])
         head += bytes([scale.top] if scale.classes > 1 else []) + bytes([scale.anchor] if scale.sized else [])
         wide = 2 if bits <= 16 else 4
-        each = unpack(self.counts.astype(f"<u{wide}").view(np.uint8).reshape(-1)).reshape(-1, 8 * wide)[:, :bits]
+        rows = self.counts.astype(f"<u{wide}", order="C").view(np.uint8)
+        each = unpack(rows.reshape(-1)).reshape(-1, 8 * wide)[:, :bits]
         return head + pack(each).tobytes() + write_array(self.lengths) + self.checksums.astype("<u4").tobytes()
 
 

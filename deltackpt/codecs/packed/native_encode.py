@@ -44,6 +44,16 @@ _HEAD = 2 * _NUMBER + 4  # bytes of a detail, but for what it has of each tile
 
 def encode(jobs: Sequence[EncodeJob], threads: int) -> list[tuple[ListIndex, memoryview]]:
     """The index and the payload of every job."""
+    written = _written(jobs, threads)
+    return [(written.cut(i), written.payload(i)) for i in range(len(jobs))]
+
+
+def encode_one(job: EncodeJob, threads: int) -> Encoded:
+    """The same of one job: its detail is written already, its payload in one piece."""
+    return _written([job], threads).encoded(0)
+
+
+def _written(jobs: Sequence[EncodeJob], threads: int) -> WrittenTensors:
     given, held = _jobs(len(jobs)), []
     for row, job in zip(given, jobs, strict=True):
         arrays = [np.ascontiguousarray(a) for a in (job.positions, job.old, job.new)]
@@ -58,8 +68,7 @@ def encode(jobs: Sequence[EncodeJob], threads: int) -> list[tuple[ListIndex, mem
         row["shares"] = job.shares
         arrays.append(reuse.empty(_STATE * len(arrays[0]) + _STATE_TILES, np.uint8))
         row["room"], row["room_bytes"] = address(arrays[-1]), len(arrays[-1])
-    written = _encode(given, threads)
-    return [(written.cut(i), written.payload(i)) for i in range(len(jobs))]
+    return _encode(given, threads)
 
 
 def encode_rows(changes: ManyChanges, which: Ints, name: str, code: int) -> WrittenTensors:

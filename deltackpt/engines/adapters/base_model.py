@@ -7,6 +7,7 @@ trained over, if the trainer said so (spec/NOTES.md, "Adapters").
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,23 @@ from deltackpt.checkpoint.adapters import BaseModel, Form, check_fits, other_bas
 from deltackpt.checkpoint.checkpoint import Checkpoint
 from deltackpt.errors import ConflictError, DeltackptError, NotFoundError
 from deltackpt.format.manifest import Link, Manifest
+from deltackpt.format.safetensors_header import head_size, parse_header
 from deltackpt.publish.base_model import BASE, BaseRecord
 from deltackpt.repository import Repository
+from deltackpt.util.disk import open_regular
+
+LONGEST = 200  # characters that an error shows of a name
+
+
+def forms_of_file(path: Path) -> dict[str, Form]:
+    """The tensors of one safetensors file: that which engines load, whatever lies beside it. Raises CheckpointError,
+    FormatError."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        first = file.read(8)
+        head = first + file.read(head_size(first, size, str(path)) - 8)
+    return {t.name: Form(t.dtype, t.shape) for t in parse_header(head, size, str(path)).tensors}
 
 
 def forms_of(folder: Path) -> dict[str, Form]:
@@ -35,21 +51,23 @@ class BaseModels:
         self._related: dict[tuple[str, str], bool] = {}
 
     def check(
-        self, engine: Callable[[], str], version: str | None, folder: Path, config: Mapping[str, Any], step: Manifest
+        self, engine: Callable[[], str], version: str | None, weights: Path, config: Mapping[str, Any], step: Manifest
     ) -> None:
         """Raise ChainError ``adapter-base`` for an adapter of another base than the engine's.
 
-        ``engine`` tells the folder or name of the model that it runs, ``version`` is that of its weights; ``folder``
-        has the adapter of ``step``.
+        ``engine`` tells the folder or name of the model that it runs, ``version`` is that of its weights;
+        ``weights`` is the adapter's file, of ``step``.
         """
-        where = f"{folder.name}, of {config.get('base_model_name_or_path') or 'an unnamed model'}"
+        trained = config.get("base_model_name_or_path")
+        known = isinstance(trained, str) and trained.isprintable() and 0 < len(trained) <= LONGEST
+        where = f"{weights.parent.name}, of {trained if known else 'an unnamed model'}"
         if self._repo is None:
             if (base := self._of_folder(engine())) is not None:
-                check_fits(forms_of(folder), base, config, where)
+                check_fits(forms_of_file(weights), base, config, where)
             return
         at = self._step(version)
-        known = at or self._repo.load(self._repo.find("latest", self._ref))
-        check_fits(forms_of(folder), self._of_layout(self._repo, known), config, where)
+        newest = at or self._repo.load(self._repo.find("latest", self._ref))
+        check_fits(forms_of_file(weights), self._of_layout(self._repo, newest), config, where)
         if (record := BaseRecord.of(step.metadata.get(BASE))) is not None:
             self._check_state(self._repo, record, at, where)
 

@@ -65,7 +65,7 @@ class AdapterOptions:
                  refused
     ``base_ref`` its branch
 
-    Raises UsageError ``usage`` for a ``keep`` below 1.
+    Raises UsageError ``usage`` for a ``keep`` below 1, and for a ``base_ref`` of no ``base``.
     """
 
     keep: int = 2
@@ -78,6 +78,8 @@ class AdapterOptions:
     def __post_init__(self) -> None:
         if self.keep < 1:
             raise UsageError("usage", where="--keep", have=self.keep, need="1 or more")
+        if self.base is None and self.base_ref != "main":
+            raise UsageError("usage", where="--base-ref", have=self.base_ref, need="a --base-model that it is of")
 
 
 @dataclass
@@ -193,7 +195,7 @@ class AdapterServing:
         read = loads_strict((folder / CONFIG).read_bytes(), limit=MAX_CONFIG, where=CONFIG, allow_floats=True)
         config = read if isinstance(read, dict) else {}
         step = self._repo.load(link)
-        self._bases.check(engine.client.model, base, folder, config, step)
+        self._bases.check(engine.client.model, base, folder / WEIGHTS, config, step)
         began = time.monotonic()
         engine.client.load(name, folder)
         engine.bases[adapter.name] = base

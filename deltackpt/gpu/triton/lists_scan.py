@@ -11,23 +11,19 @@ The words are the old ones; or the new ones, ``masked``: then what changed is no
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
+from deltackpt.gpu.blocks import ROOM, SEGMENTS, SPAN
 from deltackpt.gpu.triton.compare import TYPES
 from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.lists import CLASSES, class_of, place
 
-SPAN = 64
-SEGMENTS = 512
 PARTS = 4  # programs that share the changes of a tile
 _SPAN, _SEGMENTS = tl.constexpr(SPAN), tl.constexpr(SEGMENTS)
 _ROWS = tl.constexpr(64)  # segments that a program counts at once
 _CHUNK = tl.constexpr(64)  # changes that it ranks at once
-_ROOM = 16  # what a tile's segments begin at is a multiple of it, so that several are read and written at once
 _NIBBLES = tl.constexpr(0x0F0F0F0F)
 
 
@@ -269,36 +265,24 @@ def _rank(
         tl.store(ranks + at, rank, live)
 
 
-class Populations:
-    """Where the blocks and segments of a launch are, on the host, and what the kernels say of them, on the device."""
-
-    def __init__(self, segments: npt.NDArray[np.int64]) -> None:
-        """``segments`` [tiles]: how many each tile has."""
-        blocks = -(-segments // SEGMENTS)
-        self.first_block = np.concatenate(([0], np.cumsum(blocks)))
-        room = segments + -segments % _ROOM
-        self.segments = int(room.sum())
-        self.block_tiles = np.repeat(np.arange(len(segments)), blocks)
-        self.tiles = np.stack([self.first_block[:-1], np.cumsum(room) - room], axis=1)
-
-    def scan(
-        self, grids: Any, owner: Any, tiles: Any, block_tiles: Any, scales: Any, mask: Any, width: int,
-        exponent: tuple[int, int], masked: bool,
-    ) -> tuple[Any, Any]:  # fmt: skip
-        """-> what comes before every segment, [4, segments] int64; the elements of each class before every block, and
-        in all, [blocks + 1, 16] int32."""
-        blocks = len(self.block_tiles)
-        totals = torch.zeros((blocks + 1, CLASSES), dtype=torch.int32, device=owner.device)
-        before = torch.empty((4, max(self.segments, _ROOM)), dtype=torch.int64, device=owner.device)
-        if blocks and exponent[1]:
-            _scan[(blocks,)](
-                grids, grids.shape[1], owner, tiles, block_tiles, scales, mask, before, before.view(torch.int32),
-                before.shape[1], totals,
-                word=TYPES[width], low=exponent[0], bits=exponent[1], masked=masked, num_warps=4,
-            )  # fmt: skip
-        # Only differences within a class are used: one scan of all, since torch's scan of columns is slow.
-        running = torch.cumsum(totals.t().reshape(-1), 0, dtype=torch.int32)
-        return before, running.view(CLASSES, blocks + 1).t().contiguous()
+def scan(
+    grids: Any, owner: Any, tiles: Any, block_tiles: Any, segments: int, scales: Any, mask: Any, width: int,
+    exponent: tuple[int, int], masked: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    """``tiles``, ``block_tiles`` and ``segments``: those of `blocks.BlockPlan`. -> what comes before every segment,
+    [4, segments] int64; the elements of each class before every block, and in all, [blocks + 1, 16] int32."""
+    blocks = block_tiles.numel()
+    totals = torch.zeros((blocks + 1, CLASSES), dtype=torch.int32, device=owner.device)
+    before = torch.empty((4, max(segments, ROOM)), dtype=torch.int64, device=owner.device)
+    if blocks and exponent[1]:
+        _scan[(blocks,)](
+            grids, grids.shape[1], owner, tiles, block_tiles, scales, mask, before, before.view(torch.int32),
+            before.shape[1], totals,
+            word=TYPES[width], low=exponent[0], bits=exponent[1], masked=masked, num_warps=4,
+        )  # fmt: skip
+    # Only differences within a class are used: one scan of all, since torch's scan of columns is slow.
+    running = torch.cumsum(totals.t().reshape(-1), 0, dtype=torch.int32)
+    return before, running.view(CLASSES, blocks + 1).t().contiguous()
 
 
 def rank(

@@ -10,11 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
+from deltackpt.gpu.blocks import SEGMENTS, SPAN
 from deltackpt.gpu.triton.bits import bit_length, ones
 from deltackpt.gpu.triton.compare import TYPES
 from deltackpt.gpu.triton.host_kernel import host_kernel
 from deltackpt.gpu.triton.lists import CLASSES, place
-from deltackpt.gpu.triton.lists_scan import SEGMENTS, SPAN
 from deltackpt.gpu.triton.read_bits import excluded, fine
 from deltackpt.gpu.triton.unlist import Unlisted
 

@@ -17,6 +17,9 @@ from support.vllm_training import Training  # noqa: E402
 
 from deltackpt.engines.update import read_reports  # noqa: E402
 from deltackpt.engines.vllm import int8  # noqa: E402
+from deltackpt.publish.write import write  # noqa: E402
+from deltackpt.quantize import Recipe  # noqa: E402
+from deltackpt.quantize.checkpoint import quantize_checkpoint  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 STEPS = 20
@@ -280,6 +283,13 @@ def test_what_goes_wrong_leaves_the_engine_as_it_was(tmp_path, monkeypatch):
     other.root.mkdir()
     other.publish({"some.weight": torch.zeros(4, 4)})
     assert "another model" in error_of(lambda: attach(llm, other))
+    quantised = Run(tmp_path / "quantised")
+    quantised.root.mkdir()
+    quantize_checkpoint(run.checkpoint(0), tmp_path / "fp8", Recipe("fp8-block"))
+    write(tmp_path / "fp8", quantised.url, step=0, threads=1)  # by a method that the engine does not have
+    said = error_of(lambda: attach(llm, quantised))
+    assert "base-differs" in said
+    assert "another model: " in said
     attach(llm, run)
     attach(llm, run)  # said again it changes nothing
     update(llm, run, 1)
