@@ -38,11 +38,11 @@ class Launches:
         original = GridExecutor.__call__
 
         def timed(executor: Any, *args: Any, **options: Any) -> Any:
-            began = time.process_time()
+            began = time.thread_time()
             try:
                 return original(executor, *args, **options)
             finally:
-                self.count, self.seconds = self.count + 1, self.seconds + time.process_time() - began
+                self.count, self.seconds = self.count + 1, self.seconds + time.thread_time() - began
 
         GridExecutor.__call__ = timed
 

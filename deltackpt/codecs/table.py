@@ -26,6 +26,7 @@ from deltackpt.format.varint import VarintReader, write
 
 MAX_ENTRIES = 1 << 20
 BOXED = 0x80
+FEW = 4  # names for which a call of the kernels takes longer than they do
 REPEAT = 0x40  # dtype, rank and shape are those of the entry before
 
 
@@ -83,7 +84,7 @@ def _write_block(
 
 def _write_names(names: list[bytes], *, tail: bool) -> list[bytes]:
     """[F-TAB-17], [F-TAB-2]"""
-    if tail and kernels.LIB is not None:
+    if tail and kernels.LIB is not None and len(names) > FEW:
         return kernels.table_names(names)
     return [_write_name(name, last, tail=tail) for name, last in zip(names, [b"", *names], strict=False)]
 
