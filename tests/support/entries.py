@@ -13,7 +13,7 @@ from support.states import V2, Form, Memory, changed, encode, random_bytes
 def same(a, b) -> bool:
     """Equal dataclasses, arrays in them included."""
     if is_dataclass(a):
-        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+        return isinstance(a, type(b)) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     if isinstance(a, np.ndarray):
         return a.shape == b.shape and a.tolist() == b.tolist()
     return bool(a == b)

@@ -139,7 +139,8 @@ class WrittenTensors:
 
     def encoded(self, number: int) -> Encoded:
         """Whose index is cut out when it is asked for."""
-        return Encoded(WrittenIndex(self, number, int(self.given["changes"][number])), (self.payload(number),))
+        index = WrittenIndex.of(self, number, int(self.given["changes"][number]))
+        return Encoded(index, (self.payload(number),))
 
     def cut(self, i: int) -> ListIndex:
         """Its index, as views."""
@@ -157,8 +158,16 @@ class WrittenIndex(ListIndex):
     _i: int
     _changes: int
 
-    def __init__(self, written: WrittenTensors, i: int, changes: int) -> None:
-        self.__dict__.update(_written=written, _i=i, _changes=changes)
+    def __new__(cls, *given: Any, **fields: Any) -> ListIndex:  # type: ignore[misc]
+        """What `dataclasses.replace` makes of one is as any other: it was not written."""
+        return ListIndex(*given, **fields)
+
+    @classmethod
+    def of(cls, written: WrittenTensors, i: int, changes: int) -> WrittenIndex:
+        """That of the tensor ``i``."""
+        made = object.__new__(cls)
+        made.__dict__.update(_written=written, _i=i, _changes=changes)
+        return made
 
     def __getattr__(self, name: str) -> Any:
         if name in ("grid", "scale", "counts", "lengths", "checksums"):
