@@ -46,10 +46,11 @@ class LiveWorker:
         """Join the session at ``address``; see `live.join`. A second call joins anew."""
         from vllm.distributed.parallel_state import get_world_group
 
-        from deltackpt.engines.vllm.rank import refuse_packed
+        from deltackpt.engines.vllm.rank import refuse_packed, watch_workers
         from deltackpt.engines.vllm.world import everyone
 
         self.deltackpt_leave()
+        watch_workers()
         model, group = self.model_runner.get_model(), get_world_group()
 
         def held(welcome: Welcome) -> HeldWeights:

@@ -41,7 +41,7 @@ def test_what_the_plugin_uses_is_there(version):
     assert facts["layerwise"]["get_layerwise_info"] == "(layer)"
     assert facts["layers"] == {
         "restore_layer_on_meta": "(layer, info)", "materialize_meta_tensor": "(meta_tensor)",
-        "_get_original_loader": "(tensor)",
+        "_get_original_loader": "(tensor)", "_copy_and_restore_kernel_tensors": "(layer, info)",
     }  # fmt: skip
     assert {"loaded_weights", "load_numel"} <= facts["layer_info"]["fields"].keys()
     assert "can_load" in facts["layer_info"]["methods"]

@@ -101,6 +101,7 @@ def _modules(version: str, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "initialize_layerwise_reload": lambda model: None,
         "finalize_layerwise_reload": lambda model, config: None,
         "get_layerwise_info": lambda module: LayerInfo(),
+        "_copy_and_restore_kernel_tensors": lambda layer, info: None,
     }
 
     def register(name: str) -> Callable[[Any], Any]:

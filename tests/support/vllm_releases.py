@@ -38,7 +38,9 @@ WORKER = ("vllm/v1/worker/gpu_worker.py", "Worker")
 WORKER_CALLS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
 LLM = ("vllm/entrypoints/llm.py", "vllm/entrypoints/rl/offline.py")
 LAYERWISE = "vllm/model_executor/model_loader/reload/layerwise.py"
-LAYERS_USE = ("restore_layer_on_meta", "materialize_meta_tensor", "_get_original_loader")
+LAYERS_USE = (
+    "restore_layer_on_meta", "materialize_meta_tensor", "_get_original_loader", "_copy_and_restore_kernel_tensors",
+)  # fmt: skip
 ROUTES = (
     "/version", "/pause", "/resume", "/is_paused", "/is_sleeping", "/collective_rpc", "/get_world_size", "/weight_info",
     "/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update",

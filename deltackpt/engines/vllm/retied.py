@@ -26,8 +26,8 @@ Tensors = Mapping[str, torch.Tensor]  # a layer's own, by name
 
 
 def watch_reloads(layerwise: Any) -> None:
-    """Tie, from now on, what every reload of a layer leaves behind. ``layerwise``: vLLM's module. Can be called
-    again."""
+    """Tie, from now on, what every reload of a layer leaves behind. ``layerwise``: vLLM's module, whose COPY all
+    releases have that `release` knows. Can be called again."""
     inner = getattr(layerwise, COPY)
     if hasattr(inner, TYING):
         return
