@@ -21,13 +21,14 @@ SIZES = (256, 128)  # out, in
 def config():
     """One rank in this process."""
     from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.distributed import parallel_state
 
     made = VllmConfig()
     made.model_config = None
     with set_current_vllm_config(made):
-        init_distributed_environment(1, 0, "tcp://127.0.0.1:29561", 0, "gloo")
-        initialize_model_parallel()
+        if not torch.distributed.is_initialized():  # another file's tests may have run in this process
+            parallel_state.init_distributed_environment(1, 0, "tcp://127.0.0.1:29561", 0, "gloo")
+        parallel_state.ensure_model_parallel_initialized(1, 1)
         made.model_config = SimpleNamespace(dtype=torch.bfloat16)
         yield made
 
