@@ -73,7 +73,7 @@ def test_a_kernel_sees_what_is_written_after_a_reload(how):
     address = layer.scale.data_ptr()
     reload(layerwise, layer, 2.0)
     layer.scale.fill_(3.0)
-    assert retied.strays(layer, retied.own_tensors(layer))
+    assert retied.strays(layer, retied.tensors_of(layer))
     assert not torch.equal(layer.kept, how(layer.scale))  # nobody looked after it
     for _ in range(2):
         retied.watch_reloads(layerwise)
@@ -83,7 +83,7 @@ def test_a_kernel_sees_what_is_written_after_a_reload(how):
         layer.scale.copy_(torch.arange(4.0) + value)
         assert torch.equal(layer.kept, how(layer.scale))
     assert layer.scale.data_ptr() == address
-    assert not retied.strays(layer, retied.own_tensors(layer))
+    assert not retied.strays(layer, retied.tensors_of(layer))
     assert retied.loose(torch.nn.Sequential(layer)) is None
 
 
@@ -105,4 +105,4 @@ def test_a_copy_of_its_own_stays_a_copy():
     reload(layerwise, layer, 2.0)
     layer.scale.fill_(7.0)
     assert torch.equal(layer.kept, torch.full((4,), 2.0))
-    assert retied.strays(layer, retied.own_tensors(layer))
+    assert retied.strays(layer, retied.tensors_of(layer))

@@ -22,8 +22,7 @@ from deltackpt.engines.ids import Fill
 from deltackpt.engines.memory import flat_of
 from deltackpt.engines.tracing import address_of, written_by
 from deltackpt.engines.vllm.isolation import isolate, kinds_of, take_apart
-from deltackpt.engines.vllm.retied import own_tensors as tensors_of
-from deltackpt.engines.vllm.retied import strays
+from deltackpt.engines.vllm.retied import strays, tensors_of
 from deltackpt.engines.vllm.traits import TRAITS
 
 DONE = "_already_called_process_weights_after_loading"

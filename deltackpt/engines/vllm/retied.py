@@ -34,7 +34,7 @@ def watch_reloads(layerwise: Any) -> None:
 
     @wraps(inner)
     def tying(layer: torch.nn.Module, *rest: Any, **more: Any) -> Any:
-        made = own_tensors(layer)
+        made = tensors_of(layer)
         found = inner(layer, *rest, **more)
         tie(layer, made)
         return found
@@ -43,14 +43,14 @@ def watch_reloads(layerwise: Any) -> None:
     setattr(layerwise, COPY, tying)
 
 
-def own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A layer's parameters and buffers, by name, without None."""
     return {n: t.detach() for some in (module._parameters, module._buffers) for n, t in some.items() if t is not None}
 
 
 def tie(layer: torch.nn.Module, made: Tensors) -> None:
     """Let what a layer reaches of the tensors ``made`` for a reload be the memory that it has now."""
-    own = own_tensors(layer)
+    own = tensors_of(layer)
     names = {address_of(t): name for name, t in made.items() if t.numel()}
     _LOOSE.discard(layer)
     for kept in tensors_in(layer):

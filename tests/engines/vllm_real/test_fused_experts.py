@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 
+from support.vllm_layers import LayersRank, one_rank  # noqa: E402
+
 from deltackpt.engines.memory import flat_of  # noqa: E402
 from deltackpt.engines.methods import traced  # noqa: E402
 from deltackpt.format.safetensors_header import Tensor  # noqa: E402
@@ -25,18 +27,7 @@ PROJECTIONS = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_p
 
 @pytest.fixture(scope="module")
 def config():
-    """One rank in this process."""
-    from support.vllm_servers import free_port
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import parallel_state
-
-    made = VllmConfig()
-    made.model_config = None
-    with set_current_vllm_config(made):
-        if not torch.distributed.is_initialized():
-            parallel_state.init_distributed_environment(1, 0, f"tcp://127.0.0.1:{free_port()}", 0, "gloo")
-        parallel_state.ensure_model_parallel_initialized(1, 1)
-        made.model_config = SimpleNamespace(dtype=torch.bfloat16, is_encoder_decoder=False)
+    with one_rank() as made:
         yield made
 
 
@@ -71,16 +62,6 @@ def on_a_card(monkeypatch):
     from deltackpt.engines.vllm import layers
 
     monkeypatch.setattr(layers, "_on_card", lambda layer: True)
-
-
-class Rank:
-    def __init__(self, model, config):
-        from deltackpt.engines.vllm.rank import VllmRank
-
-        self.model, self.config = model, config
-        self.shared, self.skipped = frozenset(), {}
-        for name in ("as_loaded", "load_layers", "differs", "loose", "_current"):
-            setattr(self, name, getattr(VllmRank, name).__get__(self))
 
 
 def header(block):
@@ -138,7 +119,7 @@ def test_experts_in_blocks_are_mapped_and_scattered_into(config, experts, on_a_c
     """What a card's kernels leave where it was loaded, expert by expert, gate above up; a CPU's have it rearranged."""
     model, want = served(experts, backend, True, 1), words_of(served(experts, backend, True, 2))
     before = words_of(model)
-    found, seen = traced(Rank(model, config), load_of(model), model, header(True))
+    found, seen = traced(LayersRank(model, config), load_of(model), model, header(True))
     assert found.broken is None
     assert (seen.why, seen.again, found.unproven) == ({}, {}, {})
     assert all(torch.equal(words, before[name]) for name, words in words_of(model).items())
@@ -173,7 +154,7 @@ def test_experts_that_a_method_computes_are_refused_in_words(
         monkeypatch.setattr(fp8_utils.ops, "scaled_fp8_quant", lambda x, scale: ((x.float() / scale).to(FP8), scale))
     model = served(experts, backend, block, 1)
     before = words_of(model)
-    found, seen = traced(Rank(model, config), load_of(model), model, header(block))
+    found, seen = traced(LayersRank(model, config), load_of(model), model, header(block))
     assert found.regions == []
     assert {*found.unproven} == {t.name for t in header(block)}
     assert seen.again == {}
@@ -186,6 +167,6 @@ def test_experts_that_a_method_computes_are_refused_in_words(
 def test_experts_of_a_cpu_cannot_be_tried_out(config, experts):
     """No layer but a linear one can be asked there whether it keeps a copy."""
     model = served(experts, "TRITON", True, 1)
-    found, seen = traced(Rank(model, config), load_of(model), model, header(True))
+    found, seen = traced(LayersRank(model, config), load_of(model), model, header(True))
     assert [*seen.why.values()] == ["Fp8MoEMethod: it cannot be tried out"]
     assert {*found.unproven} == {t.name for t in header(True)}

@@ -7,6 +7,8 @@ torch = pytest.importorskip("torch")
 
 from types import SimpleNamespace  # noqa: E402
 
+from support.vllm_layers import LayersRank, one_rank  # noqa: E402
+
 from deltackpt.engines.ids import ComputedWords, Numbered, moved  # noqa: E402
 from deltackpt.engines.memory import flat_of  # noqa: E402
 from deltackpt.engines.methods import traced  # noqa: E402
@@ -19,17 +21,7 @@ SIZES = (256, 128)  # out, in
 
 @pytest.fixture(scope="module")
 def config():
-    """One rank in this process."""
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import parallel_state
-
-    made = VllmConfig()
-    made.model_config = None
-    with set_current_vllm_config(made):
-        if not torch.distributed.is_initialized():  # another file's tests may have run in this process
-            parallel_state.init_distributed_environment(1, 0, "tcp://127.0.0.1:29561", 0, "gloo")
-        parallel_state.ensure_model_parallel_initialized(1, 1)
-        made.model_config = SimpleNamespace(dtype=torch.bfloat16)
+    with one_rank() as made:
         yield made
 
 
@@ -76,16 +68,6 @@ def fp8_layer(monkeypatch, config, *, block, merged=False):
     return model, "weight_scale_inv" if block else "weight_scale"
 
 
-class Rank:
-    def __init__(self, model, config):
-        from deltackpt.engines.vllm.rank import VllmRank
-
-        self.model, self.config = model, config
-        self.shared, self.skipped = frozenset(), {}
-        for name in ("as_loaded", "load_layers", "differs", "loose", "_current"):
-            setattr(self, name, getattr(VllmRank, name).__get__(self))
-
-
 def loaded(model, scale, merged):
     """The tensors of its checkpoint, and how they get into it."""
     parts = 2 if merged else 1
@@ -115,7 +97,7 @@ def test_fp8_in_blocks_is_moved_and_by_tensor_is_requantized(monkeypatch, config
         load((t.name, torch.ones(t.shape).to(FP8 if t.dtype == "F8_E4M3" else torch.float32)) for t in tensors)
     model.proj.quant_method.process_weights_after_loading(model.proj)
     before = {n: (p.data_ptr(), p.clone()) for n, p in model.named_parameters()}
-    found, seen = traced(Rank(model, config), load, model, tensors)
+    found, seen = traced(LayersRank(model, config), load, model, tensors)
     assert found.broken is None
     if kind == "moved":
         assert seen.why == seen.again == {}
@@ -150,7 +132,7 @@ def test_a_copy_that_a_kernel_keeps_is_seen(monkeypatch, config):
     model.proj.quant_method.fp8_linear = packing
     tensors, load = loaded(model, scale, False)
     model.proj.quant_method.process_weights_after_loading(model.proj)
-    _, seen = traced(Rank(model, config), load, model, tensors)
+    _, seen = traced(LayersRank(model, config), load, model, tensors)
     assert "a copy of its weights" in seen.why["proj"]
 
 
@@ -196,12 +178,12 @@ def test_what_a_kernel_notes_is_the_layer_s_again_after_a_reload(monkeypatch, co
             assert layer.weight_scale_inv.data_ptr() == address
             layer.weight_scale_inv.fill_(9.0)
             assert float(kernel.scale.max()) == (value if value == 2.0 else 9.0)
-            assert retied.strays(layer, retied.own_tensors(layer)) == (value == 2.0)
+            assert retied.strays(layer, retied.tensors_of(layer)) == (value == 2.0)
             if value == 2.0:  # an engine that is met like that
-                _, seen = traced(Rank(model, config), load, model, tensors)
+                _, seen = traced(LayersRank(model, config), load, model, tensors)
                 assert "a reload has left" in seen.why["proj"]
     assert kernel.scale.data_ptr() == address
-    _, seen = traced(Rank(model, config), load, model, tensors)
+    _, seen = traced(LayersRank(model, config), load, model, tensors)
     assert not seen.why
 
 
