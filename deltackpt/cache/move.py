@@ -122,11 +122,11 @@ class CacheMove:
         via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
             raise _unusable("a slot on its way to another step")
+        if begun is not None:
+            begun.resume()  # before another journal is mapped: no file is made shorter that is
         held.drop_slot(held.slot(self.target))  # of an earlier move: the new journal would claim it
         with self._steps(self.current) as steps:
             journal = None if ready else Journal.read(held.journal, check=False)
-            if begun is not None:
-                begun.resume()
             with begun or self._journal(self.current, via) as following:
                 if not moving:
                     rename(other, held.patching)

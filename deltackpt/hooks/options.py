@@ -25,7 +25,7 @@ from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate
 from deltackpt.torch_views.names import Rename
 from deltackpt.util.metrics import address
-from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.parallel import MOST_THREADS, threads_or_default
 from deltackpt.util.places import is_url, url_meant
 
 QUEUE = 2  # steps that may wait to be published
@@ -119,6 +119,7 @@ class HookOptions:
             _whole_number("shard_bytes", self.shard_bytes, 1, " of bytes, or None")
         if self.threads is not None:
             _whole_number("threads", self.threads, 1, ", or None for one a processor")
+            require("threads", self.threads, self.threads <= MOST_THREADS, f"a whole number up to {MOST_THREADS:,}")
         if self.metrics_port is not None:
             port = self.metrics_port
             known = isinstance(port, int | str) and not isinstance(port, bool) and _is_address(port)
