@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,7 +124,7 @@ class HookOptions:
             known = isinstance(port, int | str) and not isinstance(port, bool) and _is_address(port)
             require("metrics_port", port, known, "a port from 0 to 65535, 'HOST:PORT', or None")
         number = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
-        known = number and math.isfinite(self.timeout) and self.timeout > 0
+        known = number and 0 < self.timeout < 1e9  # what threads can wait
         require("timeout", self.timeout, known, "a number of seconds above 0")
 
     def _check_kinds(self) -> None:
