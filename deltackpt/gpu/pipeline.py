@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
+import numpy.typing as npt
 import torch
 
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.changes import DeviceChanges, deltas_of, join_runs, wide
 from deltackpt.gpu.diff import Group, advance, apart, groups
 from deltackpt.gpu.digest import has_kernels, has_triton, of_changes, to_whole
-from deltackpt.gpu.encode import encode, grid_for
+from deltackpt.gpu.encode import GridChoice, encode
 from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
 from deltackpt.torch_views.delta import CardChange, CardWords, Delta
 from deltackpt.torch_views.extract import Piece
-from deltackpt.torch_views.snapshot import Snapshot
+from deltackpt.torch_views.snapshot import Snapshot, WordRun
 from deltackpt.torch_views.words import on_host
 from deltackpt.util.extras import install_line
 
@@ -74,7 +75,8 @@ def _capture_by_kernels(
     device = pieces[0].tensor.device
     side = copy_stream(device)
     mine: list[Delta] = []
-    jobs = (_deltas(group, snapshot, (found, mine), encoding, side, keep) for group in groups(pieces, snapshot))
+    choice = GridChoice(encoding)
+    jobs = (_deltas(group, snapshot, (found, mine), choice, side, keep) for group in groups(pieces, snapshot))
     with current(device):
         try:
             for _ in interleaved(jobs):
@@ -110,25 +112,30 @@ def _go_on(running: deque[Job]) -> Iterable[Any]:
 
 
 def _deltas(
-    group: Group, snapshot: Snapshot, into: Sequence[list[Delta]], encoding: str, side: CopyStream | None, keep: Keep
+    group: Group,
+    snapshot: Snapshot,
+    into: Sequence[list[Delta]],
+    choice: GridChoice,
+    side: CopyStream | None,
+    keep: Keep,
 ) -> Job:
     """Append the deltas of a group to the lists ``into``, and move a snapshot on the same device on to them."""
     changes = group.changes
     changed = [(i, piece, n) for i, (piece, n) in enumerate(zip(changes.pieces, changes.counts, strict=True)) if n]
     if not changed:
         return
-    grids = {i: grid_for(piece, n, encoding) for i, piece, n in changed}
+    grids = {i: choice.of(piece, n) for i, piece, n in changed}
     which = {i: grid for i, grid in grids.items() if grid is not None}
     tiles: dict[int, torch.Tensor] = {}
     work = encode(group, which, snapshot, side, tiles if keep else None)
     others = {i: piece for i, piece, _ in changed if i not in which and not wide(piece)}
-    bases = Copy([snapshot.of(piece.name) for piece in others.values()], side)
-    arrays = Copy([changes.positions, changes.old, changes.new], side)
-    sums = Copy([group.sums])
+    runs = snapshot.runs(list(others.values()))
+    bases = Copy([run.words for run in runs], side)
+    arrays = Copy([changes.positions, changes.old, changes.new, group.sums], side)
     made = yield from work
-    positions, old, new = (t.numpy() for t in arrays.wait())
-    words = {i: on_host(base, others[i].dtype) for i, base in zip(others, bases.wait(), strict=True)}
-    (gains,) = sums.wait()
+    *host, gains = arrays.wait()
+    positions, old, new = (t.numpy() for t in host)
+    words = _old_words(others, runs, bases.wait())
     odd = gains[:, 2].tolist()
     deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, gains[:, :2]), odd)
     if keep:
@@ -139,7 +146,20 @@ def _deltas(
     for found in into:
         found += deltas
     if not apart(snapshot, changes.pieces[0]):
-        advance(group, snapshot)
+        advance(group)
+
+
+def _old_words(
+    pieces: Mapping[int, Piece], runs: Sequence[WordRun], copies: Sequence[torch.Tensor]
+) -> dict[int, npt.NDArray[Any]]:
+    """All words of pieces, by their numbers, given copies of the ``runs`` that they lie in, one after the other."""
+    found, left = {}, iter(pieces.items())
+    for run, copied in zip(runs, copies, strict=True):
+        words: npt.NDArray[Any] | None = None
+        for start, (i, piece) in zip(run.starts, left, strict=False):  # so many of those that are left
+            words = on_host(copied, piece.dtype) if words is None else words
+            found[i] = words[start : start + piece.elements]
+    return found
 
 
 def _kept(changes: DeviceChanges, part: slice, delta: Delta, keep: Keep, tiles: torch.Tensor | None) -> Delta:

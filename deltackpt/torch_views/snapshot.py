@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ THREADS = 4  # that write in the background
 SHARED = 32 << 20  # bytes that small pieces share, at most
 SMALL = 1 << 16  # elements from which on a piece has memory of its own
 _ALIGN = 16  # bytes: as kernels want addresses
+
+T = TypeVar("T")
 
 
 class WordRun(NamedTuple):
@@ -43,6 +45,7 @@ class Snapshot:
         self._words: dict[str, torch.Tensor] = {}
         self._places: dict[str, tuple[int, int]] = {}  # of small pieces: which of `_shared`, the first element there
         self._shared: list[torch.Tensor] = []
+        self._known: dict[Hashable, tuple[Any, Any]] = {}
         for piece in pieces:
             if piece.elements >= SMALL:
                 self._words[piece.name] = _copied(piece, _room(piece, piece.elements, host))
@@ -89,6 +92,16 @@ class Snapshot:
                 found.append(WordRun(self._shared[which][first : start + piece.elements], held.starts))
             last, end = which, start + _padded(piece)
         return found
+
+    def recurring(self, key: Hashable, facts: Any, make: Callable[[], T]) -> T:
+        """What ``make`` gives, made once for ``key`` and ``facts``: tables that recur as long as all that they say does.
+        ``facts`` are compared, and kept: numbers, such as addresses, and not what is there."""
+        known = self._known.get(key)
+        if known is None or known[0] != facts:
+            self._known.pop(key, None)  # its memory can be used for the next one
+            known = self._known[key] = facts, make()
+        made: T = known[1]
+        return made
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """The words of a piece as unsigned numpy words: a view in host memory, a copy from a device."""

@@ -149,11 +149,11 @@ def test_an_interrupted_capture_can_be_undone(monkeypatch):
     pieces, olds, _, snapshot = case([("BF16", (60, 100), 0.1)] * 5)
     found, advance, calls = [], pipeline.advance, []
 
-    def fails(group, snapshot):
+    def fails(group):
         calls.append(group)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        advance(group, snapshot)
+        advance(group)
 
     monkeypatch.setattr(pipeline, "advance", fails)
     with pytest.raises(KeyboardInterrupt):
@@ -220,11 +220,11 @@ def test_an_interrupted_capture_of_a_wide_piece_can_be_undone(monkeypatch, narro
     pieces, olds, _, snapshot = case([("BF16", (400, 200), 0.1)])
     found, advance, calls = [], pipeline.advance, []
 
-    def fails(group, snapshot):
+    def fails(group):
         calls.append(group.changes.start)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        advance(group, snapshot)
+        advance(group)
 
     monkeypatch.setattr(pipeline, "advance", fails)
     with pytest.raises(KeyboardInterrupt):
