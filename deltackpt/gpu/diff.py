@@ -40,7 +40,7 @@ class Group:
     words: list[int]
     owner: torch.Tensor
     offsets: torch.Tensor
-    bases: torch.Tensor  # [pieces], int64: the address of each one's old words
+    table: torch.Tensor  # of `triton.compare`: rows 0 and 2 are each piece's first block and its old words' address
     mask: torch.Tensor | None
     before: torch.Tensor | None
     sums: torch.Tensor  # [pieces, 3]: what the digest's sums gain, where the box is contiguous, and words not finite
@@ -48,6 +48,13 @@ class Group:
     def release(self) -> None:
         """Free the bits: they are larger than all the rest."""
         self.mask = self.before = None
+
+    def restore(self) -> None:
+        """Make the bits again where they were freed, of a group that begins where its pieces do."""
+        from deltackpt.gpu.triton.compare import mark
+
+        if self.mask is None:
+            self.mask, self.before = mark(self.table[0], self.owner, self.offsets, self.changes.positions)
 
 
 Batch = list[tuple[Piece, int, int]]  # with start and stop: all of one dtype; a part of a piece is a batch of its own
@@ -252,7 +259,7 @@ def _launch(load: Loaded, snapshot: Snapshot, number: int, device: torch.device)
         counts = [b - a for a, b in pairwise(ends)]
         pieces, start = [piece for piece, _, _ in batch], batch[0][1] if wide(batch[0][0]) else 0
         changes = DeviceChanges(pieces, counts, positions, old, new, start)
-        return Group(changes, number, load.staged, starts, owner, offsets, runs[2], mask, before, sums)
+        return Group(changes, number, load.staged, starts, owner, offsets, runs, mask, before, sums)
 
     return gather
 
@@ -279,7 +286,7 @@ def _joined(parts: Sequence[Group]) -> Group:
     )
     gains, owner = torch.stack([part.sums for part in parts]).sum(0), torch.cat([part.owner for part in parts])
     offsets, before = running("offsets"), running("before")
-    return Group(changes, parts[0].number, parts[0].staged, [0], owner, offsets, parts[0].bases, mask, before, gains)
+    return Group(changes, parts[0].number, parts[0].staged, [0], owner, offsets, parts[0].table, mask, before, gains)
 
 
 def advance(group: Group) -> None:
@@ -287,4 +294,4 @@ def advance(group: Group) -> None:
     from deltackpt.gpu.triton.places import put_words
 
     changes = group.changes
-    put_words(group.bases, group.owner, group.offsets, changes.positions, changes.new)
+    put_words(group.table[2], group.owner, group.offsets, changes.positions, changes.new)

@@ -94,7 +94,7 @@ class Snapshot:
         return found
 
     def recurring(self, key: Hashable, facts: Any, make: Callable[[], T]) -> T:
-        """What ``make`` gives, made once for ``key`` and ``facts``: tables that recur as long as all that they say does.
+        """What ``make`` gives, made once for ``key`` and ``facts``: a table that recurs as long as what it says does.
         ``facts`` are compared, and kept: numbers, such as addresses, and not what is there."""
         known = self._known.get(key)
         if known is None or known[0] != facts:
