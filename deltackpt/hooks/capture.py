@@ -33,6 +33,7 @@ from deltackpt.util.parallel import ordered_map
 
 if TYPE_CHECKING:
     from deltackpt.gpu.compile_ahead import CompileAhead
+    from deltackpt.gpu.group_deltas import Keep
     from deltackpt.gpu.late import LateChanges
 
 
@@ -188,7 +189,7 @@ class Capture:
     def _capture_on_device(self, snapshot: Snapshot, pieces: Sequence[Piece], found: list[Delta]) -> None:
         from deltackpt.gpu import pipeline
 
-        keep: pipeline.Keep = getattr(self._options.live, "keeps_on_card", "")
+        keep: Keep = getattr(self._options.live, "keeps_on_card", "")
         late = pipeline.find(pieces, snapshot, found, self._options.encoding, keep=keep)
         if late is not None:
             self._late.append(late)
