@@ -89,8 +89,9 @@ def refresh(
     """Move a module's weights to a step, in place and bit by bit; addresses stay.
 
     The first time, or with ``full``, all weights are digested to find the step that they are, and where torch says that
-    one was written to since, as by `load_state_dict` (not through ``.data``). Else the check is in O(changes): the digest of every tensor, moved by what is read out of the module and what will be written, has
-    to be the step's. It is made before anything is written. ``rename`` gives the checkpoint's name for a module's, or
+    one was written to since, as by `load_state_dict` (not through ``.data``). Else the check is in O(changes): the
+    digest of every tensor, moved by what is read out of the module and what will be written, has to be the step's. It
+    is made before anything is written. ``rename`` gives the checkpoint's name for a module's, or
     None to leave one out. Raises CheckpointError ``model-differs``, ChainError ``base-differs``, ``tied-differs``, and
     what reading raises; the module then is what it was.
     """
@@ -133,7 +134,7 @@ def refresh(
 
 
 def _written(found: Mapping[str, WeightPlace]) -> dict[str, tuple[int, int]]:
-    """Of each weight its address, and torch's count of writes to it, which tensors of `torch.inference_mode` have not."""
+    """Of each weight its address, and torch's count of writes to it, which those of `torch.inference_mode` have not."""
     return {
         name: (place.tensor.data_ptr(), 0 if place.tensor.is_inference() else place.tensor._version)
         for name, place in found.items()

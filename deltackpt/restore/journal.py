@@ -63,8 +63,8 @@ class JournalRecord(Decoded):
     patch: int
 
     def write_to(self, elements: Elements) -> None:
-        """As `Decoded.write_to`. Raises ChainError ``slot-unusable`` where the elements are not of this record's
-        tensor."""
+        """As `Decoded.write_to`, to all elements of a tensor, [n] unsigned words. Raises ChainError ``slot-unusable``
+        where they are not of this record's."""
         count = len(elements) if self.positions is None else len(self.positions)
         if self.values.dtype == elements.dtype and len(self.values) == count:
             with suppress(IndexError):
