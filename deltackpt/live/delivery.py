@@ -23,10 +23,11 @@ from deltackpt.live.link_rate import LinkRate
 from deltackpt.live.members import Member, Members
 from deltackpt.live.messages import NOTHING, Announcement, PartOffer
 from deltackpt.live.options import LiveOptions
+from deltackpt.live.plain_part import PlainParts
 from deltackpt.live.round import Round, run
 from deltackpt.live.signed import signed
 from deltackpt.live.state import LiveState
-from deltackpt.patch.part import Origin
+from deltackpt.patch.part import Near, Origin
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class _Offer:
 
     share: Share
     files: list[File]
+    near: list[Near]  # of each file
 
 
 class Delivery:
@@ -58,7 +60,7 @@ class Delivery:
         self.addresses: list[tuple[str, int]] = []
         self._trainer, self._options, self._members = trainer, options, members
         self._gate, self._parts, self._tell = gate, parts, tell
-        self._link = LinkRate(options.rate)
+        self._link, self._plain = LinkRate(options.rate), PlainParts()
         # Bytes on a card are hashed, on the host, only for who has to sign them.
         self._hashed = options.carrier != "nccl" or trainer.repository.signer is not None
         self._round = 0
@@ -73,7 +75,7 @@ class Delivery:
         plan = share(group, lambda: self._plan(captured))
         sink = MemorySink(self._parts, captured.step, hashed=self._hashed)
         try:
-            offer, error = _Offer(Share(), []), None
+            offer, error = _Offer(Share(), [], []), None
             try:
                 offer = self._offer(sink, captured, plan)
             except Exception as failed:
@@ -86,12 +88,13 @@ class Delivery:
 
     def _offer(self, sink: MemorySink, captured: CapturedStep, plan: _Plan) -> _Offer:
         if plan.full and not plan.wanted:
-            return _Offer(Share(sums=self._trainer.state.sums()), [])
+            return _Offer(Share(sums=self._trainer.state.sums()), [], [])
         if plan.full:
-            return _Offer(encode_all(sink, self._trainer, plan.origin), sink.files)
+            return _Offer(encode_all(sink, self._trainer, plan.origin), sink.files, sink.near)
         if plan.wanted:
-            return _Offer(encode_changes(sink, self._trainer, captured, plan.origin, self._link), sink.files)
-        return _Offer(Share(sums={name: sums_of(delta) for name, delta in captured.deltas.items()}), [])
+            made = encode_changes(sink, self._trainer, captured, plan.origin, self._link, self._plain)
+            return _Offer(made, sink.files, sink.near)
+        return _Offer(Share(sums={name: sums_of(delta) for name, delta in captured.deltas.items()}), [], [])
 
     # The first rank
 
@@ -155,7 +158,9 @@ class Delivery:
 
     def _offered(self, offers: list[_Offer]) -> tuple[PartOffer, ...]:
         return tuple(
-            PartOffer(file, rank, self.addresses[rank]) for rank, offer in enumerate(offers) for file in offer.files
+            PartOffer(file, rank, self.addresses[rank], near)
+            for rank, offer in enumerate(offers)
+            for file, near in zip(offer.files, offer.near, strict=True)
         )
 
     def _metrics(

@@ -22,8 +22,9 @@ from deltackpt.hooks.pending import CapturedStep
 from deltackpt.hooks.publish import TrainerState
 from deltackpt.live.card_encode import coded_on_card, fits_card, full_on_card, plain_on_card, settled
 from deltackpt.live.link_rate import LinkRate
+from deltackpt.live.plain_part import MOST, PlainParts
 from deltackpt.patch.encode import fitting_entry
-from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.patch.part import Near, Origin, PartWriter
 from deltackpt.publish.sink import EncodedPart
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.delta import Delta
@@ -38,6 +39,7 @@ class MemorySink:
 
     def __init__(self, parts: PartsInMemory, step: int, *, hashed: bool = True) -> None:
         self.files: list[File] = []
+        self.near: list[Near] = []  # of each
         self.hashed = hashed
         self._parts, self._folder = parts, f"live/{step:08d}-{secrets.token_hex(8)}"
 
@@ -50,6 +52,7 @@ class MemorySink:
         name = f"{self._folder}/part-{part.number:05d}.safetensors"
         put = self._parts.put if self.hashed else self._parts.put_unhashed
         self.files.append(put(name, part))
+        self.near.append(part.near)
 
     def withdraw(self) -> None:
         """Offer nothing of this step any more."""
@@ -57,15 +60,23 @@ class MemorySink:
 
 
 def encode_changes(
-    sink: MemorySink, trainer: LiveTrainer, captured: CapturedStep, origin: Origin, link: LinkRate
+    sink: MemorySink, trainer: LiveTrainer, captured: CapturedStep, origin: Origin, link: LinkRate, plain: PlainParts
 ) -> Share:
-    """The changes of a step: entries encoded as those of the repository's parts are, or plainly for a fast ``link``."""
+    """The changes of a step: entries encoded as those of the repository's parts are, or plainly for a fast ``link``:
+    then as ``plain`` makes them, where a card has all of them."""
     names, options = set(trainer.state.tensors), link.choose(trainer.encode)
     deltas = captured.deltas
     if options is not trainer.encode and any(delta.box.proper for delta in deltas.values()):
         options = trainer.encode  # there are no plain changes of boxes
     plainly = options is not trainer.encode
     began = time.monotonic()
+    if plainly and not sink.hashed and deltas and plain.size(deltas) <= MOST:
+        if all(fits_card(delta, names) for delta in deltas.values()):
+            part, share = plain.made(deltas, origin, _numbers(trainer)(0))
+            sink.put(part)
+            share.seconds = {"encode": time.monotonic() - began, "put": 0.0}
+            link.saw(options, sum(share.changed.values()), share.seconds["encode"], part.size)
+            return share
     ready = [] if sink.hashed else list(_on_card(deltas, names, options.encoding, plainly=plainly))
     done = {delta.name for delta, *_ in ready}
     rest = {name: delta for name, delta in deltas.items() if name not in done}

@@ -154,7 +154,8 @@ class RankState:
             raise ChainError("state-unexpected", where=f"step {step.step}, as it was announced", have=have, need=need)
         self._tell(LiveEvent("move", step.step))
         before = self.received
-        parts = StepParts(self._source(step), step.hop, step.full, hashed=self._check is not None)
+        near = {part.file.name: part.near for part in step.parts}
+        parts = StepParts(self._source(step), step.hop, step.full, hashed=self._check is not None, near=near)
         prepared = self._weights.take(parts, self._sums, sums if step.full else step.sums)
         self._tell(LiveEvent("prove", step.step))
         self.moved = self.received - before

@@ -1,0 +1,87 @@
+"""Plain changes of a trainer's rank as one part on its card: put together by few calls, whatever the number of tensors.
+
+What does not change from step to step, the order of the bytes and all text of head and table but for numbers, is kept
+as long as the same tensors change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+import torch
+
+from deltackpt.codecs.index import IndexCodec
+from deltackpt.codecs.plain import Checked
+from deltackpt.gpu.crc_runs import crc32_of_spans
+from deltackpt.gpu.device_bytes import CardBytes
+from deltackpt.hooks.encode import sums_of
+from deltackpt.hooks.parts import Share
+from deltackpt.patch.part import Origin
+from deltackpt.patch.plain_layout import Form, PlainCounts, PlainEntries, PlainLayout
+from deltackpt.patch.source import PartBytes
+from deltackpt.publish.sink import EncodedPart
+from deltackpt.torch_views.delta import CardChange, CardWords, Delta
+from deltackpt.torch_views.words import INTS
+
+MOST = 1 << 31  # bytes of changes that are put together in one piece, beside what the capture has of them
+
+
+class PlainParts:
+    """Makes them, one after the other. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._layout = PlainLayout([])
+        self._forms: list[Form] = []
+
+    @staticmethod
+    def size(deltas: Mapping[str, Delta]) -> int:
+        """Bytes that changes take up."""
+        return sum(len(delta.positions) * (4 + delta.dtype.width) for delta in deltas.values())
+
+    def made(self, deltas: Mapping[str, Delta], origin: Origin, number: int) -> tuple[EncodedPart, Share]:
+        """Changes that all `card_encode.fits_card`, one at least, as `index` entries whose bytes are on the card."""
+        order = [deltas[name] for name in sorted(deltas, key=str.encode)]
+        layout = self._of([(delta.name, delta.dtype, delta.box.shape) for delta in order])
+        changes = np.array([len(delta.positions) for delta in order], np.int64)
+        sizes = layout.sizes(changes)
+        ends = np.cumsum(sizes)
+        body = _together([cast(CardWords, cast(CardChange, d.on_card).words) for d in order], layout, sizes)
+        spans = np.lexsort((layout.values, layout.tensor))  # those of a tensor side by side, positions before values
+        checksums = crc32_of_spans(body, (ends - sizes)[spans], sizes[spans], layout.tensor[spans])
+        counts = PlainCounts(changes, checksums)
+        table = layout.table(counts)
+        head = layout.head(origin, counts, len(table))
+        details = [Checked(n, crc) for n, crc in zip(changes.tolist(), checksums.tolist(), strict=True)]
+        chunks = (head, cast(PartBytes, CardBytes(body)), table)
+        at = len(head) + len(body)
+        near = len(head), at, at + len(table)
+        made = EncodedPart(number, origin, PlainEntries(layout.forms, details), chunks, near[2], near=near)
+        share = Share(
+            sums={delta.name: sums_of(delta) for delta in order},
+            changed={delta.name: n for delta, n in zip(order, changes.tolist(), strict=True)},
+            encodings={IndexCodec.name: len(order)},
+        )
+        return made, share
+
+    def _of(self, forms: list[Form]) -> PlainLayout:
+        if forms != self._forms:
+            self._layout, self._forms = PlainLayout(forms), forms
+        return self._layout
+
+
+def _together(found: Sequence[CardWords], layout: PlainLayout, sizes: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+    """Positions and words of all tensors as they lie in the part, uint8: a launch for those of each width."""
+    views = [
+        found[tensor].new if values else found[tensor].positions
+        for tensor, values in zip(layout.tensor.tolist(), layout.values.tolist(), strict=True)
+    ]
+    body = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=views[0].device)
+    cuts = [0, *(np.flatnonzero(np.diff(layout.widths)) + 1).tolist(), len(views)]
+    bytes_to = np.concatenate(([0], np.cumsum(sizes)))
+    for first, stop in pairwise(cuts):
+        dtype = INTS[int(layout.widths[first])]
+        torch.cat(views[first:stop], out=body[bytes_to[first] : bytes_to[stop]].view(dtype))
+    return body
