@@ -129,7 +129,7 @@ class CardWeights(ModuleWeights):
         return made
 
     def _proven(
-        self, gained: Mapping[str, Sums], writes: Sequence[Write], host: Mapping[str, ModuleWrite],
+        self, gained: Mapping[str, Sums], writes: Sequence[Write], host: dict[str, ModuleWrite],
         known: Mapping[str, Sums], want: Mapping[str, Sums],
     ) -> PreparedChanges:  # fmt: skip
         sums = {**known, **{name: state_digest.add(known[name], gain) for name, gain in gained.items()}}

@@ -62,8 +62,8 @@ class ArrivingPart:
             return cls(where, file.size, header.head, table, spans, source.begin_part(file, [], spans)[1])
         head, start, end = near
         spans = [(head, start), (end, file.size)]
-        (first, table), held = source.begin_part(file, [(0, head), (start, end)], spans)
-        return cls(where, file.size, bytes(first), bytes(table), spans, held)
+        both, held = source.begin_part(file, [(0, head), (start, end)], spans)
+        return cls(where, file.size, bytes(both[0]), bytes(both[1]), spans, held)
 
 
 class CardPart(PartReader):

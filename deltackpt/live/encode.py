@@ -22,7 +22,7 @@ from deltackpt.hooks.pending import CapturedStep
 from deltackpt.hooks.publish import TrainerState
 from deltackpt.live.card_encode import coded_on_card, fits_card, full_on_card, plain_on_card, settled
 from deltackpt.live.link_rate import LinkRate
-from deltackpt.live.plain_part import MOST, PlainParts
+from deltackpt.live.plain_part import PlainParts
 from deltackpt.patch.encode import fitting_entry
 from deltackpt.patch.part import Near, Origin, PartWriter
 from deltackpt.publish.sink import EncodedPart
@@ -70,13 +70,12 @@ def encode_changes(
         options = trainer.encode  # there are no plain changes of boxes
     plainly = options is not trainer.encode
     began = time.monotonic()
-    if plainly and not sink.hashed and deltas and plain.size(deltas) <= MOST:
-        if all(fits_card(delta, names) for delta in deltas.values()):
-            part, share = plain.made(deltas, origin, _numbers(trainer)(0))
-            sink.put(part)
-            share.seconds = {"encode": time.monotonic() - began, "put": 0.0}
-            link.saw(options, sum(share.changed.values()), share.seconds["encode"], part.size)
-            return share
+    if plainly and not sink.hashed and plain.takes(deltas, names):
+        part, share = plain.made(deltas, origin, _numbers(trainer)(0))
+        sink.put(part)
+        share.seconds = {"encode": time.monotonic() - began, "put": 0.0}
+        link.saw(options, sum(share.changed.values()), share.seconds["encode"], part.size)
+        return share
     ready = [] if sink.hashed else list(_on_card(deltas, names, options.encoding, plainly=plainly))
     done = {delta.name for delta, *_ in ready}
     rest = {name: delta for name, delta in deltas.items() if name not in done}

@@ -7,10 +7,12 @@ as long as the same tensors change.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from deltackpt.codecs.index import IndexCodec
@@ -19,6 +21,7 @@ from deltackpt.gpu.crc_runs import crc32_of_spans
 from deltackpt.gpu.device_bytes import CardBytes
 from deltackpt.hooks.encode import sums_of
 from deltackpt.hooks.parts import Share
+from deltackpt.live.card_encode import fits_card
 from deltackpt.patch.part import Origin
 from deltackpt.patch.plain_layout import Form, PlainCounts, PlainEntries, PlainLayout
 from deltackpt.patch.source import PartBytes
@@ -26,6 +29,7 @@ from deltackpt.publish.sink import EncodedPart
 from deltackpt.torch_views.delta import CardChange, CardWords, Delta
 from deltackpt.torch_views.words import INTS
 
+Ints = npt.NDArray[np.int64]
 MOST = 1 << 31  # bytes of changes that are put together in one piece, beside what the capture has of them
 
 
@@ -37,12 +41,14 @@ class PlainParts:
         self._forms: list[Form] = []
 
     @staticmethod
-    def size(deltas: Mapping[str, Delta]) -> int:
-        """Bytes that changes take up."""
-        return sum(len(delta.positions) * (4 + delta.dtype.width) for delta in deltas.values())
+    def takes(deltas: Mapping[str, Delta], names: AbstractSet[str]) -> bool:
+        """Do changes fit into one of them: are there some, and can all of them go out of the card's memory? ``names``
+        as of `card_encode.fits_card`."""
+        size = sum(len(delta.positions) * (4 + delta.dtype.width) for delta in deltas.values())
+        return 0 < size <= MOST and all(fits_card(delta, names) for delta in deltas.values())
 
     def made(self, deltas: Mapping[str, Delta], origin: Origin, number: int) -> tuple[EncodedPart, Share]:
-        """Changes that all `card_encode.fits_card`, one at least, as `index` entries whose bytes are on the card."""
+        """Changes that it `takes`, as `index` entries whose bytes are on the card."""
         order = [deltas[name] for name in sorted(deltas, key=str.encode)]
         layout = self._of([(delta.name, delta.dtype, delta.box.shape) for delta in order])
         changes = np.array([len(delta.positions) for delta in order], np.int64)
@@ -72,7 +78,7 @@ class PlainParts:
         return self._layout
 
 
-def _together(found: Sequence[CardWords], layout: PlainLayout, sizes: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+def _together(found: Sequence[CardWords], layout: PlainLayout, sizes: Ints) -> torch.Tensor:
     """Positions and words of all tensors as they lie in the part, uint8: a launch for those of each width."""
     views = [
         found[tensor].new if values else found[tensor].positions
