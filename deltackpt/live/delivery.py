@@ -94,7 +94,9 @@ class Delivery:
         if plan.wanted:
             made = encode_changes(sink, self._trainer, captured, plan.origin, self._link, self._plain)
             return _Offer(made, sink.files, sink.near)
-        return _Offer(Share(sums={name: sums_of(delta) for name, delta in captured.deltas.items()}), [], [])
+        deltas = captured.deltas
+        sums = {name: sums_of(delta) for name, delta in deltas.items()}
+        return _Offer(Share(sums=sums, changed={name: len(d.positions) for name, d in deltas.items()}), [], [])
 
     # The first rank
 
@@ -171,7 +173,7 @@ class Delivery:
             steps=captured.merged,
             anchor=False,
             elements=0,
-            changed=sum(len(d.positions) for d in captured.deltas.values()),
+            changed=sum(count for offer in offers for count in offer.share.changed.values()),
             bytes=size,
             queue=0,
             seconds=dict(seconds),

@@ -16,6 +16,7 @@ from deltackpt.codecs.registry import FULL
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.manifest import File
 from deltackpt.hooks.encode import TOGETHER, encode_together, entry_of, sums_of
+from deltackpt.hooks.late_deltas import on_card
 from deltackpt.hooks.live import LiveTrainer
 from deltackpt.hooks.parts import BYTES, Share, encode_deltas
 from deltackpt.hooks.pending import CapturedStep
@@ -65,17 +66,17 @@ def encode_changes(
     """The changes of a step: entries encoded as those of the repository's parts are, or plainly for a fast ``link``:
     then as ``plain`` makes them, where a card has all of them."""
     names, options = set(trainer.state.tensors), link.choose(trainer.encode)
-    deltas = captured.deltas
-    if options is not trainer.encode and any(delta.box.proper for delta in deltas.values()):
-        options = trainer.encode  # there are no plain changes of boxes
-    plainly = options is not trainer.encode
-    began = time.monotonic()
-    if plainly and not sink.hashed and plain.takes(deltas, names):
-        part, share = plain.made(deltas, origin, _numbers(trainer)(0))
+    plainly, began = options is not trainer.encode, time.monotonic()
+    there = on_card(captured.deltas) if plainly and not sink.hashed else None
+    if there is not None and plain.takes(there, names):  # at once: nothing is encoded, and nothing copied down
+        part, share = plain.made(there, origin, _numbers(trainer)(0))
         sink.put(part)
         share.seconds = {"encode": time.monotonic() - began, "put": 0.0}
         link.saw(options, sum(share.changed.values()), share.seconds["encode"], part.size)
         return share
+    deltas = captured.deltas
+    if plainly and any(delta.box.proper for delta in deltas.values()):
+        options, plainly = trainer.encode, False  # there are no plain changes of boxes
     ready = [] if sink.hashed else list(_on_card(deltas, names, options.encoding, plainly=plainly))
     done = {delta.name for delta, *_ in ready}
     rest = {name: delta for name, delta in deltas.items() if name not in done}

@@ -6,7 +6,7 @@ as long as the same tensors change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import cast
@@ -19,14 +19,13 @@ from deltackpt.codecs.index import IndexCodec
 from deltackpt.codecs.plain import Checked
 from deltackpt.gpu.crc_runs import crc32_of_spans
 from deltackpt.gpu.device_bytes import CardBytes
-from deltackpt.hooks.encode import sums_of
 from deltackpt.hooks.parts import Share
-from deltackpt.live.card_encode import fits_card
+from deltackpt.live.card_encode import free_names
 from deltackpt.patch.part import Origin
 from deltackpt.patch.plain_layout import Form, PlainCounts, PlainEntries, PlainLayout
 from deltackpt.patch.source import PartBytes
 from deltackpt.publish.sink import EncodedPart
-from deltackpt.torch_views.delta import CardChange, CardWords, Delta
+from deltackpt.torch_views.delta import CardDelta, CardWords
 from deltackpt.torch_views.words import INTS
 
 Ints = npt.NDArray[np.int64]
@@ -41,20 +40,19 @@ class PlainParts:
         self._forms: list[Form] = []
 
     @staticmethod
-    def takes(deltas: Mapping[str, Delta], names: AbstractSet[str]) -> bool:
-        """Do changes fit into one of them: are there some, and can all of them go out of the card's memory? ``names``
-        as of `card_encode.fits_card`."""
-        size = sum(len(delta.positions) * (4 + delta.dtype.width) for delta in deltas.values())
-        return 0 < size <= MOST and all(fits_card(delta, names) for delta in deltas.values())
+    def takes(found: Sequence[CardDelta], names: AbstractSet[str]) -> bool:
+        """Do changes fit into one of them: are there some, and can all of them go out under names that are free?
+        ``names`` are those of all tensors."""
+        return 0 < sum(one.nbytes for one in found) <= MOST and all(free_names(one.name, names) for one in found)
 
-    def made(self, deltas: Mapping[str, Delta], origin: Origin, number: int) -> tuple[EncodedPart, Share]:
+    def made(self, found: Sequence[CardDelta], origin: Origin, number: int) -> tuple[EncodedPart, Share]:
         """Changes that it `takes`, as `index` entries whose bytes are on the card."""
-        order = [deltas[name] for name in sorted(deltas, key=str.encode)]
-        layout = self._of([(delta.name, delta.dtype, delta.box.shape) for delta in order])
-        changes = np.array([len(delta.positions) for delta in order], np.int64)
+        order = sorted(found, key=lambda one: one.name.encode())
+        layout = self._of([(one.name, one.dtype, one.shape) for one in order])
+        changes = np.array([one.words.positions.numel() for one in order], np.int64)
         sizes = layout.sizes(changes)
         ends = np.cumsum(sizes)
-        body = _together([cast(CardWords, cast(CardChange, d.on_card).words) for d in order], layout, sizes)
+        body = _together([one.words for one in order], layout, sizes)
         spans = np.lexsort((layout.values, layout.tensor))  # those of a tensor side by side, positions before values
         checksums = crc32_of_spans(body, (ends - sizes)[spans], sizes[spans], layout.tensor[spans])
         counts = PlainCounts(changes, checksums)
@@ -62,12 +60,12 @@ class PlainParts:
         head = layout.head(origin, counts, len(table))
         details = [Checked(n, crc) for n, crc in zip(changes.tolist(), checksums.tolist(), strict=True)]
         chunks = (head, cast(PartBytes, CardBytes(body)), table)
-        at = len(head) + len(body)
+        at = len(head) + body.numel()
         near = len(head), at, at + len(table)
         made = EncodedPart(number, origin, PlainEntries(layout.forms, details), chunks, near[2], near=near)
         share = Share(
-            sums={delta.name: sums_of(delta) for delta in order},
-            changed={delta.name: n for delta, n in zip(order, changes.tolist(), strict=True)},
+            sums={one.name: one.sums for one in order},
+            changed={one.name: n for one, n in zip(order, changes.tolist(), strict=True)},
             encodings={IndexCodec.name: len(order)},
         )
         return made, share

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from deltackpt.errors import StoreError  # noqa: E402
-from deltackpt.hooks.live import LiveSide  # noqa: E402
-from deltackpt.hooks.pending import CapturedStep  # noqa: E402
+from deltackpt.errors import StoreError
+from deltackpt.hooks.live import LiveSide
+from deltackpt.hooks.pending import CapturedStep
 
 
 class Group:

@@ -1,5 +1,7 @@
 """Steps of plain changes, from a trainer's card to an engine's, in one go: what the way for all parts comes to."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from deltackpt.engines.module import WeightPlace  # noqa: E402
 from deltackpt.errors import FormatError  # noqa: E402
 from deltackpt.format import state_digest  # noqa: E402
 from deltackpt.format.dtypes import DTYPES  # noqa: E402
+from deltackpt.hooks.late_deltas import on_card  # noqa: E402
 from deltackpt.live import plain_card  # noqa: E402
 from deltackpt.live.card_part import ArrivingPart, CardPart  # noqa: E402
 from deltackpt.live.plain_card import PlainSteps  # noqa: E402
@@ -108,8 +111,8 @@ def test_a_step_there(shapes):
     made, there = PlainParts(), steps(shapes, words)
     for seed in (1, 2):
         deltas = changed(shapes, words, seed)
-        assert made.takes(deltas, set(shapes))
-        part, share = made.made(deltas, ORIGIN, 1)
+        assert made.takes(on_card(deltas), set(shapes))
+        part, share = made.made(on_card(deltas), ORIGIN, 1)
         assert share.sums == {name: delta.sums for name, delta in deltas.items()}
         assert share.changed == {name: len(delta.positions) for name, delta in deltas.items()}
         writer = PartWriter(ORIGIN)
@@ -134,7 +137,7 @@ def test_some_of_the_tensors_once_they_are_known():
     words = words_of(MIXED)
     there = steps(MIXED, words)
     deltas = changed(MIXED, words, without=("a", "e"))
-    part, _ = PlainParts().made(deltas, ORIGIN, 1)
+    part, _ = PlainParts().made(on_card(deltas), ORIGIN, 1)
     data = bytes_of(part)
     assert there.changes(arriving(data, part.near), ORIGIN) is None
     there.learn(PartsPatch([CardPart(arriving(data, part.near))]))
@@ -145,7 +148,7 @@ def test_what_is_left_to_the_reader_of_parts(monkeypatch):
     words = words_of(ALIKE)
     there = steps(ALIKE, words)
     deltas = changed(ALIKE, words)
-    part, _ = PlainParts().made(deltas, ORIGIN, 1)
+    part, _ = PlainParts().made(on_card(deltas), ORIGIN, 1)
     data = bytes_of(part)
     good = arriving(data, part.near)
     other = Origin("0" * 32, 4, "1" * 64, "2" * 64)
@@ -166,7 +169,7 @@ def test_positions_out_of_order_are_refused():
     before = {name: one.clone() for name, one in words.items()}
     deltas = changed(ALIKE, words)
     deltas["w2"].on_card.words.positions[1] = 5000
-    part, _ = PlainParts().made(deltas, ORIGIN, 1)
+    part, _ = PlainParts().made(on_card(deltas), ORIGIN, 1)
     with pytest.raises(FormatError) as error:
         steps(ALIKE, words).changes(arriving(bytes_of(part), part.near), ORIGIN)
     assert error.value.code == "indices-order"
@@ -177,17 +180,16 @@ def test_positions_out_of_order_are_refused():
 def test_what_is_no_step_of_a_card():
     words = words_of(ALIKE)
     deltas = changed(ALIKE, words)
-    assert not PlainParts.takes({}, set())
-    assert not PlainParts.takes(deltas, {*ALIKE, "w1.indices"})
-    boxed = Box((60,), (10,), (30,))
-    for other in ({"on_card": None}, {"box": boxed}):
-        fields = {**deltas["norm"].__dict__, **other}
-        assert not PlainParts.takes({**deltas, "norm": Delta(**fields)}, set(ALIKE))
+    assert on_card({}) is None
+    assert not PlainParts.takes([], set())
+    assert not PlainParts.takes(on_card(deltas), {*ALIKE, "w1.indices"})
+    for other in ({"on_card": None}, {"box": Box((60,), (10,), (30,))}, {"sums": None}):
+        assert on_card({**deltas, "norm": replace(deltas["norm"], **other)}) is None
 
 
 def test_a_header_that_lies_elsewhere_is_refused():
     words = words_of(ALIKE)
-    part, _ = PlainParts().made(changed(ALIKE, words), ORIGIN, 1)
+    part, _ = PlainParts().made(on_card(changed(ALIKE, words)), ORIGIN, 1)
     data = bytes_of(part)
     head, start, end = part.near
     assert part.near != NOWHERE
