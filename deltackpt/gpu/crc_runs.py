@@ -7,7 +7,7 @@ as B has, xor that of B. Method: zlib's crc32_combine; here by tables, one for e
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from deltackpt.gpu.digest import has_kernels
-from deltackpt.gpu.transfers import current, send
+from deltackpt.gpu.transfers import Copy, current, send
 
 PIECE = 1 << 20  # bytes of a program
 SMALL = 4  # bytes below which there is no kernel
@@ -36,17 +36,29 @@ def crc32_of(data: torch.Tensor, sizes: Sequence[int]) -> list[int]:
 def crc32_of_spans(data: torch.Tensor, starts: Ints, sizes: Ints, runs: Ints) -> npt.NDArray[np.uint32]:
     """The same of runs that are made of several spans of ``data`` each. Of each span, int64 [spans]: where it begins,
     its bytes, and which run it is the next one of; runs are numbered in their order, and lie one after the other."""
+    return begin_crc32(data, starts, sizes, runs)()
+
+
+def begin_crc32(
+    data: torch.Tensor, starts: Ints, sizes: Ints, runs: Ints
+) -> Callable[[], npt.NDArray[np.uint32]]:  # fmt: skip
+    """The same in two: the device is at work, and what is returned waits for it, in any thread, once. ``data`` may not
+    be written to before."""
     found = np.zeros(int(runs[-1]) + 1 if len(runs) else 0, np.uint32)
     if not has_kernels(data.device):
-        host = data.cpu().numpy()
-        for start, size, run in zip(starts.tolist(), sizes.tolist(), runs.tolist(), strict=True):
-            found[run] = zlib.crc32(host[start : start + size], int(found[run]))
-        return found
+
+        def on_host() -> npt.NDArray[np.uint32]:
+            host = data.cpu().numpy()
+            for start, size, run in zip(starts.tolist(), sizes.tolist(), runs.tolist(), strict=True):
+                found[run] = zlib.crc32(host[start : start + size], int(found[run]))
+            return found
+
+        return on_host
     from deltackpt.gpu.triton.crc import checksums
 
     counts = np.where(sizes > 0, np.maximum(sizes // PIECE, 1), 0)
     if not counts.any():
-        return found
+        return lambda: found
     span = np.repeat(np.arange(len(sizes)), counts)
     first = np.cumsum(counts) - counts
     number = np.arange(len(span)) - first[span]
@@ -55,15 +67,21 @@ def crc32_of_spans(data: torch.Tensor, starts: Ints, sizes: Ints, runs: Ints) ->
     begins = starts[span] + np.where(number == 0, 0, rest[span] + (number - 1) * PIECE)
     sent = send(data.device, begins, lengths, bypass=False)
     with current(data.device):
-        made = checksums(data, *sent.arrays).cpu().numpy().view(np.uint32)
-    for i in np.flatnonzero(lengths < SMALL).tolist():
-        made[i] = zlib.crc32(data[begins[i] : begins[i] + lengths[i]].cpu().numpy())
-    # Each piece is moved on to the end of its run: what comes after does not change that.
-    ends, run = np.cumsum(lengths), runs[span]
-    last = np.zeros(len(found), np.int64)
-    np.maximum.at(last, run, ends)
-    np.bitwise_xor.at(found, run, moved_on(made, last[run] - ends))
-    return found
+        copy = Copy([checksums(data, *sent.arrays)])
+
+    def put_together() -> npt.NDArray[np.uint32]:
+        made = copy.wait()[0].numpy().view(np.uint32).copy()
+        del sent.arrays[:]
+        for i in np.flatnonzero(lengths < SMALL).tolist():
+            made[i] = zlib.crc32(data[begins[i] : begins[i] + lengths[i]].cpu().numpy())
+        # Each piece is moved on to the end of its run: what comes after does not change that.
+        ends, run = np.cumsum(lengths), runs[span]
+        last = np.zeros(len(found), np.int64)
+        np.maximum.at(last, run, ends)
+        np.bitwise_xor.at(found, run, moved_on(made, last[run] - ends))
+        return found
+
+    return put_together
 
 
 def moved_on(crcs: npt.NDArray[np.uint32], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:

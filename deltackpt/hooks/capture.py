@@ -175,9 +175,8 @@ class Capture:
         gains = {delta.name: gain(delta) for delta in found}
         for late in self._late:
             gains |= late.nonfinite
-        whole = not found
-        late = list(self._late)
-        return Captured(LateDeltas(partial(_finished, late, found), lambda: _there(late) if whole else None), gains)
+        whole, made = not found, list(self._late)
+        return Captured(LateDeltas(partial(_finished, made, found), lambda: _there(made) if whole else None), gains)
 
     def _on_device(self, piece: Piece) -> bool:
         """Is a piece compared where it is?"""

@@ -39,7 +39,7 @@ from deltackpt.live.plain_card import PlainSteps
 from deltackpt.live.weights import ModuleWeights, Prepared, PreparedChanges, check_sums
 from deltackpt.patch.base import Patch
 from deltackpt.patch.part import PartReader
-from deltackpt.patch.tensor import EncodedTensor
+from deltackpt.patch.tensor import EncodedTensor, PartsPatch
 from deltackpt.torch_views.names import Rename
 from deltackpt.torch_views.words import INTS, words
 
@@ -156,8 +156,10 @@ class CardWeights(ModuleWeights):
     ) -> tuple[list[TensorTask], list[PlainTask], list[tuple[WeightPlace, Any]]]:  # fmt: skip
         """The tensors that change: those for kernels, coded and plain, and those that the host decodes."""
         tasks, plain, left = list[TensorTask](), list[PlainTask](), list[tuple[WeightPlace, Any]]()
-        for name in sorted(patch.names, key=str.encode):
-            place, held = self.place(name), patch.tensor(name)
+        names = sorted(patch.names, key=str.encode)
+        places = [self.place(name) for name in names]
+        together = patch.tensors(names) if isinstance(patch, PartsPatch) else map(patch.tensor, names)
+        for name, place, held in zip(names, places, together, strict=True):
             assert held is not None
             old = self._words.get(name)
             if old is not None and isinstance(held, EncodedTensor):

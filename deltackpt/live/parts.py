@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
@@ -18,13 +18,15 @@ from deltackpt.restore.patch_reader import PatchReader, check_origin
 @dataclass(frozen=True)
 class StepParts:
     """``full``: they are all of the weights. ``hashed``: their sha256 is looked at, whatever the carrier. ``near``, by
-    name: where header and table of a file are, as was said."""
+    name: where header and table of a file are, as was said. ``meanwhile`` is called once bytes are on their way, where
+    something can be done until they are there."""
 
     source: ManySources
     hop: Hop
     full: bool
     hashed: bool = False
     near: Mapping[str, Near] = field(default_factory=dict)
+    meanwhile: Callable[[], None] = lambda: None
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -43,9 +45,11 @@ class StepParts:
     def begin_to_card(self) -> list[ArrivingPart]:
         """All of them, where they are brought `to_card`: on their way there. What they hold is then proven by its
         checksums and sums. Raises FormatError, and what fetching raises."""
-        return [
+        found = [
             ArrivingPart.begin(self.source.of(file), file, self.near.get(file.name, NOWHERE)) for file in self.files
         ]
+        self.meanwhile()
+        return found
 
     def opened(self, arriving: Sequence[ArrivingPart]) -> PartsPatch:
         """The same as a patch. Raises FormatError, ChainError ``part-elsewhere``."""

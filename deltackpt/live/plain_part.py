@@ -6,7 +6,8 @@ as long as the same tensors change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import cast
@@ -17,8 +18,9 @@ import torch
 
 from deltackpt.codecs.index import IndexCodec
 from deltackpt.codecs.plain import Checked
-from deltackpt.gpu.crc_runs import crc32_of_spans
+from deltackpt.gpu.crc_runs import begin_crc32
 from deltackpt.gpu.device_bytes import CardBytes
+from deltackpt.gpu.transfers import synchronize
 from deltackpt.hooks.parts import Share
 from deltackpt.live.card_encode import free_names
 from deltackpt.patch.part import Origin
@@ -30,6 +32,42 @@ from deltackpt.torch_views.words import INTS
 
 Ints = npt.NDArray[np.int64]
 MOST = 1 << 31  # bytes of changes that are put together in one piece, beside what the capture has of them
+
+
+class LateTable:
+    """The table of a part, of which a card is still making the checksums: who looks at its bytes waits for that. Any
+    thread may. Implements what `carriers.memory` asks of the bytes of a part."""
+
+    def __init__(
+        self, layout: PlainLayout, changes: Ints, checksums: Callable[[], npt.NDArray[np.uint32]]
+    ) -> None:  # fmt: skip
+        self._layout, self._changes, self._checksums = layout, changes, checksums
+        self.nbytes = layout.table_size(changes)
+        self._counts: PlainCounts | None = None
+        self._bytes = b""
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, where: slice) -> memoryview:
+        return self.to_host()[where]
+
+    def to_host(self) -> memoryview:
+        """Them."""
+        self._known()
+        return memoryview(self._bytes)
+
+    def details(self) -> list[Checked]:
+        """Those of the entries."""
+        return self._known().details()
+
+    def _known(self) -> PlainCounts:
+        with self._lock:
+            if self._counts is None:
+                found = PlainCounts(self._changes, self._checksums())
+                self._bytes, self._counts = self._layout.table(found), found
+            return self._counts
 
 
 class PlainParts:
@@ -54,15 +92,13 @@ class PlainParts:
         ends = np.cumsum(sizes)
         body = _together([one.words for one in order], layout, sizes)
         spans = np.lexsort((layout.values, layout.tensor))  # those of a tensor side by side, positions before values
-        checksums = crc32_of_spans(body, (ends - sizes)[spans], sizes[spans], layout.tensor[spans])
-        counts = PlainCounts(changes, checksums)
-        table = layout.table(counts)
-        head = layout.head(origin, counts, len(table))
-        details = [Checked(n, crc) for n, crc in zip(changes.tolist(), checksums.tolist(), strict=True)]
-        chunks = (head, cast(PartBytes, CardBytes(body)), table)
+        checksums = begin_crc32(body, (ends - sizes)[spans], sizes[spans], layout.tensor[spans])
+        table = LateTable(layout, changes, checksums)
+        head = layout.head(origin, changes)
         at = len(head) + body.numel()
         near = len(head), at, at + len(table)
-        made = EncodedPart(number, origin, PlainEntries(layout.forms, details), chunks, near[2], near=near)
+        chunks = (head, cast(PartBytes, CardBytes(body)), cast(PartBytes, table))
+        made = EncodedPart(number, origin, PlainEntries(layout.forms, table.details), chunks, near[2], near=near)
         share = Share(
             sums={one.name: one.sums for one in order},
             changed={one.name: n for one, n in zip(order, changes.tolist(), strict=True)},
@@ -88,4 +124,5 @@ def _together(found: Sequence[CardWords], layout: PlainLayout, sizes: Ints) -> t
     for first, stop in pairwise(cuts):
         dtype = INTS[int(layout.widths[first])]
         torch.cat(views[first:stop], out=body[bytes_to[first] : bytes_to[stop]].view(dtype))
+    synchronize(body.device)  # it is sent on streams of others
     return body

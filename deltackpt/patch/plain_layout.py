@@ -8,7 +8,7 @@ are, byte for byte, what `PartWriter` writes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -37,6 +37,10 @@ class PlainCounts:
     changes: Ints
     checksums: npt.NDArray[np.uint32]
 
+    def details(self) -> list[Checked]:
+        """As entries have them."""
+        return [Checked(n, crc) for n, crc in zip(self.changes.tolist(), self.checksums.tolist(), strict=True)]
+
 
 class PlainLayout:
     """Of tensors by rising names, each with changes, whose plain tensors' names are free.
@@ -49,7 +53,7 @@ class PlainLayout:
     def __init__(self, forms: Sequence[Form]) -> None:
         self.forms = list(forms)
         none = [Checked(0, 0)] * len(self.forms)
-        entries = list(PlainEntries(self.forms, none))
+        entries = list(PlainEntries(self.forms, lambda: none))
         self.elements = np.array([entry.elements for entry in entries], np.int64)
         plain = [(i, k, spec) for i, entry in enumerate(entries) for k, spec in enumerate(entry.plain_tensors)]
         names = [self.forms[i][0] + spec.suffix for i, _, spec in plain]
@@ -65,6 +69,11 @@ class PlainLayout:
         """Bytes of each plain tensor, in their order, int64."""
         return changes[self.tensor] * self.widths
 
+    def table_size(self, changes: Ints) -> int:
+        """Bytes of the part's table, whatever the checksums."""
+        digits = sum(int((changes >= 1 << 7 * i).sum()) for i in range(1, 9)) + len(changes)
+        return sum(map(len, self._heads)) + digits + CHECKSUM * len(changes)
+
     def table(self, counts: PlainCounts) -> bytes:
         """The part's table."""
         checksums = counts.checksums.astype("<u4").tobytes()
@@ -73,11 +82,11 @@ class PlainLayout:
             pieces += head, write((changes,)), checksums[CHECKSUM * i : CHECKSUM * (i + 1)]
         return b"".join(pieces)
 
-    def head(self, origin: Origin, counts: PlainCounts, table: int) -> bytes:
-        """The part's first bytes, up to its plain tensors; behind these are ``table`` bytes of it, and no payload."""
-        sizes = self.sizes(counts.changes)
+    def head(self, origin: Origin, changes: Ints) -> bytes:
+        """The part's first bytes, up to its plain tensors; behind these is the table, and no payload."""
+        sizes, table = self.sizes(changes), self.table_size(changes)
         ends = np.cumsum(sizes)
-        shapes, starts = counts.changes[self.tensor].tolist(), (ends - sizes).tolist()
+        shapes, starts = changes[self.tensor].tolist(), (ends - sizes).tolist()
         rows = [
             f'{row}{count}],"data_offsets":[{start},{end}]}}'
             for row, count, start, end in zip(self._rows, shapes, starts, ends.tolist(), strict=True)
@@ -114,14 +123,14 @@ class PlainLayout:
         if (found < 1).any() or (found > self.elements).any():
             return None
         counts = PlainCounts(found, np.frombuffer(b"".join(checksums), "<u4"))
-        same = self.table(counts) == table and self.head(origin, counts, len(table)) == head
+        same = self.table(counts) == table and self.head(origin, found) == head
         return counts if same else None
 
 
 class PlainEntries(Sequence[Entry]):
-    """Entries of ``forms``, with these ``details``: made when one is asked for."""
+    """Entries of ``forms``, with what ``details`` gives: made when one is asked for."""
 
-    def __init__(self, forms: Sequence[Form], details: Sequence[Checked]) -> None:
+    def __init__(self, forms: Sequence[Form], details: Callable[[], Sequence[Checked]]) -> None:
         self._forms, self._details = forms, details
 
     @overload
@@ -133,7 +142,7 @@ class PlainEntries(Sequence[Entry]):
     def __getitem__(self, number: int | slice) -> Entry | list[Entry]:
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
-        (name, dtype, shape), detail = self._forms[number], self._details[number]
+        (name, dtype, shape), detail = self._forms[number], self._details()[number]
         return Entry(name, IndexCodec.name, dtype, shape, shape, (0,) * len(shape), detail)
 
     def __len__(self) -> int:

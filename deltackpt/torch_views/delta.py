@@ -48,7 +48,7 @@ class CardDelta:
     @property
     def nbytes(self) -> int:
         """Bytes of the words and their positions."""
-        return self.words.positions.numel() * (4 + self.dtype.width)
+        return int(self.words.positions.numel()) * (4 + self.dtype.width)
 
 
 @dataclass(frozen=True)

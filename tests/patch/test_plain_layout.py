@@ -48,9 +48,10 @@ def test_the_same_bytes_both_ways():
     data, writer, counts = written(FORMS, COUNTS)
     layout = PlainLayout(FORMS)
     table = layout.table(counts)
-    head = layout.head(ORIGIN, counts, len(table))
+    head = layout.head(ORIGIN, counts.changes)
     assert data.startswith(head)
     assert data.endswith(table)
+    assert layout.table_size(counts.changes) == len(table)
     sizes = layout.sizes(counts.changes)
     assert len(data) == len(head) + sizes.sum() + len(table)
     assert writer.near == (len(head), len(data) - len(table), len(data))
@@ -62,16 +63,16 @@ def test_the_same_bytes_both_ways():
     found = layout.read(head, table, ORIGIN)
     assert found.changes.tolist() == COUNTS
     assert found.checksums.tolist() == counts.checksums.tolist()
-    details = [Checked(*both) for both in zip(COUNTS, counts.checksums.tolist(), strict=True)]
-    assert list(PlainEntries(FORMS, details)) == list(part.entries)
-    assert PlainEntries(FORMS, details)[1:3] == list(part.entries)[1:3]
+    entries = PlainEntries(FORMS, counts.details)
+    assert list(entries) == list(part.entries)
+    assert entries[1:3] == list(part.entries)[1:3]
 
 
 def test_every_other_byte_is_left_to_the_reader_of_parts():
     _, _, counts = written(FORMS, COUNTS)
     layout = PlainLayout(FORMS)
     table = layout.table(counts)
-    head = layout.head(ORIGIN, counts, len(table))
+    head = layout.head(ORIGIN, counts.changes)
     rng = np.random.default_rng(1)
     for data, other in ((head, lambda b: (b, table)), (table, lambda b: (head, b))):
         for at in rng.integers(0, len(data), 200).tolist():
@@ -102,3 +103,10 @@ def test_numbers_that_no_tensor_has(number):
     for other in (bytes(digits), b"\x87\0", b"\xff" * 12):
         table = good[:start] + other + good[start + 1 :]
         assert layout.read(b"", table, ORIGIN) is None
+
+
+def test_sizes_of_tables_at_every_length_of_a_number():
+    layout = PlainLayout(FORMS[-1:])
+    for number in [1, *(edge + off for bits in range(7, 62, 7) for edge in [1 << bits] for off in (-1, 0))]:
+        counts = PlainCounts(np.array([number], np.int64), np.array([9], np.uint32))
+        assert layout.table_size(counts.changes) == len(layout.table(counts))
