@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
@@ -14,7 +15,7 @@ import torch
 
 from deltackpt.codecs import Encoded, alone, parse_choice
 from deltackpt.codecs.packed.classes import ClassScale
-from deltackpt.codecs.packed.grid import TileGrid, choose_grid
+from deltackpt.codecs.packed.grid import ALIKE, TileGrid, choose_grid
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.select import looks_at_all
 from deltackpt.gpu.blocks import SPAN, BlockPlan
@@ -65,7 +66,7 @@ def encode(
         yield
         return {}
     measured = _measure(group, list(which), list(which.values()), snapshot)
-    known = Copy([measured.lists.counts, measured.sizes, measured.scales])
+    known = Copy([measured.lists.counts, measured.sizes, measured.scales], side, wait=True)
     yield
 
     counts, sizes, scales = (t.numpy() for t in known.wait())
@@ -104,8 +105,13 @@ class GridChoice:
         """The tiles of a piece of which so many elements changed, or None."""
         if changes == 0 or wide(piece) or looks_at_all(self._codec, piece.dtype, piece.elements, changes):
             return None
-        grid = choose_grid(piece.storage, changes, self._shares)
-        return grid if fits(grid) else None
+        return _grid(piece.storage, changes // ALIKE, self._shares)
+
+
+@lru_cache(maxsize=4096)  # layers have the same shapes, and steps some as many changes
+def _grid(storage: tuple[int, ...], units: int, shares: int) -> TileGrid | None:
+    grid = choose_grid(storage, units * ALIKE, shares)
+    return grid if fits(grid) else None
 
 
 def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot: Snapshot) -> _Measured:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -69,13 +68,8 @@ def group_deltas(
     positions, old, new = (t.numpy() for t in host)
     words = _old_words(others, runs, bases.wait())
     odd = gains[:, 2].tolist()
-    deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, gains[:, :2]), odd)
-    if keep:
-        parts = dict(changes.parts())
-        deltas = [
-            _kept(changes, parts[i], delta, keep, tiles.get(i)) for (i, *_), delta in zip(changed, deltas, strict=True)
-        ]
-    return deltas
+    kept = _kept(changes, keep, tiles) if keep else None
+    return deltas_of(changes, (positions, old, new), words, made, _sums(group, gains[:, :2]), odd, kept)
 
 
 def _old_words(
@@ -91,14 +85,15 @@ def _old_words(
     return found
 
 
-def _kept(changes: DeviceChanges, part: slice, delta: Delta, keep: Keep, tiles: torch.Tensor | None) -> Delta:
-    """The delta of a piece, whose changes are ``part`` of those of its group, with what the device has of it."""
-    words: CardWords | None = None
-    if keep == "all" and changes.positions.dtype == torch.int32 and not wide(changes.pieces[0]):
-        words = CardWords(changes.positions[part], changes.new[part])
-    if words is None and tiles is None:
-        return delta
-    return replace(delta, on_card=CardChange(words, tiles))
+def _kept(changes: DeviceChanges, keep: Keep, tiles: Mapping[int, torch.Tensor]) -> dict[int, CardChange]:
+    """What the device keeps of pieces that changed, by their numbers."""
+    all_words = keep == "all" and changes.positions.dtype == torch.int32 and not wide(changes.pieces[0])
+    kept = {}
+    for i, part in changes.parts():
+        words = CardWords(changes.positions[part], changes.new[part]) if all_words and changes.counts[i] else None
+        if words is not None or i in tiles:
+            kept[i] = CardChange(words, tiles.get(i))
+    return kept
 
 
 def _sums(group: Group, gained: torch.Tensor) -> list[Sums]:

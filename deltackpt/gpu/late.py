@@ -21,6 +21,7 @@ from deltackpt.gpu.group_deltas import Job, Keep, group_deltas, interleaved
 from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
 from deltackpt.torch_views.delta import CardDelta, CardWords, Delta
 from deltackpt.torch_views.snapshot import Snapshot
+from deltackpt.util.garbage import collections_put_off
 
 
 class LateChanges:
@@ -90,7 +91,7 @@ class LateChanges:
             if not self._groups:
                 return
             known = {delta.name for delta in self._found}  # after an error, of what was done before it
-            with current(self._device), _aside(self._device):
+            with collections_put_off(), current(self._device), _aside(self._device):
                 try:
                     for _ in interleaved(self._jobs(known)):
                         pass

@@ -19,6 +19,7 @@ from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.util.extras import install_line
+from deltackpt.util.garbage import collections_put_off
 
 MOST = 768 << 20  # bytes of changes that stay on a device until later
 
@@ -77,7 +78,7 @@ def _warn_once() -> None:
 
 def _found_by_kernels(pieces: Sequence[Piece], snapshot: Snapshot, late: LateChanges) -> LateChanges:
     device = pieces[0].tensor.device
-    with current(device):
+    with collections_put_off(), current(device):
         try:
             for group in groups(pieces, snapshot):
                 late.add(group)
