@@ -28,7 +28,7 @@ from deltackpt.live.round import Round, run
 from deltackpt.live.signed import signed
 from deltackpt.live.state import LiveState
 from deltackpt.patch.part import Near, Origin
-from deltackpt.util.collector import without_collector
+from deltackpt.util.garbage import collections_put_off
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Delivery:
         if plan.full:
             return _Offer(encode_all(sink, self._trainer, plan.origin), sink.files, sink.near)
         if plan.wanted:
-            with without_collector():
+            with collections_put_off():
                 made = encode_changes(sink, self._trainer, captured, plan.origin, self._link, self._plain)
             return _Offer(made, sink.files, sink.near)
         deltas = captured.deltas
