@@ -42,6 +42,7 @@ from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import EncodedTensor, PartsPatch
 from deltackpt.torch_views.names import Rename
 from deltackpt.torch_views.words import INTS, words
+from deltackpt.util.garbage import collections_put_off
 
 
 @dataclass
@@ -93,7 +94,7 @@ class CardWeights(ModuleWeights):
     ) -> Prepared:  # fmt: skip
         """See `HeldWeights.take`. What is changed comes to the card, and does not leave it."""
         if not parts.full:
-            with aside(self.device):
+            with collections_put_off(), aside(self.device):
                 return self._take_changes(parts, known, want)
         if not parts.to_card or any(place.widening is not None for place in self.found.values()):
             return super().take(parts, known, want)
