@@ -12,6 +12,8 @@ import numpy as np
 
 from deltackpt.carriers.memory import PartsInMemory
 from deltackpt.codecs import Change, Encoded, Entry, alone, encode
+from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.codecs.packed.native_encode import write_indexes
 from deltackpt.codecs.registry import FULL
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.manifest import File
@@ -114,6 +116,7 @@ def _on_card(deltas: Mapping[str, Delta], names: set[str], encoding: str, *, pla
 def _one_part(sink: MemorySink, origin: Origin, made: Sequence[Made], number: Callable[[int], int]) -> Share:
     """Entries as one part: what is on a card stays there."""
     share, writer = Share(), PartWriter(origin)
+    write_indexes([entry.detail for _, entry, _ in made if isinstance(entry.detail, ListIndex)])
     for delta, entry, encoded in sorted(made, key=lambda one: one[0].name):
         writer.add(entry, encoded)
         share.sums[delta.name] = sums_of(delta)

@@ -65,6 +65,15 @@ class ListIndex:
         """The detail of a table's entry. Made once: a change goes to an engine and into a repository."""
         return self._detail
 
+    @property
+    def is_written(self) -> bool:
+        """Is that made already?"""
+        return "_detail" in self.__dict__
+
+    def was_written(self, detail: bytes) -> None:
+        """What `to_bytes` gives was made in another way."""
+        self.__dict__["_detail"] = detail
+
     @cached_property
     def _detail(self) -> bytes:
         grid, scale = self.grid, self.scale
