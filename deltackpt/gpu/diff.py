@@ -202,7 +202,7 @@ class Staging:
 
 
 @dataclass(frozen=True)
-class _Tables:
+class _BatchTables:
     """What the kernels are told of a batch, on the device, as long as it is the same: see `triton.compare`."""
 
     sent: Sent
@@ -210,11 +210,11 @@ class _Tables:
     whole: int  # elements of the largest tensor, as far as the batch reaches
 
 
-def _tables(load: Loaded, rows: list[list[int]], blocks: list[int], device: torch.device) -> _Tables:
+def _batch_tables(load: Loaded, rows: list[list[int]], blocks: list[int], device: torch.device) -> _BatchTables:
     edges = np.array([0, *accumulate(blocks)])
     sent = send(device, table(rows), owners(blocks), edges, bypass=load.staged)
     whole = max(first + size for first, size in zip(rows[5], rows[1], strict=True))
-    return _Tables(sent, all(at % 16 == 0 for at in (*rows[2], *rows[3])), whole)
+    return _BatchTables(sent, all(at % 16 == 0 for at in (*rows[2], *rows[3])), whole)
 
 
 def _launch(load: Loaded, snapshot: Snapshot, number: int, device: torch.device) -> Callable[[], Group]:
@@ -241,7 +241,9 @@ def _launch(load: Loaded, snapshot: Snapshot, number: int, device: torch.device)
         *([value] * len(batch) for value in not_finite(batch[0][0].dtype) or NONE_ODD),
     ]
     known_by = rows, width
-    tables = snapshot.recurring(("compare", number, device), known_by, lambda: _tables(load, rows, blocks, device))
+    tables = snapshot.recurring(
+        ("compare", number, device), known_by, lambda: _batch_tables(load, rows, blocks, device)
+    )
     runs, owner, edges = tables.sent.arrays
     load.wait()
     mask, offsets = kernels.compare(runs, owner, width, tables.aligned)

@@ -125,7 +125,7 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     several = dtype.exponent[1] > 0  # classes, perhaps
     bits, addresses = [group.words[i] for i in which], [w.data_ptr() for w in words]
     key, known_by = ("encode", group.number, group.owner.device), (grids, bits, addresses, several)
-    tables = snapshot.recurring(key, known_by, lambda: _tables(group, grids, bits, addresses, several))
+    tables = snapshot.recurring(key, known_by, lambda: _tile_tables(group, grids, bits, addresses, several))
     first, segments_, sent = tables
     table_, owner, places_, block_tiles = sent.arrays
     counts = count(table_, owner, group.mask, group.before)
@@ -155,7 +155,7 @@ def _measure(group: Group, which: Sequence[int], grids: list[TileGrid], snapshot
     return _Measured(grids, first, sent, words, scales, lists, runs, lengths)
 
 
-class _Tables(NamedTuple):
+class _TileTables(NamedTuple):
     """What the kernels are told of the tiles of some grids."""
 
     first: list[int]  # the first tile of every grid, and how many there are
@@ -163,13 +163,15 @@ class _Tables(NamedTuple):
     sent: Sent
 
 
-def _tables(group: Group, grids: list[TileGrid], bits: list[int], addresses: list[int], several: bool) -> _Tables:
+def _tile_tables(
+    group: Group, grids: list[TileGrid], bits: list[int], addresses: list[int], several: bool
+) -> _TileTables:
     tiles = [grid.tiles for grid in grids]
     first = [0, *accumulate(tiles)]
     plan = BlockPlan(np.concatenate([segments(grid, SPAN) * several for grid in grids]))
     columns = grid_table(grids, first[:-1], bits, addresses, plan.first_block)
     sent = send(group.owner.device, columns, owners(tiles), plan.tiles, plan.block_tiles, bypass=group.staged)
-    return _Tables(first, plan.segments, sent)
+    return _TileTables(first, plan.segments, sent)
 
 
 def _write(measured: _Measured, size: int, width: int, side: CopyStream | None) -> tuple[torch.Tensor, Copy]:

@@ -33,6 +33,7 @@ from deltackpt.util.parallel import ordered_map
 
 if TYPE_CHECKING:
     from deltackpt.gpu.compile_ahead import CompileAhead
+    from deltackpt.gpu.group_deltas import Keep
     from deltackpt.gpu.late import LateChanges
 
 

@@ -78,7 +78,7 @@ class Snapshot:
         """The words of pieces, in their order, in as few tensors as they lie in one after the other; views."""
         self.wait()
         found: list[WordRun] = []
-        last, end = -1, -1
+        last, end, first = -1, -1, 0
         for piece in pieces:
             which, start = self._places.get(piece.name, (-1, 0))
             if which < 0:
