@@ -25,8 +25,10 @@ from deltackpt.patch.base import Bytes
 from deltackpt.patch.index import PAYLOAD, TABLE, Origin, Span, table_of
 from deltackpt.patch.tensor import Part
 
-__all__ = ["PAYLOAD", "TABLE", "Origin", "PartReader", "PartWriter"]
+__all__ = ["NOWHERE", "PAYLOAD", "TABLE", "Near", "Origin", "PartReader", "PartWriter"]
 
+Near = tuple[int, int, int]  # bytes of a part's header, the first byte of its table, and the table's end
+NOWHERE: Near = (0, 0, 0)
 
 SMALL, JOINED = 1 << 16, 1 << 20  # bytes of pieces that are joined, and of what they are joined to
 
@@ -34,7 +36,7 @@ SMALL, JOINED = 1 << 16, 1 << 20  # bytes of pieces that are joined, and of what
 class PartWriter:
     """Collects the encoded tensors of one part; :meth:`chunks` is the file. Holds encoded bytes, never a tensor.
 
-    ``version`` is that of the part, and of every entry.
+    ``version`` is that of the part, and of every entry. ``near`` is known once `chunks` has ended.
     """
 
     def __init__(self, origin: Origin, version: int = CODECS.version) -> None:
@@ -44,6 +46,7 @@ class PartWriter:
         self._rising = True  # are they in the order of the table?
         self._count = 0
         self.size = 0
+        self.near = NOWHERE
 
     def __len__(self) -> int:
         return self._count
@@ -84,7 +87,10 @@ class PartWriter:
         rows += [(TABLE, "U8", (len(table),), len(table)), (PAYLOAD, "U8", (payload,), payload)]
         ends = list(accumulate(size for *_, size in rows))
         tensors = [Tensor(n, d, s, end - size, end) for (n, d, s, size), end in zip(rows, ends, strict=True)]
-        yield build_header(tensors, self.origin.to_metadata(self.version))
+        header = build_header(tensors, self.origin.to_metadata(self.version))
+        at = len(header) + sum(size for *_, size in rows[:-2])
+        self.near = len(header), at, at + len(table)
+        yield header
         yield from joined(chain((p.data for _, p in plain), [table], pieces))
 
     def _ordered(self) -> Sequence[tuple[Entry, Encoded] | EntryBlock]:
