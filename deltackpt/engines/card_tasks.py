@@ -90,17 +90,17 @@ class DecodedTasks:
 def staged(part: PartReader, begin: int, end: int, device: torch.device) -> torch.Tensor:
     """Bytes of a part's payloads in host memory, from where they go to a device, as uint8: pinned there, in memory that
     is used again, and whole words of 4 bytes, filled up with 0."""
-    data = part.payloads()[begin:end]
-    here = torch.empty(len(data) + -len(data) % 4, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    size = end - begin
+    here = torch.empty(size + -size % 4, dtype=torch.uint8, pin_memory=device.type == "cuda")
     into = here.numpy()
-    into[: len(data)] = np.frombuffer(data, np.uint8)
-    into[len(data) :] = 0
+    part.copy_payloads(begin, into[:size])
+    into[size:] = 0
     return here
 
 
 BytesOf = Callable[[Any, int, int, torch.device], torch.Tensor]  # of a `TaskPart`
 TOGETHER = 4  # groups whose tables are made in one pass: no more, as the card has one group to do meanwhile
-STAGERS = 2  # threads that copy bytes to pinned memory while the groups before them are decoded
+STAGERS = 4  # threads that copy bytes to pinned memory while the groups before them are decoded
 
 
 def decode_tasks(
