@@ -27,7 +27,7 @@ from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.identify import identify_step, state_of
 from deltackpt.torch_views.names import Rename
-from deltackpt.util.garbage import full_collections_put_off
+from deltackpt.util.garbage import collections_put_off
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def refresh(
     None to leave one out. Raises CheckpointError ``model-differs``, ChainError ``base-differs``, ``tied-differs``, and
     what reading raises; the module then is what it was.
     """
-    with full_collections_put_off():
+    with collections_put_off():
         return _refresh(model, repo, (step, ref), rename, full)
 
 

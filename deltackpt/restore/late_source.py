@@ -7,9 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from deltackpt.format.manifest import File
+from deltackpt.patch.part import ReadInto
 from deltackpt.repository import Repository
 from deltackpt.repository.objects import object_differs
-from deltackpt.patch.part import ReadInto
 from deltackpt.restore.source import SMALL, RepositorySource
 from deltackpt.store.held_file import HeldFile
 from deltackpt.util.guard import map_guarded

@@ -1,7 +1,8 @@
 """A file of a local store that is read by position, into memory that is there: not mapped.
 
 Bytes that are copied once are there sooner by a call than by a mapping, whose pages are brought in one after the other,
-by every thread that looks at them, and given back at the end. And a file that ends too early is an error, and no signal.
+by every thread that looks at them, and given back at the end. A file that ends too early is an error, and no
+signal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Python's search for garbage of all ages, put off while something short must not wait for it."""
+"""Python's search for garbage, put off while something short must not wait for it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-_NEVER = 1 << 30  # collections of middle age before the next one of all ages
+SELDOM = 100_000  # objects made, less those that went, before a search among the young ones
+_NEVER = 1 << 30  # searches among those of middle age before one among all
 _lock = Lock()
 _inside = 0  # blocks, of all threads
-_before = gc.get_threshold()
+_before = _within = gc.get_threshold()
 
 
 @contextmanager
-def full_collections_put_off() -> Iterator[None]:
+def collections_put_off() -> Iterator[None]:
     """Within the block no thread looks for garbage among everything that the process holds: with the objects of torch
-    and an engine that takes .2 s, and all threads wait.
+    and an engine that takes .2 s, and all threads wait. Among young objects it is looked for seldom.
 
-    Garbage that is young goes as ever, and what was put off is made up for after the block, when objects are made
-    again. Thresholds that others set within the block stay. For blocks of a second: what is old and goes in a cycle
+    What was put off is made up for after the block, when objects are made again. Thresholds that others set within the
+    block stay, and where there is no search at all none begins. For blocks of a second: what is old and goes in a cycle
     takes memory until their end.
     """
-    global _inside, _before
+    global _inside, _before, _within
     with _lock:
         _inside += 1
         if _inside == 1:
             _before = gc.get_threshold()
-            gc.set_threshold(*_before[:2], _NEVER)
+            gc.set_threshold(_before[0] and max(_before[0], SELDOM), _before[1], _NEVER)
+            _within = gc.get_threshold()
     try:
         yield
     finally:
         with _lock:
             _inside -= 1
-            if not _inside and gc.get_threshold() == (*_before[:2], _NEVER):
+            if not _inside and gc.get_threshold() == _within:
                 gc.set_threshold(*_before)

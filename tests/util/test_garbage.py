@@ -1,4 +1,4 @@
-"""Full collections wait for the end of a block, young ones do not, and what others set is theirs."""
+"""Full collections wait for the end of a block, those of young objects come seldom, and what others set is theirs."""
 
 import gc
 import sys
@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from deltackpt.util.garbage import full_collections_put_off
+from deltackpt.util import garbage
+from deltackpt.util.garbage import collections_put_off
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +41,14 @@ def churn(seen, count=400):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="its collections of all ages come in small steps")
-def test_only_full_collections_wait():
+def test_full_collections_wait(monkeypatch):
+    monkeypatch.setattr(garbage, "SELDOM", 100)
     gc.set_threshold(50, 2, 2)
     gc.freeze()
     gc.collect()  # how much is old decides as well: nothing is
     try:
         held = []
-        with full_collections_put_off():
+        with collections_put_off():
             inside = churn(held)
         after = churn(held)
     finally:
@@ -62,12 +64,12 @@ def test_blocks_of_several_threads_end_with_the_last():
     begun, end = threading.Event(), threading.Event()
 
     def other():
-        with full_collections_put_off():
+        with collections_put_off():
             begun.set()
             end.wait()
 
     thread = threading.Thread(target=other)
-    with full_collections_put_off():
+    with collections_put_off():
         thread.start()
         begun.wait()
     assert gc.get_threshold()[2] > 1 << 20
@@ -78,9 +80,23 @@ def test_blocks_of_several_threads_end_with_the_last():
 
 def test_an_error_ends_it_and_thresholds_of_others_stay():
     gc.set_threshold(700, 10, 10)
-    with pytest.raises(KeyError), full_collections_put_off():
+    with pytest.raises(KeyError), collections_put_off():
         raise KeyError
     assert gc.get_threshold() == (700, 10, 10)
-    with full_collections_put_off():
+    with collections_put_off():
         gc.set_threshold(0)
     assert gc.get_threshold()[0] == 0
+
+
+def test_young_garbage_of_a_short_block_waits_too():
+    gc.set_threshold(50, 2, 2)
+    with collections_put_off():
+        assert churn([], 20) == set()
+    assert 0 in churn([], 20)
+
+
+def test_no_search_begins_where_there_was_none():
+    gc.set_threshold(0, 10, 10)
+    with collections_put_off():
+        assert gc.get_threshold()[0] == 0
+    assert gc.get_threshold() == (0, 10, 10)
