@@ -153,7 +153,7 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
 
 
 def _short(tiles: TileTables, data: torch.Tensor) -> list[torch.Tensor]:
-    """The bytes of tiles that are too short for the kernel of checksums, one after the other; none if there are none."""
+    """The bytes of tiles that are too short for the kernel of checksums, one after the other, if there are any."""
     at = [np.arange(begin, begin + size) for _, begin, size, _ in tiles.short]
     return [data[torch.from_numpy(np.concatenate(at)).to(data.device)]] if at else []
 
