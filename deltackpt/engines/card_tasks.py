@@ -124,7 +124,7 @@ def decode_tasks(
             sources = deque[TaskGroup]()
             at = 0
             with base_blamed(some[0].part.where):
-                for decoded in decode_groups(_sent(device, found, zip(data, tables, strict=False), sources)):
+                for decoded in decode_groups(_sent(device, found, zip(tables, data, strict=False), sources)):
                     mine = some[at : at + len(decoded.counts)]
                     at += len(mine)
                     made = DecodedTasks(mine, decoded, sources.popleft())
@@ -155,12 +155,12 @@ def _bytes(
 
 def _sent(
     device: torch.device, found: Sequence[tuple[list[DecodeTask], int, int]],
-    needed: Iterator[tuple[torch.Tensor, TileTables]], sources: deque[TaskGroup],
+    needed: Iterator[tuple[TileTables, torch.Tensor]], sources: deque[TaskGroup],
 ) -> Iterator[TaskGroup]:  # fmt: skip
     """Groups of tasks of one part, with their bytes and tables on the card, as they are asked for; and in ``sources``
     the same where they were."""
     for group, begin, _ in found:
-        data, tables = next(needed)
+        tables, data = next(needed)
         sources.append(TaskGroup(group, data, begin))
         yield replace(sources[-1], data=data.to(device, non_blocking=True), tables=tables)
 

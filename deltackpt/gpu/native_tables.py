@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from deltackpt import kernels
@@ -21,20 +23,8 @@ from deltackpt.kernels import address
 
 # Columns of a task, as the kernels read them; what they write; and what is wanted of it here.
 _TASK = [
-    *(
-        "counts",
-        "lengths",
-        "checksums",
-        "elements",
-        "rooms",
-        "blocks",
-        "tiles",
-        "lists",
-        "classes",
-        "cut",
-        "begin",
-        "size",
-    ),
+    *("counts", "lengths", "checksums", "elements", "rooms", "blocks", "tiles"),
+    *("lists", "classes", "cut", "begin", "size"),
     *("changes", "numbers", "shorter", "odd"),
     *("first", "top", "anchor", "all_blocks", "origin", "address", "words", "unused"),
 ]
@@ -67,7 +57,7 @@ def filled(device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int
     tasks = [task for some, _ in found for task in some]
     cuts = [0, *accumulate(len(some) for some, _ in found)]
     of_grids = each([task.index.grid for task in tasks], _grid)  # whose memory is read until the end
-    held: list[Ints] = []
+    held: list[npt.NDArray[Any]] = []
     rows = np.array([_row(task, grid, held) for task, grid in zip(tasks, of_grids, strict=True)], np.int64)
     rows = rows.reshape(-1, len(_TASK))
     column = {name: rows[:, number] for name, number in _AT.items()}
@@ -76,7 +66,7 @@ def filled(device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int
     table = grid_rows([task.index.grid for task in tasks], column["address"])
     assert np.array_equal(table[11:], rows[:, [_AT["tiles"], _AT["words"]]].T)
     tiles, blocks = starts(column["tiles"]), starts(column["all_blocks"])
-    spans = list(zip(cuts, cuts[1:], strict=False))
+    spans = list(pairwise(cuts))
     tables = Tables(device, [
         size for i, j in spans for size in sizes_of(j - i, int(tiles[j] - tiles[i]), int(blocks[j] - blocks[i]))
     ])  # fmt: skip
@@ -103,7 +93,7 @@ def filled(device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int
     return made
 
 
-def _row(task: DecodeTask, grid: _Grid, held: list[Ints]) -> tuple[int, ...]:
+def _row(task: DecodeTask, grid: _Grid, held: list[npt.NDArray[Any]]) -> tuple[int, ...]:
     """A task as `_TASK`. ``held``: whose memory it points to joins it."""
     index, words = task.index, task.words
     scale, counts, lengths, checksums = index.scale, index.counts, index.lengths, index.checksums
