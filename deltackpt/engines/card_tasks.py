@@ -99,7 +99,7 @@ def staged(part: PartReader, begin: int, end: int, device: torch.device) -> torc
 
 BytesOf = Callable[[Any, int, int, torch.device], torch.Tensor]  # of a `TaskPart`
 TOGETHER = 8  # groups whose tables are made in one pass: no more, as the card has those before them to do meanwhile
-STAGERS = 4  # threads that copy bytes to pinned memory while the groups before them are decoded
+STAGERS = 2  # threads that copy bytes to pinned memory while the groups before them are decoded
 
 
 def decode_tasks(

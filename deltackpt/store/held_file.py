@@ -34,9 +34,17 @@ class HeldFile:
         view, have = memoryview(into), 0  # type: ignore[arg-type]
         try:
             while have < len(view):
-                count = os.preadv(self._fd, [view[have:]], start + have)
+                count = _read(self._fd, view[have:], start + have)
                 if not count:  # [S-STORE-3]
                     raise base.too_short(self._where, start + have, start, len(view))
                 have += count
         except OSError as error:
             raise dirfd.translated(error, self._where) from error
+
+
+def _read(fd: int, into: memoryview, at: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [into], at)
+    data = os.pread(fd, len(into), at)  # as of some versions of macOS
+    into[: len(data)] = data
+    return len(data)
