@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def plan(tmp_path, monkeypatch):
 
 def descriptors():
     gc.collect()
-    return len(os.listdir("/dev/fd"))
+    return len([*Path("/dev/fd").iterdir()])
 
 
 def test_payloads_are_read_from_the_file(plan):
@@ -64,7 +65,7 @@ def test_a_source_without_files_gives_the_same(plan):
 def test_a_file_that_becomes_shorter_is_an_error(plan):
     repo, plan = plan
     path = repo.store.local_path(plan.patches[0].files[0].name)
-    with pytest.raises(FormatError) as late, StepChanges(repo, plan, late=True) as changes:
+    with StepChanges(repo, plan, late=True) as changes:
         (part,) = changes.patches[0].parts
         changes.join()
         os.truncate(path, path.stat().st_size - 1)
@@ -72,8 +73,6 @@ def test_a_file_that_becomes_shorter_is_an_error(plan):
             part.copy_payloads(0, np.zeros(len(part.payloads()), np.uint8))
         assert caught.value.code == "object-short"
         assert path.name in str(caught.value.where)
-        raise caught.value
-    assert late.value.code == "object-short"
     with pytest.raises(FormatError) as caught, StepChanges(repo, plan, late=True):
         pass
     assert caught.value.code == "object-hash"
