@@ -110,8 +110,13 @@ def read_run(data: npt.NDArray[np.uint8], at: int, entries: int, before: Entry |
     for name, array in (("to_rows", rows), ("to_names", names), ("to_counts", counts), ("to_lengths", lengths)):
         again[name] = address(array)
     kernels.LIB.dk_table_read(address(again))
-    text, ends = names.tobytes().decode("ascii"), np.cumsum(rows["name_bytes"]).tolist()
-    listed = [text[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    raw, ends = names.tobytes(), np.cumsum(rows["name_bytes"]).tolist()
+    spans = zip([0, *ends[:-1]], ends, strict=True)
+    if raw.isascii():  # as nearly all are; to cut a text is sooner than to decode each name
+        text = raw.decode("ascii")
+        listed = [text[a:b] for a, b in spans]
+    else:
+        listed = [raw[a:b].decode() for a, b in spans]
     return TableRun(listed, rows, counts, lengths, int(again["at"][0]))
 
 
