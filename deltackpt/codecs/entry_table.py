@@ -115,8 +115,13 @@ def read_run(data: npt.NDArray[np.uint8], at: int, entries: int, before: Entry |
     if taken < found:  # the first call does not look at all that makes a run end
         names, counts = names[: int(again["name_bytes"][0])], counts[: int(again["lists"][0])]
         rows, lengths = rows[:taken], lengths[: int(again["tiles"][0])]
-    text, ends = names.tobytes().decode("ascii"), np.cumsum(rows["name_bytes"]).tolist()
-    listed = [text[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    raw, ends = names.tobytes(), np.cumsum(rows["name_bytes"]).tolist()
+    spans = zip([0, *ends[:-1]], ends, strict=True)
+    if raw.isascii():  # as nearly all are; to cut a text is sooner than to decode each name
+        text = raw.decode("ascii")
+        listed = [text[a:b] for a, b in spans]
+    else:
+        listed = [raw[a:b].decode() for a, b in spans]
     return TableRun(listed, rows, counts, lengths, int(again["at"][0]))
 
 

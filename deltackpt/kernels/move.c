@@ -132,7 +132,7 @@ static int move_row(move_t *m, moving_t *s, int64_t row, int64_t *payload, int64
     job.wide = 4;
     place_t place = {0, row * f->columns, *payload, 0};
     for (; place.row < (row + 1) * f->columns; place.row++) {
-        const int code = lists_read_tile(&job, scan_of_this_processor(), place, &s->scratch);
+        const int code = lists_read_tile(&job, scan_of_this_processor(), place, &s->scratch, NULL);
         *bad = place.row;
         if (code) return code;
         place.payload += job.lengths[place.row];

@@ -1,8 +1,9 @@
 /* The part table (FORMAT section "Part table"), a run of entries of `packed` whole tensors at a time.
  *
- * What is taken here is what codecs/table.py takes, and means the same. Anything else, be it another encoding, a box, a
- * name that is not plain ASCII or a defect, ends the run before its entry: the reader in Python goes on from there. */
+ * What is taken here is what codecs/table.py takes, and means the same. Anything else, be it another encoding, a box or
+ * a defect, ends the run before its entry: the reader in Python goes on from there. */
 #include "lists.h"
+#include "names.h"
 
 #define MAX_NAME 1024
 #define MAX_DIMS 8 /* of a tensor that is taken here */
@@ -195,8 +196,7 @@ static int64_t read_name(const table_t *t, int64_t *at, const uint8_t *last, int
     memcpy(name, last, (size_t)shared);
     memcpy(name + shared, t->table + *at, (size_t)middle);
     memcpy(name + shared + middle, last + last_bytes - tail, (size_t)tail);
-    for (int64_t i = 0; i < bytes; i++)
-        if (name[i] < ' ' || name[i] > '~') return 0;
+    if (!is_name(name, bytes)) return 0;
     const int order = memcmp(name, last, (size_t)both);
     if (order < 0 || (!order && bytes <= last_bytes)) return 0;
     if (bytes >= 10 && !memcmp(name, "deltackpt:", 10)) return 0;
