@@ -118,8 +118,8 @@ def patch_slot(
     patcher = _Patcher(move, folder, standby, keep=keep)
     layout = patcher.layout
     progress.start("apply", sum(s.size for s in layout.shards))
-    total = 0
-    for written, size in ordered_map(patcher.patch, patcher.work(threads), threads):
+    total, work = 0, patcher.work(threads)
+    for written, size in ordered_map(patcher.patch, work, threads, ahead=len(work)):  # numbers: any may wait
         total += written
         progress.advance(size)
     return total + _side_files(move, folder)

@@ -11,6 +11,7 @@ enum { NOT_WRITTEN = NO_MEMORY + 1 };
 
 #define HEAD 28 /* bytes of a block's head in a journal, and of the only row of its table */
 #define ROW_BYTES 32
+#define SOON 32 /* elements that are on their way from memory at a time: those of one tile are lines apart */
 
 /* Elements that the last move wrote: words at positions of ``wide`` bytes; 0: all words, in order. */
 typedef struct {
@@ -32,6 +33,10 @@ typedef struct {
     uint8_t xxh3[16];
 } move_t;
 
+INLINE uint64_t position(const record_t *r, int64_t i) {
+    return r->wide == 4 ? load(r->positions, i, 4) : load(r->positions, i, 8);
+}
+
 static void put_record(const record_t *r, uint8_t *elements, int64_t low, int64_t high, int width) {
     if (r->end <= low || r->first >= high) return;
     if (!r->wide) {
@@ -42,18 +47,20 @@ static void put_record(const record_t *r, uint8_t *elements, int64_t low, int64_
     const uint64_t room = (uint64_t)(high - low);
 #define PUT(w)                                                                                                         \
     for (int64_t i = 0; i < r->count; i++) {                                                                           \
-        const uint64_t at = wide == 4 ? load(r->positions, i, 4) : load(r->positions, i, 8);                           \
+        const uint64_t at = position(r, i), soon = i + SOON < r->count ? position(r, i + SOON) : at;                   \
+        if (soon - (uint64_t)low < room) __builtin_prefetch(elements + soon * w, 1);                                   \
         if (at - (uint64_t)low < room) store(elements, (int64_t)at, load(r->values, i, w), w);                         \
     }
-    const int64_t wide = r->wide;
     BY_WIDTH(width, PUT)
 #undef PUT
 }
 
 static void put_new(const uint8_t *positions, const uint8_t *values, int64_t count, uint8_t *elements, int width) {
 #define PUT(w)                                                                                                         \
-    for (int64_t i = 0; i < count; i++)                                                                                \
-        store(elements, (int64_t)load(positions, i, 4), load(values, i, w), w);
+    for (int64_t i = 0; i < count; i++) {                                                                              \
+        if (i + SOON < count) __builtin_prefetch(elements + load(positions, i + SOON, 4) * w, 1);                      \
+        store(elements, (int64_t)load(positions, i, 4), load(values, i, w), w);                                        \
+    }
     BY_WIDTH(width, PUT)
 #undef PUT
 }

@@ -34,7 +34,6 @@ from deltackpt.format.manifest import Link
 from deltackpt.kernels import address
 from deltackpt.patch.many import RunChanges, TensorRun
 from deltackpt.restore.journal_files import HEAD, LONGEST, ROW, WHOLE, JournalHead, RecordFile, map_records, read_rows
-from deltackpt.util.parallel import ordered_map
 
 _COLUMNS = ("tensor", "patch", "width", "wide", "count", "positions", "values", "first", "end", "block", "file")
 JOURNAL_ROW = np.dtype([(name, np.int64) for name in _COLUMNS])
@@ -153,7 +152,7 @@ class Journal:
         thread may call it."""
         if not self._unchecked:
             return
-        for block in np.unique(rows["block"]).tolist():
+        for block in dict.fromkeys(rows["block"].tolist()):
             if (found := self._unchecked.get(block)) is None:
                 continue
             file, first, end, check = found
@@ -244,16 +243,9 @@ class Journal:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def unmap(self, threads: int) -> None:
-        """Give its memory back, by several threads: there is a page for every 4 KiB. No record is read after it."""
-        files = [*self._files]
+    def unmap(self) -> None:
+        """Give its memory back. No record is read after it."""
         self._files = []
-
-        def drop(number: int) -> None:
-            files[number] = np.zeros(0, np.uint8)  # the last reference to the one before
-
-        for _ in ordered_map(drop, range(len(files)), max(1, min(threads, len(files)))):
-            pass
 
     def close(self) -> None:
         """End the records: descriptors are closed, the files stay."""
