@@ -123,14 +123,14 @@ class CacheMove:
         via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
             raise _unusable("a slot on its way to another step")
+        if begun is not None:
+            begun.resume()  # before another journal is mapped: no file is made shorter that is
         held.drop_slot(held.slot(self.target))  # of an earlier move: the new journal would claim it
         with ExitStack() as stack:
             reader = stack.enter_context(ThreadPoolExecutor(1))  # beside fetching and hashing, which takes as long
             reading = None if ready else reader.submit(Journal.read, held.journal, check=False)
             steps = stack.enter_context(self._steps(self.current))
             journal = reading.result() if reading is not None else None
-            if begun is not None:
-                begun.resume()
             following = stack.enter_context(begun or self._journal(self.current, via))
             if not moving:
                 rename(other, held.patching)
