@@ -21,7 +21,8 @@ from deltackpt.codecs.entry_block import EntryBlock
 from deltackpt.codecs.entry_table import EntryTable, TableRun, read_run
 from deltackpt.codecs.registry import CODECS, VERSIONS, Registry
 from deltackpt.format.dtypes import BY_CODE, DType, nbytes
-from deltackpt.format.safetensors_header import MAX_NAME, MAX_RANK, METADATA, RESERVED, check_name
+from deltackpt.format.safetensors_header import MAX_RANK
+from deltackpt.format.tensor_names import MAX_NAME, METADATA, RESERVED, check_name
 from deltackpt.format.varint import VarintReader, write
 
 MAX_ENTRIES = 1 << 20

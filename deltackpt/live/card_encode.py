@@ -18,7 +18,7 @@ from deltackpt.codecs.plain import Checked
 from deltackpt.codecs.registry import FULL
 from deltackpt.codecs.types import PlainTensor
 from deltackpt.format.dtypes import DType
-from deltackpt.format.safetensors_header import MAX_NAME
+from deltackpt.format.tensor_names import MAX_NAME
 from deltackpt.gpu.crc_runs import crc32_of
 from deltackpt.gpu.device_bytes import CardBytes
 from deltackpt.torch_views.boxes import Box

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -159,12 +159,17 @@ def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
         yield b"".join(small)
 
 
+# Fills memory, uint8 [n] and contiguous, with the bytes of a part's file from a position on.
+ReadInto = Callable[[int, Bytes], None]
+
+
 class PartReader(Part):
     """A part in memory or mapped: its header and table are checked when it is made, tensors when they are decoded."""
 
-    def __init__(self, data: memoryview, where: str) -> None:
-        """``data``: all bytes of the file. Raises FormatError."""
-        self._data = data
+    def __init__(self, data: memoryview, where: str, read: ReadInto | None = None) -> None:
+        """``data``: all bytes of the file; ``read``: what copies some of them sooner than from there, if anything
+        does. Raises FormatError."""
+        self._data, self._read = data, read
         head = bytes(data[: head_size(bytes(data[:8]), len(data), where)])
         header = parse_header(head, len(data), where)
         super().__init__(header, self._at(table_of(header, where)), where)
@@ -172,6 +177,16 @@ class PartReader(Part):
     def payloads(self) -> memoryview:
         """The payloads of all entries, one after the other; `payload_of` says where in it an entry's is."""
         return self._bytes(PAYLOAD)
+
+    def copy_payloads(self, begin: int, into: Bytes) -> None:
+        """Fill ``into``, uint8 [n] and contiguous, with the bytes of `payloads` from ``begin`` on. Raises FormatError
+        ``object-short`` for a file that became shorter, StoreError."""
+        start, end = self._span(PAYLOAD)
+        assert 0 <= begin <= begin + len(into) <= end - start
+        if self._read is None:
+            into[:] = self._array[start + begin : start + begin + len(into)]
+        else:
+            self._read(start + begin, into)
 
     def payload_of(self, entry: Entry) -> Span:
         """The entry's bytes in `payloads`."""

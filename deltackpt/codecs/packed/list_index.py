@@ -42,7 +42,18 @@ class ListIndex:
     @property
     def changes(self) -> int:
         """Changed elements of the tensor or box."""
-        return int(self.tile_changes.sum())
+        return self.totals[0]
+
+    @cached_property
+    def totals(self) -> tuple[int, int]:
+        """What all lists choose: changes, and long ones among them."""
+        lists: list[int] = np.add.reduce(self.counts, axis=0).tolist()
+        return sum(lists[: self.scale.classes]), sum(lists[self.scale.classes :])
+
+    def known(self, changes: int, chosen: int) -> ListIndex:
+        """The same, where its changes, and what all of its lists choose, were counted with those of others."""
+        self.__dict__["totals"] = changes, chosen - changes  # where `cached_property` looks for them
+        return self
 
     @property
     def tile_changes(self) -> Ints:
