@@ -131,7 +131,7 @@ sanitize: $(DEV) ## the compiled kernels on damaged input, watched for every rea
 	CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined" $(PY) deltackpt/kernels/build.py
 	HYPOTHESIS_PROFILE=ci ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  $(PY) -m pytest -p no:faulthandler tests/kernels tests/codecs tests/patch/test_many.py \
+	  $(PY) -m pytest -p no:faulthandler tests/kernels tests/codecs tests/patch/test_many.py tests/patch/test_chains.py \
 	    tests/format/test_header_columns.py -k "not numpy and not library"; \
 	  status=$$?; $(PY) deltackpt/kernels/build.py; exit $$status
 

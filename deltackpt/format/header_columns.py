@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from deltackpt import kernels
 from deltackpt.format.dtypes import DTYPES
+from deltackpt.format.tensor_names import MAX_NAME, METADATA, has_control
 from deltackpt.kernels import address
 
 LEAST = 50  # bytes of a tensor in a header: there is no more room asked for than the text pays for
@@ -24,8 +26,7 @@ _ROW = np.dtype(
     [
         *((name, np.int64) for name in ("name", "name_bytes", "start", "end")),
         ("dims", np.int64, (MAX_DIMS,)),
-        ("dtype", np.int32),
-        ("rank", np.int32),
+        *((name, np.int32) for name in ("dtype", "rank", "escaped", "unused")),
     ]
 )
 _WHOLE = [dtype for dtype in DTYPES.values() if dtype.bits == 8 * dtype.width]
@@ -87,14 +88,31 @@ def read_tensors(text: bytes) -> tuple[bytes, HeaderColumns] | None:
         rows = rows[np.lexsort((rows["end"], rows["start"]))]  # stable: empty tensors stay in the header's order
         if rows["start"][0] or (rows["start"][1:] != rows["end"][:-1]).any():
             return None
-    whole = text.decode("ascii", "replace")
-    begins = rows["name"].tolist()
-    names = [whole[a : a + n] for a, n in zip(begins, rows["name_bytes"].tolist(), strict=True)]
-    if len(set(names)) != len(names):
+    names = _names(text, rows)
+    if names is None or len(set(names)) != len(names):
         return None
     form, forms = _forms(rows)
     # Copies: they are kept, and the rows, for as many tensors as the text could hold, are not.
     return match[1] if match else b"{}", HeaderColumns(names, rows["start"].copy(), rows["end"].copy(), form, forms)
+
+
+def _names(text: bytes, rows: npt.NDArray[Any]) -> list[str] | None:
+    """The name of each. None where escapes make one that may be none."""
+    spans = zip(rows["name"].tolist(), (rows["name"] + rows["name_bytes"]).tolist(), strict=True)
+    if not rows["escaped"].any():
+        if not text.isascii():
+            return [text[a:b].decode() for a, b in spans]
+        whole = text.decode("ascii")
+        return [whole[a:b] for a, b in spans]
+    quoted = b",".join(text[a - 1 : b + 1] for a, b in spans)
+    try:
+        names: list[str] = json.loads(b"[%s]" % quoted)
+        sizes = [len(name.encode()) for name in names]
+    except ValueError:  # what no parser takes, and surrogates
+        return None
+    if max(sizes) > MAX_NAME or has_control("".join(names)) or METADATA in names:
+        return None
+    return names
 
 
 def _forms(rows: npt.NDArray[Any]) -> tuple[Ints, list[Form]]:

@@ -22,9 +22,10 @@ from deltackpt.format.canonical import dumps, loads_strict
 from deltackpt.format.manifest import Fields, File
 from deltackpt.format.names import check_path
 from deltackpt.format.record import RecordKind
-from deltackpt.format.safetensors_header import RESERVED, Header, Tensor, parse_header
+from deltackpt.format.safetensors_header import Header, Tensor, parse_header
 from deltackpt.format.state_digest import StateText
 from deltackpt.format.tensor_columns import TensorColumns
+from deltackpt.format.tensor_names import RESERVED
 
 FORMAT = "deltackpt-layout"
 VERSION = 1

@@ -7,7 +7,6 @@ fields, no empty or overlong names, no control characters in them. https://githu
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,15 +18,12 @@ from deltackpt.errors import FormatError
 from deltackpt.format.canonical import MAX_DEPTH, MAX_MARKS, check_bounds, loads_strict
 from deltackpt.format.dtypes import DTYPES, SIZE_LIMIT, nbytes
 from deltackpt.format.header_columns import HeaderColumns, read_tensors
+from deltackpt.format.tensor_names import METADATA, check_name
 
 MAX_HEADER: Final = 100_000_000  # bytes of JSON; the reference reader's own limit
-MAX_NAME: Final = 1_024  # bytes of UTF-8
 MAX_RANK: Final = 32  # what numpy 1 can hold
 
-METADATA: Final = "__metadata__"
-RESERVED: Final = "deltackpt:"  # starts the names that no checkpoint tensor has
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Tensor(NamedTuple):
@@ -159,15 +155,6 @@ def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> byte
     head = len(text).to_bytes(8, "little") + text
     parse_header(head, None, "new header")
     return head
-
-
-def check_name(name: str, where: str) -> None:
-    """Refuse a tensor name that is empty, longer than MAX_NAME bytes, or has control characters: ``name-refused``."""
-    if (
-        not name or len(name.encode("utf-8")) > MAX_NAME or (not name.isprintable() and _CONTROL.search(name))
-    ):  # [F-PART-4]
-        need = f"1 to {MAX_NAME} bytes of UTF-8, no control characters"
-        raise FormatError("name-refused", where=where, have=f"{len(name)} characters", need=need)
 
 
 def _metadata(value: Any, where: str) -> dict[str, str]:

@@ -14,11 +14,12 @@ from functools import cache
 
 import torch
 
+from deltackpt.gpu.changes import DeviceChanges
 from deltackpt.gpu.diff import Group, advance
 from deltackpt.gpu.encode import GridChoice
 from deltackpt.gpu.group_deltas import Job, Keep, group_deltas, interleaved
 from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
-from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.delta import CardDelta, CardWords, Delta
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.util.garbage import collections_put_off
 
@@ -38,7 +39,21 @@ class LateChanges:
         self._snapshot, self._device, self._found, self._keep = snapshot, device, found, keep
         self._choice = GridChoice(encoding)
         self._groups: dict[int, Group] = {}
+        self._seen: list[tuple[DeviceChanges, list[list[int]]]] = []  # what was found, and what sums gain by it
         self._lock = threading.Lock()
+
+    def on_card(self) -> list[CardDelta] | None:
+        """All that was found, where it is, once it is counted; None where it is not kept there, is of boxes, or some of
+        it was completed before. Any thread may ask."""
+        found = list[CardDelta]()
+        for changes, sums in self._seen:
+            for i, part in changes.parts():
+                piece, (first, second, _) = changes.pieces[i], sums[i]
+                if changes.counts[i]:
+                    words = CardWords(changes.positions[part], changes.new[part])
+                    both = first % (1 << 64), second % (1 << 64)
+                    found.append(CardDelta(piece.name, piece.dtype, piece.box.shape, words, both))
+        return found or None
 
     @property
     def nbytes(self) -> int:
@@ -58,10 +73,17 @@ class LateChanges:
             return
         groups = list(self._groups.values())
         [sums] = Copy([torch.cat([group.sums for group in groups])]).wait()
-        pieces = (both for group in groups for both in zip(group.changes.pieces, group.changes.counts, strict=True))
-        for (piece, changed), odd in zip(pieces, sums[:, 2].tolist(), strict=True):
-            if changed:
-                self.nonfinite[piece.name] = odd
+        rows, at, seen = sums.tolist(), 0, []
+        for changes in (group.changes for group in groups):
+            mine = rows[at : at + len(changes.pieces)]
+            at += len(mine)
+            seen.append((changes, mine))
+            for piece, changed, (*_, odd) in zip(changes.pieces, changes.counts, mine, strict=True):
+                if changed:
+                    self.nonfinite[piece.name] = odd
+        whole = not any(piece.box.proper for changes, _ in seen for piece in changes.pieces)
+        if self._keep == "all" and whole and not self._found:
+            self._seen = seen
 
     def complete(self) -> None:
         """Make the deltas, and move the snapshot on. All that was added has been found, on any stream, by then."""
@@ -79,12 +101,13 @@ class LateChanges:
     def finish(self) -> None:
         """`complete`, and let go of the deltas: nothing more is added."""
         self.complete()
-        self._found = []
+        self._found, self._seen = [], []
 
     def drop(self) -> None:
         """Forget what is not complete: the snapshot is not at it."""
         with self._lock:
             self._groups.clear()
+            self._seen = []
 
     def _jobs(self, known: set[str]) -> Iterator[Job]:
         side = copy_stream(self._device)

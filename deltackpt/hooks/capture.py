@@ -25,7 +25,7 @@ from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.publish import Publisher
 from deltackpt.hooks.state import all_sums
 from deltackpt.repository import Repository
-from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.delta import CardDelta, Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import from_host
@@ -54,6 +54,12 @@ def _finished(late: Sequence[LateChanges], found: list[Delta]) -> dict[str, Delt
     for one in late:
         one.finish()
     return {delta.name: delta for delta in found}
+
+
+def _there(late: Sequence[LateChanges]) -> list[CardDelta] | None:
+    """What the cards have of all that changed."""
+    found = [one.on_card() for one in late]
+    return None if None in found else [delta for some in found for delta in some or ()]
 
 
 class Capture:
@@ -170,7 +176,8 @@ class Capture:
         gains = {delta.name: gain(delta) for delta in found}
         for late in self._late:
             gains |= late.nonfinite
-        return Captured(LateDeltas(partial(_finished, list(self._late), found)), gains)
+        whole, made = not found, list(self._late)
+        return Captured(LateDeltas(partial(_finished, made, found), lambda: _there(made) if whole else None), gains)
 
     def _on_device(self, piece: Piece) -> bool:
         """Is a piece compared where it is?"""

@@ -1,10 +1,11 @@
-/* The header of a safetensors file as nearly every writer writes it: compact JSON, names in plain ASCII, the fields of a
- * tensor in one order. What is taken here is what format/safetensors_header.py takes, and means the same; for anything
- * else it is asked. */
-#include "common.h"
+/* The header of a safetensors file as nearly every writer writes it: compact JSON, the fields of a tensor in one order.
+ * What is taken here is what format/safetensors_header.py takes, and means the same; for anything else it is asked. A
+ * name that is written with escapes is left as it is: what they mean, and whether it may be a name, is not said. */
+#include "names.h"
 
 #define MAX_DIMS 8
 #define MAX_NAME 1024
+#define MAX_ESCAPED (6 * MAX_NAME) /* bytes of a name whose every byte is an escape */
 #define MAX_DTYPE 16
 #define SIZE_LIMIT ((int64_t)1 << 59)
 
@@ -13,6 +14,7 @@ typedef struct {
     int64_t start, end;
     int64_t dims[MAX_DIMS];
     int32_t dtype, rank; /* the number of the dtype in the list that was given */
+    int32_t escaped, unused;
 } header_row_t;
 
 /* A dtype whose elements are whole bytes: its name, and the bytes of one. */
@@ -52,13 +54,25 @@ INLINE int64_t word(text_t *t) {
     return t->at < t->end ? t->at++ - first : -1;
 }
 
+/* The name before the next quote. -> is it one, as far as it can be said? */
+static int read_name(text_t *t, const uint8_t *text, header_row_t *row) {
+    const uint8_t *const first = t->at;
+    row->escaped = 0;
+    for (; t->at < t->end && *t->at != '"'; t->at++) {
+        if (*t->at != '\\') continue;
+        row->escaped = 1;
+        if (++t->at == t->end) return 0;
+    }
+    if (t->at == t->end) return 0;
+    row->name = first - text;
+    row->name_bytes = t->at++ - first;
+    if (row->name_bytes > (row->escaped ? MAX_ESCAPED : MAX_NAME) || !is_name(first, row->name_bytes)) return 0;
+    return row->name_bytes != 12 || memcmp(first, "__metadata__", 12);
+}
+
 /* From the quote before the name to the brace after the fields. */
 static int read_tensor(text_t *t, const uint8_t *text, const header_dtype_t *dtypes, int64_t known, header_row_t *row) {
-    if (!SKIP("\"")) return 0;
-    row->name = t->at - text;
-    row->name_bytes = word(t);
-    if (row->name_bytes < 1 || row->name_bytes > MAX_NAME) return 0;
-    if (row->name_bytes == 12 && !memcmp(text + row->name, "__metadata__", 12)) return 0;
+    if (!SKIP("\"") || !read_name(t, text, row)) return 0;
     if (!SKIP(":{\"dtype\":\"")) return 0;
     const uint8_t *const dtype = t->at;
     const int64_t bytes = word(t);

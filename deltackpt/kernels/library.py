@@ -31,6 +31,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_crc32": (ctypes.c_uint32, [_P, _N]),
     "dk_scan_level": (_I, [_I]),
     "dk_lists_read": (_I, [_P, _N, _I, _P]),
+    "dk_lists_chain": (_I, [_P, _N, _N, _I]),
     "dk_move": (_I, [_P, _P]),
     "dk_lists_measure": (_I, [_P, _N, _I]),
     "dk_lists_write": (_I, [_P, _N, _I]),
@@ -43,6 +44,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_scatter_many": (_N, [_P, _N]),
     "dk_copy_many": (None, [_P, _N]),
     "dk_table_read": (None, [_P]),
+    "dk_decode_tables": (None, [_P, _P, _N]),
     "dk_json_scan": (_N, [_P, _N, _N, _N]),
     "dk_header_read": (_N, [_P, _N, _N, _P, _N, _P, _N]),
 }

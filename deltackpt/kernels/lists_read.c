@@ -10,19 +10,6 @@
 #define KEPT_CHUNKS 16384 /* 2^20 elements: of a tile with more, the second look at a block classifies it again */
 enum { CODES, RANKS, OLD, WIDTHS, SCANNED, COPIED };
 
-typedef struct {
-    int64_t job, tile; /* the row of the tile in its job's tables; -1: the tables themselves */
-    int64_t code;
-} defect_t;
-
-typedef struct {
-    const read_job_t *jobs;
-    const place_t *places;
-    const scan_t *scan;
-    int64_t first_bad; /* the first unit known to have a defect; those after it are not read */
-    int64_t *codes;    /* of every unit */
-} reading_t;
-
 /* A tile while it is read. */
 typedef struct {
     const read_job_t *job;
@@ -38,6 +25,7 @@ typedef struct {
     uint8_t *widths, *is_long;
     uint8_t *class, *rows, *room; /* what a scan made of the tile, or of one block; a copy of a block */
     int kept;                     /* of the tile */
+    seen_t *seen;                 /* NULL: no patch of the tile comes after this one */
     scratch_t *scratch;
 } tile_t;
 
@@ -62,12 +50,34 @@ static int count_classes(tile_t *t) {
     if (!t->class || !t->room) return NO_MEMORY;
     t->rows = t->class + room * CHUNK;
     uint32_t counts[ROW] = {0};
+    seen_t *const s = t->seen;
+    if (s && s->chunks == chunks && s->classes == t->form->classes && s->top == t->form->top) {
+        for (int c = 0; c < t->form->classes; c++) t->candidates[c] = s->counts[c];
+        return OK;
+    }
     for (int64_t at = 0; at < t->at.elements; at += BLOCK_ELEMENTS) {
         const int64_t n = least(BLOCK_ELEMENTS, t->at.elements - at), chunk = t->kept ? at / CHUNK : 0;
         look(t, at, n, t->class + chunk * CHUNK, t->rows + chunk * ROW, counts);
     }
     for (int c = 0; c < t->form->classes; c++) t->candidates[c] = counts[c];
+    if (s) {
+        s->chunks = t->kept ? chunks : 0;
+        s->classes = t->form->classes;
+        s->top = t->form->top;
+        memcpy(s->counts, counts, sizeof counts);
+    }
     return OK;
+}
+
+/* An element has another exponent now: what was seen of the tile is kept true. */
+static __attribute__((noinline)) void reclass(const tile_t *t, uint32_t local, int before, int after) {
+    const int from = class_of(before, t->form), to = class_of(after, t->form);
+    uint8_t *const row = t->rows + local / CHUNK * ROW;
+    t->class[local] = (uint8_t)to;
+    row[from]--;
+    row[to]++;
+    t->seen->counts[from]--;
+    t->seen->counts[to]++;
 }
 
 /* ``n`` numbers in unary from bit ``at`` on; one above 2^32 - 1 is that. -> the bit after the last, or -1. */
@@ -213,6 +223,8 @@ INLINE void count_ones(const tile_t *t, int64_t bit, const int word) {
 INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int word) {
     const read_job_t *job = t->job;
     const int sign_magnitude = t->form->exponent_bits;
+    const type_t type = type_of(t->form);
+    const uint32_t field = t->seen && t->seen->chunks ? ((1u << type.exponent_bits) - 1) << type.exponent_start : 0;
     if (job->ones) count_ones(t, bit, word);
     if (!job->in_place && !job->new && !job->positions) return;
     for (int64_t i = 0; i < t->changes; i++) {
@@ -227,6 +239,7 @@ INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int wor
         if (job->in_place) store(job->elements, at, new, word);
         if (job->new) store(job->new, to + i, new, word);
         if (job->positions) store(job->positions, to + i, (uint64_t)at, job->wide);
+        if ((t->old[i] ^ new) & field) reclass(t, t->ranks[i], exponent_of(t->old[i], type), exponent_of(new, type));
     }
 }
 
@@ -265,6 +278,7 @@ APART(4)
 static int read_tile(tile_t *t, int64_t to) {
     int64_t end, bits;
     if (!t->changes) return t->bits ? TILE_LENGTH : OK;
+    if (t->seen && t->form->classes == 1) t->seen->chunks = 0; /* such a patch knows nothing of classes */
     int code = count_classes(t);
     if (!code) code = read_lists(t, &end);
     if (code) return code;
@@ -290,10 +304,11 @@ static int read_tile(tile_t *t, int64_t to) {
     return OK;
 }
 
-int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t p, scratch_t *scratch) {
+int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t p, scratch_t *scratch, seen_t *seen) {
     const form_t *f = &job->form;
     const int64_t length = job->lengths[p.row];
-    tile_t t = {.job = job, .form = f, .scan = scan, .scratch = scratch, .bytes = job->payload + p.payload};
+    tile_t t = {.job = job, .form = f, .scan = scan, .scratch = scratch, .seen = seen};
+    t.bytes = job->payload + p.payload;
     t.limit = job->payload + job->bytes;
     t.bits = 8 * length;
     if (crc32_of(t.bytes, length) != (uint32_t)load(job->checksums, p.row, 4)) return TILE_CHECKSUM;
@@ -301,77 +316,4 @@ int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t p, scratc
     t.counts = job->counts + p.row * (f->classes + f->sized);
     for (int c = 0; c < f->classes; c++) t.begins[c + 1] = t.changes += t.counts[c];
     return read_tile(&t, p.changes);
-}
-
-static void read_unit(void *shared, int64_t unit, scratch_t *scratch) {
-    reading_t *all = shared;
-    if (unit > __atomic_load_n(&all->first_bad, __ATOMIC_RELAXED)) return;
-    const place_t p = all->places[unit];
-    const int code = lists_read_tile(all->jobs + p.job, all->scan, p, scratch);
-    all->codes[unit] = code;
-    if (!code) return;
-    int64_t known = __atomic_load_n(&all->first_bad, __ATOMIC_RELAXED);
-    while (unit < known &&
-           !__atomic_compare_exchange_n(&all->first_bad, &known, unit, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-}
-
-int lists_check(const read_job_t *job) {
-    const form_t *f = &job->form;
-    const int lists = f->classes + f->sized, first = f->classes - f->sized;
-    int64_t bytes = 0;
-    int short_tile = 0, other_length = 0;
-    for (int64_t row = 0; row < job->tiles; row++) {
-        const int64_t *counts = job->counts + row * lists, number = job->numbers ? job->numbers[row] : row;
-        if (number < 0 || number / f->columns >= f->rows) return COUNT_OUTSIDE;
-        const int64_t elements = tile_at(f, number).elements, length = job->lengths[row];
-        int64_t changes = 0;
-        if (elements > MAX_ELEMENTS) return COUNT_OUTSIDE;
-        for (int i = 0; i < lists; i++) {
-            const int64_t most = i < f->classes ? elements : counts[first + i - f->classes];
-            if (counts[i] < 0 || counts[i] > most) return COUNT_OUTSIDE;
-            if (i < f->classes) changes += counts[i];
-        }
-        if (changes > elements) return COUNT_OUTSIDE;
-        const int sane = length <= (int64_t)1 << 40;
-        short_tile |= sane && changes > 8 * length;
-        other_length |= !sane || length < 0;
-        if (!other_length) bytes += length;
-    }
-    if (short_tile) return TILE_SHORT;
-    return other_length || bytes != job->bytes ? TILE_LENGTH : OK;
-}
-
-/* Tiles of many tensors, on at most ``threads`` threads, to what each job asks for.
- *
- * -> 0, or the code of the first defect, by job and tile, and where it is; then what was written is worth nothing. */
-EXPORT int dk_lists_read(const read_job_t *jobs, int64_t count, int threads, defect_t *defect) {
-    int64_t units = 0, job = 0;
-    for (int64_t j = 0; j < count; j++) units += jobs[j].tiles;
-    place_t *places = malloc((size_t)(units + 1) * sizeof *places);
-    int64_t *codes = calloc((size_t)(units + 1), sizeof *codes);
-    reading_t all = {jobs, places, scan_of_this_processor(), 0, codes};
-    *defect = (defect_t){-1, -1, NO_MEMORY};
-    if (places && codes) {
-        *defect = (defect_t){-1, -1, OK};
-        for (units = 0; job < count && !defect->code; job++) {
-            const read_job_t *const j = jobs + job;
-            const int code = lists_check(j);
-            if (code) *defect = (defect_t){job, -1, code};
-            int64_t payload = 0, changes = 0;
-            for (int64_t row = 0; row < j->tiles && !code; row++) {
-                places[units++] = (place_t){job, row, payload, changes};
-                payload += j->lengths[row];
-                for (int c = 0; c < j->form.classes; c++)
-                    changes += j->counts[row * (j->form.classes + j->form.sized) + c];
-            }
-        }
-        all.first_bad = units;
-        work_through(read_unit, &all, units, threads);
-        if (all.first_bad < units)
-            *defect = (defect_t){places[all.first_bad].job, places[all.first_bad].row, codes[all.first_bad]};
-    }
-    free(places);
-    free(codes);
-    return (int)defect->code;
 }

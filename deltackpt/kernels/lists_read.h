@@ -25,10 +25,19 @@ typedef struct {
     int64_t job, row, payload, changes; /* the tile's first byte and first change in its job's */
 } place_t;
 
+/* What a look at all old elements of a tile has found, for the next patch of the same tile: no chunks, nothing. The
+ * classes of its elements, and how many of each its chunks have, are in the scratch; changes are kept up with. */
+typedef struct {
+    int64_t chunks;
+    int32_t classes, top; /* of the form that they are by */
+    uint32_t counts[ROW];
+} seen_t;
+
 /* What is wrong with a job's tables by themselves. */
 int lists_check(const read_job_t *job);
 
-/* One tile, whose place the caller knows from tables that are right. -> a code */
-int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t place, scratch_t *scratch);
+/* One tile, whose place the caller knows from tables that are right. ``seen`` may be NULL; else new elements go to where
+ * the old ones are, and nothing but this has used the scratch since. -> a code */
+int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t place, scratch_t *scratch, seen_t *seen);
 
 #endif

@@ -13,7 +13,7 @@ from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.entry_block import EntryBlock
 from deltackpt.codecs.registry import FULL
 from deltackpt.format.dtypes import DType
-from deltackpt.format.safetensors_header import MAX_NAME
+from deltackpt.format.tensor_names import MAX_NAME
 
 Encode = Callable[[str], tuple[str, Encoded]]  # the encoding asked for -> the one used, and its bytes
 

@@ -17,7 +17,8 @@ import numpy as np
 from deltackpt import kernels
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.packed.jobs import DecodeJob
-from deltackpt.codecs.packed.native_rows import PackedRows, Positions32
+from deltackpt.codecs.packed.native import READ
+from deltackpt.codecs.packed.native_rows import PackedRows, Positions32, decode_chains
 from deltackpt.codecs.types import Decoded, Elements
 from deltackpt.errors import DeltackptError
 from deltackpt.format.dtypes import DTYPES, uint
@@ -30,8 +31,10 @@ from deltackpt.patch.in_memory import ChangeColumns, InMemoryPatch
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.squashed import SquashedPatch
 from deltackpt.patch.tensor import EncodedTensor, PartsPatch
+from deltackpt.util.spill import room
 
 RUN = 4 << 20  # bytes of a batch: it stays in the cache of a processor from one pass over it to the next
+KEPT = 16 << 20  # bytes of a batch up to which a thread uses the memory again
 MOST = 1024  # tensors of a batch
 MANY = 1000  # tensors of a step, above which they go through several patches by runs
 
@@ -122,6 +125,8 @@ class RunRoom:
     def run(self, tensors: Sequence[Tensor], named: TensorsByName) -> TensorRun:
         """A run whose ``data`` is anything, until the next call of this thread."""
         size = tensors[-1].end - tensors[0].start
+        if size > KEPT:
+            return TensorRun(tensors, room(size), named)
         held: Bytes | None = getattr(self._local, "room", None)
         if held is None or len(held) < size:
             held = self._local.room = np.empty(max(size, RUN), np.uint8)
@@ -266,6 +271,36 @@ def advance_run(patch: Patch, run: TensorRun) -> bool:
     except DeltackptError:
         return False
     return all(rows.decode_into(address(run.data) + run.starts[which]) for which, rows in found.batches)
+
+
+def advance_through(patches: Sequence[Patch], run: TensorRun, threads: int = 1) -> bool:
+    """`advance_run` by one patch after the other: each tile goes through all of them while it is in the cache."""
+    if kernels.LIB is None or len(patches) < 2:
+        return all(advance_run(patch, run) for patch in patches)
+    try:
+        found = [_find(patch, run) for patch in patches]
+        held = [one for one in found if one is not None]
+        if len(held) < len(found):
+            return False
+        # These go through their patches by themselves, also where one has rows of them.
+        apart = np.zeros(len(run.tensors), bool)
+        apart[[number for one in held for number, _ in one.others]] = True
+        jobs, at = np.zeros((len(run.tensors), len(patches)), READ), address(run.data) + run.starts
+        for k, one in enumerate(held):
+            for which, rows in one.batches:
+                jobs[which, k] = rows.jobs(at[which], in_place=1)
+        if not decode_chains(jobs[~apart], threads):
+            return False
+        for one in held if apart.any() else []:
+            for number, alone in one.others:
+                alone.decode_into(_words(run, number))
+            for which, rows in one.batches:
+                late = apart[which]
+                if not rows.some(late).decode_into(at[which[late]]):
+                    return False
+    except DeltackptError:
+        return False
+    return True
 
 
 def tiles_of(patch: Patch, tensor: Tensor, data: Bytes) -> DecodeJob | None:

@@ -19,9 +19,9 @@ from deltackpt.errors import ChainError, CheckpointError
 from deltackpt.format.digests import Hashes, TensorDigests, Words
 from deltackpt.format.layout import Layout, TensorsByName
 from deltackpt.format.manifest import Counts
-from deltackpt.format.safetensors_header import RESERVED
 from deltackpt.format.state_digest import TensorDigest
 from deltackpt.format.tensor_columns import NameRange
+from deltackpt.format.tensor_names import RESERVED
 from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.encode_batch import NO_SUMS, BatchEncoder, BlockOfStep, Comparing, TensorOfStep
 from deltackpt.publish.sink import EncodedPart, PartSink

@@ -216,7 +216,7 @@ def build(
     def place(item: tuple[Shard, list[Tensor]]) -> int:
         shard, tensors = item
         size = tensors[-1].end - tensors[0].start
-        if isinstance(state, Replay) and len(tensors) > 1:
+        if isinstance(state, Replay) and size:
             run = room.run(tensors, layout.named)
             if state.write_run(run) and unproven(run, digests) is None:
                 write(shard, run.data, tensors[0].start)

@@ -22,7 +22,7 @@ from deltackpt.format.tensor_columns import NameRange
 from deltackpt.kernels import address, addresses
 from deltackpt.patch.apply import changes_elements, decode_step, replace_whole, write_step
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch, describe
-from deltackpt.patch.many import TensorRun, advance_run, decode_run
+from deltackpt.patch.many import TensorRun, advance_through, decode_run
 from deltackpt.patch.tensor import names_outside
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
@@ -33,6 +33,7 @@ from deltackpt.restore.source import RepositorySource
 from deltackpt.store.readahead import ObjectRange, ReadAhead
 from deltackpt.util.guard import map_guarded
 from deltackpt.util.mapped_file import FileMapping
+from deltackpt.util.spill import room
 
 
 class Anchor:
@@ -178,8 +179,12 @@ class Replay:
 
     def bytes_of(self, name: str) -> Bytes:
         """All bytes of a tensor. Not proven yet: compare their xxh3 with the step's digests."""
-        *_, (current, known) = self.history(name)
         want = self.tensors[name]
+        if self._journal is None and self._patches and want.end > want.start:
+            run = TensorRun([want], room(want.end - want.start), self.named)
+            if self.write_run(run):
+                return run.data
+        *_, (current, known) = self.history(name)
         if current is None or known != (want.dtype, want.shape):  # [F-APPLY-5]
             need = describe((want.dtype, want.shape)) + " by the layout"
             raise ChainError("tensor-shape", where=name[:80], have=describe(known), need=need)
@@ -220,11 +225,9 @@ class Replay:
         """
         if not self.read_base(run):
             return False
+        if self._journal is None:
+            return advance_through(self._patches, run)
         for k, patch in enumerate(self._patches):
-            if self._journal is None:
-                if not advance_run(patch, run):
-                    return False
-                continue
             if (changes := decode_run(patch, run)) is None:
                 return False
             self._journal.append_run(run.numbers, k, changes)

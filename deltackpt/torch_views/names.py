@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from deltackpt.errors import CheckpointError, UsageError
-from deltackpt.format.safetensors_header import RESERVED
+from deltackpt.format.tensor_names import RESERVED
 from deltackpt.torch_views.wrappers import Strip, strip
 
 Rename = Mapping[str, str] | Callable[[str], "str | None"]

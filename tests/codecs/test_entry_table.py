@@ -9,7 +9,7 @@ from support.states import V2
 
 from deltackpt import kernels
 from deltackpt.codecs import Entry
-from deltackpt.codecs.entry_table import EntryTable
+from deltackpt.codecs.entry_table import DTYPE_WORDS, EntryTable
 from deltackpt.codecs.table import read_columns, read_table, write_table
 from deltackpt.errors import DeltackptError
 from deltackpt.format.dtypes import DTYPES
@@ -17,7 +17,7 @@ from deltackpt.format.dtypes import DTYPES
 pytestmark = pytest.mark.skipif(kernels.LIB is None, reason="the kernels were not compiled")
 
 seeds = st.integers(0, 2**32 - 1)
-NAMES = st.lists(st.text("ab.ä", min_size=1, max_size=6), unique=True, min_size=1, max_size=12)
+NAMES = st.lists(st.text("ab.ä層\U0001f600", min_size=1, max_size=6), unique=True, min_size=1, max_size=12)
 
 
 def agree(data: bytes) -> None:
@@ -51,9 +51,10 @@ def test_whole_tables(seed, names):
     agree(some_table(seed, names)[0])
 
 
-@given(seeds)
-def test_any_byte_may_be_wrong(seed):
-    data, rng = some_table(seed, ["a", "b", "layers.0", "layers.1", "layers.10", "x"])
+@pytest.mark.parametrize("letters", ["layers.", "é.層.\U0001f600."])
+@given(seed=seeds)
+def test_any_byte_may_be_wrong(letters, seed):
+    data, rng = some_table(seed, ["a", "b", f"{letters}0", f"{letters}1", f"{letters}10", "x"])
     for _ in range(50):
         damaged = bytearray(data)
         damaged[rng.integers(len(data))] = rng.integers(256)
@@ -77,3 +78,17 @@ def test_a_run_goes_on_after_an_entry_that_python_reads():
     assert len(columns.rows) >= 30 or any(DTYPES[e.dtype.name].width == 8 for e in listed)
     assert columns[-1].name == "layers.39.weight"
     assert [entry.name for entry in columns[3:7]] == columns.names[3:7]
+
+
+@pytest.mark.parametrize("letters", ["é", "層", "\U0001f600"])
+def test_names_beyond_ascii_are_read_by_the_kernels(letters):
+    rng, listed = np.random.default_rng(5), []
+    while len(listed) < 9:
+        entry = random_entry(rng, f"{letters}.{len(listed)}.{letters}", V2)
+        if entry.encoding == "packed" and not entry.boxed and DTYPE_WORDS[entry.dtype.code, 0]:
+            listed.append(entry)
+    columns = read_columns(write_table(listed), "here")
+    assert isinstance(columns, EntryTable)
+    assert columns.names == [entry.name for entry in listed]
+    assert not columns.odd
+    agree(write_table(listed))

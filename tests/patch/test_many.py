@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.runs import one_by_one, run_of
 from support.states import changed, mutate, part_of, random_bytes, random_state
 
 from deltackpt import kernels
@@ -13,10 +14,9 @@ from deltackpt.codecs.packed.steps import to_steps
 from deltackpt.errors import DeltackptError
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.layout import TensorsByName
-from deltackpt.format.safetensors_header import Tensor, build_header, parse_header
+from deltackpt.format.safetensors_header import Tensor
 from deltackpt.kernels import address
 from deltackpt.patch import many
-from deltackpt.patch.apply import decode_step
 from deltackpt.patch.many import RunChanges, RunRoom, TensorRun, advance_run, count_run, decode_run, runs
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import PartsPatch
@@ -24,34 +24,6 @@ from deltackpt.patch.tensor import PartsPatch
 pytestmark = pytest.mark.skipif(kernels.LIB is None, reason="the kernels were not compiled")
 
 seeds = st.integers(0, 2**32 - 1)
-
-
-def run_of(state) -> TensorRun:
-    """All tensors of a state side by side."""
-    tensors, at = [], 0
-    for name, (dtype, shape, data) in state.items():
-        tensors.append(Tensor(name, dtype, shape, at, at + len(data)))
-        at += len(data)
-    named = TensorsByName.of([parse_header(build_header(tensors, {}), None, "a run")])
-    data = np.frombuffer(bytearray(b"".join(data for *_, data in state.values())), np.uint8)
-    return TensorRun(tensors, data, named)
-
-
-def one_by_one(patch, run: TensorRun) -> bytes | None:
-    """The run after the patch; None where a tensor gets another form, or has a defect."""
-    made = []
-    for i, tensor in enumerate(run.tensors):
-        data = run.bytes_of(i).copy()
-        if (found := patch.tensor(tensor.name)) is not None:
-            try:
-                decoded = decode_step(data, (tensor.dtype, tensor.shape), found)
-            except DeltackptError:
-                return None
-            if decoded is None:
-                return None
-            decoded.write_to(data.view(decoded.values.dtype))
-        made.append(data.tobytes())
-    return b"".join(made)
 
 
 def counts_of(run: TensorRun, found: RunChanges) -> list[list[int]]:

@@ -4,7 +4,7 @@ for any of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,16 @@ class PackedRows:
 
     def _read(self, elements: Ints, threads: int, **fields: Any) -> bool:
         assert kernels.LIB is not None
-        rows, given, defect = self.rows, np.zeros(len(self.rows), READ), np.empty(3, np.int64)
+        given, defect = self.jobs(elements, **fields), np.empty(3, np.int64)
+        return not kernels.LIB.dk_lists_read(address(given), len(given), threads, address(defect))
+
+    def some(self, which: npt.NDArray[Any]) -> PackedRows:
+        """Those rows alone whose numbers are ``which``, or where it (bool [rows]) is True."""
+        return replace(self, rows=self.rows[which], begins=self.begins[which])
+
+    def jobs(self, elements: Ints, **fields: Any) -> npt.NDArray[Any]:
+        """What the kernels are to do with each row, as `READ` has it, [rows]; ``fields`` are others of it."""
+        rows, given = self.rows, np.zeros(len(self.rows), READ)
         for name in ("height", "width", "rows", "columns", "classes", "sized", "top", "anchor", "tiles"):
             given[name] = rows[name]
         word = self.words[rows["dtype"]]
@@ -95,4 +104,14 @@ class PackedRows:
         given["elements"], given["wide"] = elements, 4
         for name, value in fields.items():
             given[name] = value
-        return not kernels.LIB.dk_lists_read(address(given), len(given), threads, address(defect))
+        return given
+
+
+def decode_chains(jobs: npt.NDArray[Any], threads: int = 1) -> bool:
+    """Tensors through several patches, in place. ``jobs``: `PackedRows.jobs` of each tensor and patch, [tensors,
+    patches]; all zeros where a patch has nothing of a tensor. False for a defect of any; what was written is then worth
+    nothing.
+    """
+    assert kernels.LIB is not None
+    jobs = np.ascontiguousarray(jobs)
+    return not kernels.LIB.dk_lists_chain(address(jobs), *jobs.shape, threads)
