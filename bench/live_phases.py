@@ -119,8 +119,8 @@ def of_trainer(hook: Any, live: Any) -> Phases:
     found = Phases()
     found.collections()
     found.around(hook, "_extract", "extract")
-    found.around(pipeline, "capture", "capture")  # compared, encoded and copied down; what follows is put together
-    found.around(trainer, "counts_after", "count")
+    found.around(pipeline, "find", "capture")  # what changed is found; `encode` has it encoded, or takes it as it is
+    found.around(trainer, "counts_with", "count")
     found.around(hook._pending, "put", "put")  # for the repository
     found.around(live, "deliver", "deliver")
     found.around(delivery, "encode_changes", "encode")
@@ -134,12 +134,14 @@ def of_engine() -> Phases:
     from deltackpt.carriers.pairs import Pair
     from deltackpt.engines import card
     from deltackpt.live.card import CardWeights
-    from deltackpt.live.card_part import CardPart
+    from deltackpt.live.parts import StepParts
+    from deltackpt.live.plain_card import PlainSteps
     from deltackpt.live.rank_state import RankState
 
     found = Phases()
     found.collections()
-    found.around(CardPart, "__init__", "parts")  # headers and tables, and the bytes
+    found.around(StepParts, "begin_to_card", "parts")  # headers and tables; the bytes are on their way
+    found.around(PlainSteps, "changes", "plain")
     found.around(Pair, "_receive", "receive")
     found.around(CardWeights, "prepare", "prepare")
     found.around(CardWeights, "_sorted_out", "tasks")

@@ -24,10 +24,10 @@ from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.journal_files import JournalHead
+from deltackpt.util import behind
 from deltackpt.util.disk import boot_id, draft_of, link_or, replace_file
 from deltackpt.util.file_server import remove, rename, symlink
 from deltackpt.util.lock import lock, lock_file
-from deltackpt.util.parallel import ordered_map
 
 FORMAT = "deltackpt-cache"
 VERSION = 1
@@ -105,23 +105,36 @@ class Cache(CacheLayout):
         for path in (self.patching, self.ready):
             self.drop_slot(path)
 
-    def adopt_journal(self, threads: int = 1) -> None:
+    def adopt_journal(self, before: Journal | None = None) -> None:
         """The journal of a move that is done takes the place of the one before.
 
         In two calls: some systems write a file that replaces another out first, which takes longer than all else here.
-        Between the two `finish_switch` finds it.
+        Between the two `finish_switch` finds it. The files of the one before are removed, and unmapped where that is
+        given, by a thread of their own: the system takes them back page by page. What it leaves behind if it is killed
+        is of no journal, and goes with the next move.
         """
-        self.journal.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            rename(self.journal, self.records(1)[0])
         rename(self.next, self.journal)
-        self.drop_records(threads)
+        left = self._unnamed_records()
 
-    def drop_records(self, threads: int = 1) -> None:
-        """Remove the files of journals that are gone, by several threads: the system takes back page by page."""
+        def remove_all() -> None:
+            for path in left:
+                _unlink(path)
+            if before is not None:
+                before.unmap()
+
+        behind.begin(remove_all)
+
+    def drop_records(self) -> None:
+        """Remove the files of journals that are gone."""
+        for path in self._unnamed_records():
+            _unlink(path)
+
+    def _unnamed_records(self) -> list[Path]:
         heads = [head for path in (self.journal, self.next) if (head := JournalHead.read(path)) is not None]
         named = {name for head in heads for name in head.more}
-        left = [path for path in self.root.glob(RECORDS) if path.name not in named]
-        for _ in ordered_map(_unlink, left, max(1, min(threads, len(left)))):
-            pass
+        return [path for path in self.root.glob(RECORDS) if path.name not in named]
 
     def finish_switch(self) -> None:
         """A move that was killed after its slot was proven and renamed: finish it. Drop what an earlier one left."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 from deltackpt.cache.cache import Cache
 from deltackpt.cache.slot import MappedSlot, SlotMove, patch_slot
@@ -122,22 +123,23 @@ class CacheMove:
         via = route(self.plan) + ("" if len(self.plan.patches) == 1 else "-merged")
         if begun is not None and (begun.start, begun.end, begun.via) != (self.current, self.target, via):
             raise _unusable("a slot on its way to another step")
+        if begun is not None:
+            begun.resume()  # before another journal is mapped: no file is made shorter that is
         held.drop_slot(held.slot(self.target))  # of an earlier move: the new journal would claim it
-        with self._steps(self.current) as steps:
-            journal = None if ready else Journal.read(held.journal, check=False)
-            if begun is not None:
-                begun.resume()
-            with begun or self._journal(self.current, via) as following:
-                if not moving:
-                    rename(other, held.patching)
-                between = at if any(isinstance(step, SquashedPatch) for step in steps) else None
-                move = SlotMove(self.repo, self.plan.target, journal, steps, following, between)
-                written = patch_slot(move, held.patching, self.threads, self.progress, self.standby)
+        with ExitStack() as stack:
+            reader = stack.enter_context(ThreadPoolExecutor(1))  # beside fetching and hashing, which takes as long
+            reading = None if ready else reader.submit(Journal.read, held.journal, check=False)
+            steps = stack.enter_context(self._steps(self.current))
+            journal = reading.result() if reading is not None else None
+            following = stack.enter_context(begun or self._journal(self.current, via))
+            if not moving:
+                rename(other, held.patching)
+            between = at if any(isinstance(step, SquashedPatch) for step in steps) else None
+            move = SlotMove(self.repo, self.plan.target, journal, steps, following, between)
+            written = patch_slot(move, held.patching, self.threads, self.progress, self.standby)
         rename(held.patching, held.slot(self.target))
         held.switch(self.target)
-        if journal is not None:
-            journal.unmap(self.threads)
-        held.adopt_journal(self.threads)
+        held.adopt_journal(journal)
         return written
 
     def _journal(self, start: Link, via: str) -> Journal:
@@ -199,7 +201,7 @@ class CacheMove:
                 build(self.repo, layout, digests, state, folder, self.threads, self.progress, huge=True)
             rename(folder, self.held.slot(self.target))
         self.held.switch(self.target)
-        self.held.adopt_journal(self.threads)
+        self.held.adopt_journal()
         self._drop_others(start, self.target)
         return layout.size
 

@@ -48,6 +48,9 @@ from deltackpt.util.mapped_file import MappedFile
 from deltackpt.util.parallel import ordered_map
 from deltackpt.util.progress import Progress
 
+SMALL = 16 << 20  # bytes of work up to which the interpreter's part of it counts
+LAST = 2  # small pieces of work for each thread that are left for the end
+
 
 class MappedSlot:
     """The shards of a slot that stay mapped in this process from when the standby is prepared until the next move.
@@ -118,8 +121,8 @@ def patch_slot(
     patcher = _Patcher(move, folder, standby, keep=keep)
     layout = patcher.layout
     progress.start("apply", sum(s.size for s in layout.shards))
-    total = 0
-    for written, size in ordered_map(patcher.patch, patcher.work(threads), threads):
+    total, work = 0, patcher.work(threads)
+    for written, size in ordered_map(patcher.patch, work, threads, ahead=len(work)):  # numbers: any may wait
         total += written
         progress.advance(size)
     return total + _side_files(move, folder)
@@ -156,12 +159,12 @@ class _Patcher:
         self._buffers = threading.local()
 
     def work(self, threads: int) -> list[_Work]:
-        """All that is to be done, the largest first, so that all threads are done at about the same time."""
+        """All that is to be done, in the order in which it is begun."""
         most = sum(s.size for s in self.layout.shards) // (SHARES * threads)
         every = [_Work(*item) for item in runs_of(self.layout)]
         if threads > 1 and self._by_tiles:
             every = [part for work in every for part in self._shares(work, max(most, LARGE))]
-        return sorted(every, key=lambda work: -work.size)
+        return [every[i] for i in order([work.size for work in every], threads)]
 
     def _shares(self, work: _Work, most: int) -> Sequence[_Work]:
         if work.size <= most or len(work.tensors) > 1:
@@ -260,6 +263,23 @@ class _Patcher:
         written += _apply(self.move, tensor, number, data, self._buffers.own)
         check_tensor(tensor.name, data, self.digests, self.layout)
         return written
+
+
+def order(sizes: Sequence[int], threads: int) -> list[int]:
+    """The numbers of pieces of work of so many bytes, in the order in which they are begun: the largest first, and the
+    smallest last, so that all threads are done at about the same time.
+
+    Most of the small ones go among the large ones: what the interpreter does for each, on one thread at a time, would
+    keep many threads waiting if these followed each other.
+    """
+    every = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    large = sum(size >= SMALL for size in sizes)
+    among = every[large : -LAST * threads]
+    if threads == 1 or not large or not among:
+        return every
+    each = -(-len(among) // large)
+    mixed = [i for k in range(large) for i in (every[k], *among[k * each : (k + 1) * each])]
+    return mixed + every[large + len(among) :]
 
 
 def of_these_shards(folder: Path, layout: Layout) -> bool:

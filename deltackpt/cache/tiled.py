@@ -68,7 +68,7 @@ class TiledTensor:
         all, where these are all rows. Raises OSError, ChainError ``slot-unusable``, FormatError."""
         edges = rows_of_tiles(self.job)
         low, high = int(edges[first]), int(edges[stop])
-        rows = journal.parts_of(self.number, (low, high)) if journal is not None else None
+        rows = journal.rows_in(self.number, (low, high)) if journal is not None else None
         records, replayed = np.zeros(0, RECORD), 0
         if journal is not None and rows is not None and len(rows):
             if (rows["width"] != self.job.dtype.width).any():
@@ -76,10 +76,14 @@ class TiledTensor:
                 raise ChainError("slot-unusable", where=journal.path, have=have, need=need)
             records = np.zeros(len(rows), RECORD)
             records["positions"], records["values"] = journal.addresses(rows)
+            places, records["check"] = journal.unchecked_of(rows)
+            records["block"], records["bytes"] = places.T
             for name in ("count", "first", "end", "wide"):
                 records[name] = rows[name]
             replayed = int((rows["count"] * rows["width"])[(rows["first"] >= low) & (rows["first"] < high)].sum())
         moved = self._move((first, stop), records, hashed=(first, stop) == (0, self.rows))
+        if moved.damaged and journal is not None:
+            raise journal.damaged()
         return replayed + moved.written, moved.xxh3
 
     def rest(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from deltackpt.carriers.wire import Deadline, Wire, error_of, foreign
 from deltackpt.errors import DeltackptError, UsageError
 
-PROTOCOL = 1
+PROTOCOL = 2
 FIRST = 4096  # bytes of the message of a peer that has not shown that it knows the token
 
 

@@ -101,10 +101,14 @@ class Pair:
     # By the pair's own thread
 
     def _send(self, chunks: Iterable[Any], total: int, deadline: Deadline) -> None:
+        waiting: deque[_Slot] = deque()
         with self._current():
             for slot, size in self._filled(chunks, total, deadline):
                 slot.work = self._group.send([slot.data[:size]], self._peer, 0)
-            for slot in self._slots:
+                waiting.append(slot)
+                if len(waiting) == AHEAD:
+                    self._finish(waiting.popleft(), deadline)
+            for slot in waiting:
                 self._finish(slot, deadline)
 
     def _receive(self, into: torch.Tensor, deadline: Deadline) -> None:
@@ -122,19 +126,28 @@ class Pair:
                 self._finish(slot, deadline)
 
     def _filled(self, chunks: Iterable[Any], total: int, deadline: Deadline) -> Iterator[tuple[_Slot, int]]:
-        """The bytes in messages of one size, each in a slot of which nothing is on its way any more."""
+        """The bytes in messages of one size, each in a slot of which nothing is on its way any more; a message that
+        lies on the pair's device in one piece is sent from there."""
         left, turn, held, some = total, 0, 0, list[Any]()
         for chunk in chunks:
             at = 0
             while at < len(chunk):
-                count = min(len(chunk) - at, min(self._piece, left) - held)
+                size = min(self._piece, left)
+                if not held and len(chunk) - at >= size and self._lies_here(chunk):
+                    yield _Slot(chunk.tensor[at : at + size]), size
+                    at, left = at + size, left - size
+                    continue
+                count = min(len(chunk) - at, size - held)
                 some.append(chunk if count == len(chunk) else chunk[at : at + count])
                 at, held = at + count, held + count
-                if held == min(self._piece, left):
+                if held == size:
                     slot = self._slot(turn, deadline)
                     slot.fill(some)
                     yield slot, held
                     left, held, turn, some = left - held, 0, (turn + 1) % AHEAD, []
+
+    def _lies_here(self, chunk: Any) -> bool:
+        return isinstance(chunk, CardBytes) and chunk.tensor.device == self.device
 
     def _slot(self, turn: int, deadline: Deadline) -> _Slot:
         if turn == len(self._slots):

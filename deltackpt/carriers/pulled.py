@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -79,15 +79,26 @@ class PulledParts:
 
         Another thread may not use the tensors' memory before that: it belongs to the caller's stream.
         """
+        return self.begin_part(file, (), spans)[1]
+
+    def begin_part(
+        self, file: File, near: Sequence[Span], spans: Sequence[Span]
+    ) -> tuple[list[memoryview], Callable[[], list[torch.Tensor]]]:  # fmt: skip
+        """The same, and the bytes of ``near`` spans in host memory, by one request."""
         sizes = [end - start for start, end in spans]
+        nearby = [end - start for start, end in near]
 
-        def receive(wire: Wire, deadline: Deadline) -> Callable[[], torch.Tensor]:
+        def receive(wire: Wire, deadline: Deadline) -> tuple[memoryview, Callable[[], torch.Tensor]]:
             assert isinstance(self._pair, Pair)
-            return self._pair.begin_tensor(sum(sizes), deadline)
+            into = memoryview(bytearray(sum(nearby)))
+            wire.receive_into(into, deadline)
+            return into.toreadonly(), self._pair.begin_tensor(sum(sizes), deadline)
 
-        begun = _Begun(self._request(file, spans, sizes, receive, wire=False), sizes, self._arrived)
+        here, complete = self._request(file, spans, sizes, receive, wire=False, near=near)
+        self.received += sum(nearby)
+        begun = _Begun(complete, sizes, self._arrived)
         self._begun = begun
-        return begun.wait
+        return _cut(here, nearby), begun.wait
 
     def close(self) -> None:
         """End the connection."""
@@ -116,9 +127,10 @@ class PulledParts:
 
     def _request(
         self, file: File, spans: Sequence[Span] | None, sizes: list[int], receive: Callable[[Wire, Deadline], T], *,
-        wire: bool,
+        wire: bool, near: Sequence[Span] = (),
     ) -> T:  # fmt: skip
-        """Ask for bytes, and ``receive`` them: with ``wire`` over the connection itself."""
+        """Ask for bytes, and ``receive`` them: those of ``near`` spans, and with ``wire`` all, over the connection
+        itself."""
         deadline = Deadline(self.timeout)
         with self._lock:
             if (begun := self._begun) is not None:
@@ -126,11 +138,14 @@ class PulledParts:
             try:
                 peer = self._connected(deadline)
                 asked = [list(s) for s in spans] if spans is not None else None
-                peer.send({"part": file.name, "spans": asked, **({"wire": True} if wire else {})}, deadline)
+                more: dict[str, Any] = {"wire": True} if wire else {}
+                if near:
+                    more["near"] = [list(s) for s in near]
+                peer.send({"part": file.name, "spans": asked, **more}, deadline)
                 answer = peer.receive(deadline)
                 if "error" in answer:
                     raise error_of(answer["error"], self.url)
-                if answer.get("sizes") != sizes:
+                if answer.get("sizes") != sizes or answer.get("near", []) != [end - start for start, end in near]:
                     have = f"{answer.get('sizes')} bytes"
                     raise FormatError("object-short", where=f"{self.url}, {file.name}", have=have, need=f"{sizes}")
                 found = receive(peer, deadline)

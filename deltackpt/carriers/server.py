@@ -119,19 +119,22 @@ class PartServer:
                 pair.close()
 
     def _serve_one(self, wire: Wire, pair: Payload | None) -> None:
-        """One request; with "wire" the answer comes over the connection itself."""
+        """One request; with "wire" the answer comes over the connection itself, and so does that to "near", first."""
         deadline = Deadline(self._timeout)
         request = wire.receive(deadline)
         over_pair = pair if request.get("wire") is not True else None
         try:
             part = self._parts.find(str(request.get("part")))
             spans = _spans(wire.where, request.get("spans"), part.size)
+            near = _spans(wire.where, request.get("near", []), part.size)
+            first = spans_of(part, near)
             chunks: Any = pieces_of(part, spans) if isinstance(over_pair, Pair) else spans_of(part, spans)
         except DeltackptError as error:
             wire.send({"error": error.to_dict()}, deadline)
             return
         sizes = [end - start for start, end in spans]
-        wire.send({"sizes": sizes}, deadline)
+        wire.send({"sizes": sizes, "near": [end - start for start, end in near]}, deadline)
+        wire.send_bytes(first, deadline)
         if over_pair is None:
             wire.send_bytes(chunks, deadline)
         else:

@@ -106,10 +106,15 @@ def read_run(data: npt.NDArray[np.uint8], at: int, entries: int, before: Entry |
         return None
     rows, names = np.empty(found, _ROW), np.empty(int(call["name_bytes"][0]), np.uint8)
     counts, lengths = np.empty(int(call["lists"][0]), np.int64), np.empty(int(call["tiles"][0]), np.int64)
-    again["entries"] = found  # what made the first call stop is not met again
+    again["entries"] = found  # no more than there is room for
     for name, array in (("to_rows", rows), ("to_names", names), ("to_counts", counts), ("to_lengths", lengths)):
         again[name] = address(array)
     kernels.LIB.dk_table_read(address(again))
+    if not (taken := int(again["found"][0])):
+        return None
+    if taken < found:  # the first call does not look at all that makes a run end
+        names, counts = names[: int(again["name_bytes"][0])], counts[: int(again["lists"][0])]
+        rows, lengths = rows[:taken], lengths[: int(again["tiles"][0])]
     raw, ends = names.tobytes(), np.cumsum(rows["name_bytes"]).tolist()
     spans = zip([0, *ends[:-1]], ends, strict=True)
     if raw.isascii():  # as nearly all are; to cut a text is sooner than to decode each name
@@ -177,14 +182,18 @@ class EntryTable(Sequence[Entry]):
         rows = self.row_of[numbers]
         regular = rows[rows >= 0]
         forms, form = self._forms
-        columns = zip(form[regular].tolist(), self.rows[_DETAIL][regular].tolist(), strict=True)
+        rows_of = self.rows[regular]
+        columns = zip(
+            form[regular].tolist(), rows_of[_DETAIL].tolist(), rows_of["changes"].tolist(),
+            self._chosen[regular].tolist(), strict=True,
+        )  # fmt: skip
         found = []
         for number, row in zip(numbers, rows.tolist(), strict=True):
             if row < 0:
                 found.append(self.odd[number])
                 continue
-            of, detail = next(columns)
-            found.append(_entry(self.names[number], forms[of], self._detail(detail)))
+            of, detail, changes, chosen = next(columns)
+            found.append(_entry(self.names[number], forms[of], self._detail(detail).known(changes, chosen)))
         return found
 
     def __len__(self) -> int:
@@ -199,6 +208,12 @@ class EntryTable(Sequence[Entry]):
         found = np.zeros(len(self.names), np.int64)
         found[self.row_of >= 0] = self.rows["changes"]
         found[list(self.odd)] = [entry.changes for entry in self.odd.values()]
+        return found
+
+    @cached_property
+    def _chosen(self) -> Ints:
+        """What all lists of each row choose: int64 [rows]. Every row has a tile, and that a list."""
+        found: Ints = np.add.reduceat(self.counts, self.rows["list"]) if len(self.rows) else np.zeros(0, np.int64)
         return found
 
     @property

@@ -63,7 +63,11 @@ def wants_base(encoding: str, dtype: DType, elements: int, changes: int) -> bool
     Of a tensor or box of so many storage ``elements``, ``changes`` of which changed. Raises UsageError
     ``encoding-choice``.
     """
-    codec = alone(encoding)
+    return looks_at_all(alone(encoding), dtype, elements, changes)
+
+
+def looks_at_all(codec: Codec[Any] | None, dtype: DType, elements: int, changes: int) -> bool:
+    """The same where ``codec`` is what `alone` gives."""
     return codec is None or not codec.takes_dtype(dtype) or elements < SMALL or changes * DENSE > elements
 
 

@@ -50,8 +50,26 @@ def write_table(entries: Sequence[Entry | EntryBlock], version: int = CODECS.ver
     return b"".join(out)
 
 
+def table_heads(entries: Sequence[Entry]) -> list[bytes]:
+    """What a table of the newest version has of each of some sorted entries, none of which removes, before its detail:
+    the first one's begins with their number. Details follow, and nothing else."""
+    names = _write_names([entry.name.encode() for entry in entries], tail=True)
+    found, form = list[bytes](), None
+    for name, entry in zip(names, entries, strict=True):
+        found.append(name + b"".join(_write_head(entry, form, CODECS.version)))
+        form = entry.dtype.name, entry.shape
+    return [write([len(found)]) + found[0], *found[1:]] if found else []
+
+
 def _write_entry(e: Entry, before: tuple[str, Shape] | None, version: int) -> Iterator[bytes]:
     """What follows the name. ``before``: the form of the entry before, if it has one."""
+    yield from _write_head(e, before, version)
+    if not e.removes:
+        yield VERSIONS[version][e.encoding].write_detail(e.detail)
+
+
+def _write_head(e: Entry, before: tuple[str, Shape] | None, version: int) -> Iterator[bytes]:
+    """The same without the detail."""
     codec, boxed = VERSIONS[version][e.encoding], e.boxed
     removes = codec.effect is Effect.REMOVES
     repeats = version > 1 and not removes and not boxed and before == (e.dtype.name, e.shape)  # [F-TAB-18]
@@ -61,7 +79,6 @@ def _write_entry(e: Entry, before: tuple[str, Shape] | None, version: int) -> It
             yield _write_form(e.dtype, e.shape)
         if boxed:
             yield write(e.whole) + write(e.offset)
-        yield codec.write_detail(e.detail)
 
 
 def _write_form(dtype: DType, shape: Shape) -> bytes:

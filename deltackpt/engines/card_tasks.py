@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from deltackpt.codecs import Entry
@@ -90,16 +89,16 @@ class DecodedTasks:
 def staged(part: PartReader, begin: int, end: int, device: torch.device) -> torch.Tensor:
     """Bytes of a part's payloads in host memory, from where they go to a device, as uint8: pinned there, in memory that
     is used again, and whole words of 4 bytes, filled up with 0."""
-    data = part.payloads()[begin:end]
-    here = torch.empty(len(data) + -len(data) % 4, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    size = end - begin
+    here = torch.empty(size + -size % 4, dtype=torch.uint8, pin_memory=device.type == "cuda")
     into = here.numpy()
-    into[: len(data)] = np.frombuffer(data, np.uint8)
-    into[len(data) :] = 0
+    part.copy_payloads(begin, into[:size])
+    into[size:] = 0
     return here
 
 
 BytesOf = Callable[[Any, int, int, torch.device], torch.Tensor]  # of a `TaskPart`
-TOGETHER = 4  # groups whose tables are made in one pass: no more, as the card has one group to do meanwhile
+TOGETHER = 8  # groups whose tables are made in one pass: no more, as the card has those before them to do meanwhile
 STAGERS = 2  # threads that copy bytes to pinned memory while the groups before them are decoded
 
 
@@ -119,12 +118,13 @@ def decode_tasks(
         some.sort(key=lambda one: one.task.dtype.name)
     runs = [(some, [(group, *_span(group)) for group in groups([one.task for one in some])]) for some in parts.values()]
     spans = [(some[0].part, begin, end) for some, found in runs for _, begin, end in found]
+    tables = _tables(device, [(group, begin) for _, found in runs for group, begin, _ in found])
     with closing(_bytes(device, spans, bytes_of)) as data:
         for some, found in runs:
             sources = deque[TaskGroup]()
             at = 0
             with base_blamed(some[0].part.where):
-                for decoded in decode_groups(_sent(device, found, data, sources)):
+                for decoded in decode_groups(_sent(device, found, zip(tables, data, strict=False), sources)):
                     mine = some[at : at + len(decoded.counts)]
                     at += len(mine)
                     made = DecodedTasks(mine, decoded, sources.popleft())
@@ -154,19 +154,20 @@ def _bytes(
 
 
 def _sent(
-    device: torch.device, found: Sequence[tuple[list[DecodeTask], int, int]], data: Iterator[torch.Tensor],
-    sources: deque[TaskGroup],
+    device: torch.device, found: Sequence[tuple[list[DecodeTask], int, int]],
+    needed: Iterator[tuple[TileTables, torch.Tensor]], sources: deque[TaskGroup],
 ) -> Iterator[TaskGroup]:  # fmt: skip
     """Groups of tasks of one part, with their bytes and tables on the card, as they are asked for; and in ``sources``
     the same where they were."""
-    for (group, begin, _), tables in zip(found, _tables(device, found), strict=True):
-        sources.append(TaskGroup(group, next(data), begin))
-        yield replace(sources[-1], data=sources[-1].data.to(device, non_blocking=True), tables=tables)
+    for group, begin, _ in found:
+        tables, data = next(needed)
+        sources.append(TaskGroup(group, data, begin))
+        yield replace(sources[-1], data=data.to(device, non_blocking=True), tables=tables)
 
 
-def _tables(device: torch.device, found: Sequence[tuple[list[DecodeTask], int, int]]) -> Iterator[TileTables]:
+def _tables(device: torch.device, found: Sequence[tuple[list[DecodeTask], int]]) -> Iterator[TileTables]:
     """The tables of every group: at first of one, so that the card has work, then of more at a time."""
     at, count = 0, 1
     while some := found[at : at + count]:
-        yield from tables_of(device, [(group, begin) for group, begin, _ in some])
+        yield from tables_of(device, some)
         at, count = at + count, min(2 * count, TOGETHER)

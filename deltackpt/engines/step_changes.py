@@ -105,7 +105,7 @@ class StepChanges:
         return _difference(words, new.view(words.dtype))
 
 
-OF_BYTES = ("tile-checksum", "tensor-checksum")  # whatever the old values are
+OF_BYTES = ("tile-checksum", "tensor-checksum", "object-short")  # whatever the old values are
 
 
 @contextmanager

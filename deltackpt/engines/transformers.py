@@ -27,6 +27,7 @@ from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.identify import identify_step, state_of
 from deltackpt.torch_views.names import Rename
+from deltackpt.util.garbage import collections_put_off
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,14 @@ def refresh(
     None to leave one out. Raises CheckpointError ``model-differs``, ChainError ``base-differs``, ``tied-differs``, and
     what reading raises; the module then is what it was.
     """
-    began = time.monotonic()
+    with collections_put_off():
+        return _refresh(model, repo, (step, ref), rename, full)
+
+
+def _refresh(
+    model: torch.nn.Module, repo: Repository, wanted: tuple[str | int, str], rename: Rename | None, full: bool
+) -> RefreshResult:
+    began, (step, ref) = time.monotonic(), wanted
     known = _MODULES.get(model)
     if known is None:
         prepare(model)

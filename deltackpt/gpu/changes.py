@@ -14,7 +14,7 @@ from deltackpt.codecs import Encoded
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
 from deltackpt.format.state_digest import Sums
-from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.delta import CardChange, Delta
 from deltackpt.torch_views.extract import Piece
 
 NARROW = 1 << 31  # storage elements of a piece from which on int32 does not hold its positions
@@ -83,12 +83,13 @@ def deltas_of(
     encoded: Mapping[int, Encoded],
     sums: Sequence[Sums | None],
     odd: Sequence[int] | None = None,
+    on_card: Mapping[int, CardChange] | None = None,
 ) -> list[Delta]:
     """Changes whose arrays were copied to ``host``, as a delta for every piece that changed.
 
     By index of the piece: ``bases`` are all its old words, ``encoded`` is what a device made of it, ``sums`` what the
-    tensor's sums gain, ``odd`` how many more words are infinite or NaN. Positions become uint32, or int64 where the
-    device's are, or ``start`` is not 0.
+    tensor's sums gain, ``odd`` how many more words are infinite or NaN, ``on_card`` what a device has kept. Positions
+    become uint32, or int64 where the device's are, or ``start`` is not 0.
     """
     positions, width = host[0], uint(changes.pieces[0].dtype.width)
     if positions.dtype == np.int32:
@@ -102,9 +103,9 @@ def deltas_of(
             piece = changes.pieces[i]
             words = positions[part], old[part], new[part]
             base, made = bases.get(i), encoded.get(i)
-            gain = odd[i] if odd is not None else None
+            gain, kept = odd[i] if odd is not None else None, on_card.get(i) if on_card else None
             found.append(
-                Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made, sums[i], gain)
+                Delta(piece.name, piece.dtype, piece.box, *words, base, None, piece.elements, made, sums[i], gain, kept)
             )
     return found
 

@@ -7,47 +7,81 @@ as B has, xor that of B. Method: zlib's crc32_combine; here by tables, one for e
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from deltackpt.gpu.digest import has_kernels
-from deltackpt.gpu.transfers import current, put
+from deltackpt.gpu.transfers import Copy, current, send
 
 PIECE = 1 << 20  # bytes of a program
 SMALL = 4  # bytes below which there is no kernel
 _POLYNOMIAL = 0xEDB88320
 _POWERS = 48  # of bytes: what a run may have
 
+Ints = npt.NDArray[np.int64]
+
 
 def crc32_of(data: torch.Tensor, sizes: Sequence[int]) -> list[int]:
     """The crc32 (zlib's) of runs of ``sizes`` bytes, one after the other in ``data``, uint8 [sum of sizes], with one
     transfer to the host."""
+    lengths = np.array(sizes, np.int64)
+    found = crc32_of_spans(data, np.cumsum(lengths) - lengths, lengths, np.arange(len(sizes)))
+    return [int(crc) for crc in found]
+
+
+def crc32_of_spans(data: torch.Tensor, starts: Ints, sizes: Ints, runs: Ints) -> npt.NDArray[np.uint32]:
+    """The same of runs that are made of several spans of ``data`` each. Of each span, int64 [spans]: where it begins,
+    its bytes, and which run it is the next one of; runs are numbered in their order, and lie one after the other."""
+    return begin_crc32(data, starts, sizes, runs)()
+
+
+def begin_crc32(
+    data: torch.Tensor, starts: Ints, sizes: Ints, runs: Ints
+) -> Callable[[], npt.NDArray[np.uint32]]:  # fmt: skip
+    """The same in two: the device is at work, and what is returned waits for it, in any thread, once. ``data`` may not
+    be written to before."""
+    found = np.zeros(int(runs[-1]) + 1 if len(runs) else 0, np.uint32)
     if not has_kernels(data.device):
-        ends = [0, *accumulate(sizes)]
-        host = data.cpu().numpy()
-        return [zlib.crc32(host[a:b]) for a, b in pairwise(ends)]
+
+        def on_host() -> npt.NDArray[np.uint32]:
+            host = data.cpu().numpy()
+            for start, size, run in zip(starts.tolist(), sizes.tolist(), runs.tolist(), strict=True):
+                found[run] = zlib.crc32(host[start : start + size], int(found[run]))
+            return found
+
+        return on_host
     from deltackpt.gpu.triton.crc import checksums
 
-    pieces = [_pieces(size) for size in sizes]
-    lengths = np.array([n for some in pieces for n in some], np.int64)
-    starts = np.cumsum([0, *lengths.tolist()])[:-1].astype(np.int64)
-    if not len(lengths):
-        return [0] * len(sizes)
+    counts = np.where(sizes > 0, np.maximum(sizes // PIECE, 1), 0)
+    if not counts.any():
+        return lambda: found
+    span = np.repeat(np.arange(len(sizes)), counts)
+    first = np.cumsum(counts) - counts
+    number = np.arange(len(span)) - first[span]
+    rest = sizes - (counts - 1) * PIECE  # what is left over goes to the first piece of a span
+    lengths = np.where(number == 0, rest[span], PIECE)
+    begins = starts[span] + np.where(number == 0, 0, rest[span] + (number - 1) * PIECE)
+    sent = send(data.device, begins, lengths, bypass=False)
     with current(data.device):
-        made = checksums(data, put(starts, data.device), put(lengths, data.device)).cpu().numpy().view(np.uint32)
-    for i in np.flatnonzero(lengths < SMALL).tolist():
-        made[i] = zlib.crc32(data[starts[i] : starts[i] + lengths[i]].cpu().numpy())
-    # Each piece is moved on to the end of its run: what comes after does not change that.
-    run = np.repeat(np.arange(len(sizes)), [len(some) for some in pieces])
-    made = moved_on(made, np.cumsum(np.array(sizes, np.int64))[run] - starts - lengths)
-    found = np.zeros(len(sizes), np.uint32)
-    np.bitwise_xor.at(found, run, made)
-    return [int(crc) for crc in found]
+        copy = Copy([checksums(data, *sent.arrays)])
+
+    def put_together() -> npt.NDArray[np.uint32]:
+        made = copy.wait()[0].numpy().view(np.uint32).copy()
+        del sent.arrays[:]
+        for i in np.flatnonzero(lengths < SMALL).tolist():
+            made[i] = zlib.crc32(data[begins[i] : begins[i] + lengths[i]].cpu().numpy())
+        # Each piece is moved on to the end of its run: what comes after does not change that.
+        ends, run = np.cumsum(lengths), runs[span]
+        last = np.zeros(len(found), np.int64)
+        np.maximum.at(last, run, ends)
+        np.bitwise_xor.at(found, run, moved_on(made, last[run] - ends))
+        return found
+
+    return put_together
 
 
 def moved_on(crcs: npt.NDArray[np.uint32], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
@@ -60,14 +94,6 @@ def moved_on(crcs: npt.NDArray[np.uint32], sizes: npt.NDArray[np.int64]) -> npt.
         at, t = made[which], tables[power]
         made[which] = t[0][at & 255] ^ t[1][at >> 8 & 255] ^ t[2][at >> 16 & 255] ^ t[3][at >> 24]
     return made
-
-
-def _pieces(size: int) -> list[int]:
-    """Their sizes; what is left over goes to the first."""
-    count = size // PIECE
-    if not count:
-        return [size] if size else []
-    return [size - (count - 1) * PIECE] + [PIECE] * (count - 1)
 
 
 @cache

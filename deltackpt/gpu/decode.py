@@ -120,7 +120,10 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
     dtype, device = tasks[0].dtype, data.device
     t = group.tables or tables_of(device, [(tasks, group.begin)])[0]
     t.check(tasks, data)
-    defects = first_defects(data, t.spans, t.checksums)
+    # What the host is told comes in one copy: the sums, and behind them the defects.
+    told = torch.zeros(2 * len(tasks) + (t.owner.numel() + 1) // 2, dtype=torch.int64, device=device)
+    sums = told[: 2 * len(tasks)].view(-1, 2)
+    defects = first_defects(data, t.spans, t.checksums, told[2 * len(tasks) :].view(torch.int32)[: t.owner.numel()])
     counted = scan(
         t.grids, t.owner, t.places, t.block_tiles, t.segments, t.scales, t.owner, dtype.width, dtype.exponent, False
     )
@@ -132,14 +135,15 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
         INTS[dtype.width], dtype.exponent,
     )  # fmt: skip
     table = keys(device, power(max(task.words.numel() + task.origin for task in tasks)))
-    new, sums = step(
-        t.grids, t.owner, t.scales, padded, t.spans, lists.runs, t.starts, found, table, defects, dtype.exponent,
+    new = step(
+        t.grids, t.owner, t.scales, padded, t.spans, lists.runs, t.starts, found, table, sums, defects, dtype.exponent,
         back,
     )  # fmt: skip
-    known = Copy([defects, sums, _short(t, data)])
+    known = Copy([told, *_short(t, data)])
 
     def finish() -> DecodedChanges:
-        flags, gained, short = (a.numpy() for a in known.wait())
+        told, *short = (a.numpy() for a in known.wait())
+        gained, flags = told[: 2 * len(tasks)].reshape(-1, 2), told[2 * len(tasks) :].view(np.int32)[: t.owner.numel()]
         _refuse(tasks, t, flags, short)
         both = [(int(x) % (1 << 64), int(y) % (1 << 64)) for x, y in gained.tolist()]
         table = PlaceTable(t.bases, t.owner, t.starts, [task.words for task in tasks])
@@ -148,21 +152,22 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
     return finish
 
 
-def _short(tiles: TileTables, data: torch.Tensor) -> torch.Tensor:
-    """The bytes of tiles that are too short for the kernel of checksums, one after the other."""
+def _short(tiles: TileTables, data: torch.Tensor) -> list[torch.Tensor]:
+    """The bytes of tiles that are too short for the kernel of checksums, one after the other, if there are any."""
     at = [np.arange(begin, begin + size) for _, begin, size, _ in tiles.short]
-    return data[torch.from_numpy(np.concatenate(at)).to(data.device)] if at else data[:0]
+    return [data[torch.from_numpy(np.concatenate(at)).to(data.device)]] if at else []
 
 
 def _refuse(
-    tasks: Sequence[DecodeTask], tiles: TileTables, flags: npt.NDArray[np.int32], short: npt.NDArray[np.uint8]
-) -> None:
+    tasks: Sequence[DecodeTask], tiles: TileTables, flags: npt.NDArray[np.int32],
+    short: Sequence[npt.NDArray[np.uint8]],
+) -> None:  # fmt: skip
     """Raise FormatError for the first tile that has a defect."""
     from deltackpt.gpu.triton.read_bits import CHECKSUM, CODES, NONE
 
     at = 0
     for tile, _, size, checksum in tiles.short:
-        if zlib.crc32(short[at : at + size].tobytes()) != checksum:
+        if zlib.crc32(short[0][at : at + size].tobytes()) != checksum:
             flags[tile] = CHECKSUM
         at += size
     bad = np.flatnonzero(flags != NONE)

@@ -1,9 +1,9 @@
-"""The tables of groups of tasks as the decoding kernels read them, made for several groups in one pass."""
+"""The tables of groups of tasks as the decoding kernels read them, made for several groups in one pass: by the compiled
+kernels, or here in numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, groupby
 
@@ -11,69 +11,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from deltackpt import kernels
 from deltackpt.codecs.bits import Ints, starts
-from deltackpt.codecs.packed import list_index
-from deltackpt.errors import FormatError
 from deltackpt.gpu.blocks import SPAN, BlockPlan
 from deltackpt.gpu.changes import NARROW
 from deltackpt.gpu.decode_task import MAX_TILE_BYTES, DecodeTask
+from deltackpt.gpu.native_tables import filled
+from deltackpt.gpu.tile_tables import ARRAYS, LISTS, TileTables, made_of, sizes_of
 from deltackpt.gpu.tiles import each, elements, fits, grid_table, segments
-from deltackpt.gpu.transfers import Sent, Tables
+from deltackpt.gpu.transfers import Tables
 
-LISTS = 32  # columns of the counts: one for each class, and for the long changes of each
+__all__ = ["LISTS", "TileTables", "tables_of"]
+
 Flags = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class TileTables:
-    """All tiles of a group on the device; see the kernels for what each array is. ``sent`` is what they are views of.
-
-    ``total``: changes, ``of`` each task. ``numbers``: at most so many are in unary. ``short``: of every tile below 4
-    bytes, its number, where it begins, its bytes, its crc32. ``segments``: room for so many.
-    ``end``: of the last byte that is read, among the group's. ``odd``: there is an index that is refused.
-    """
-
-    grids: torch.Tensor
-    owner: torch.Tensor
-    places: torch.Tensor
-    block_tiles: torch.Tensor
-    scales: torch.Tensor
-    spans: torch.Tensor
-    starts: torch.Tensor
-    firsts: torch.Tensor
-    checksums: torch.Tensor
-    counts: torch.Tensor
-    bases: torch.Tensor
-    total: int
-    numbers: int
-    of: list[int]
-    short: list[tuple[int, int, int, int]]
-    segments: int
-    end: int
-    odd: bool
-    sent: Sent
-
-    def check(self, tasks: Sequence[DecodeTask], data: torch.Tensor) -> None:
-        """Raise FormatError for the first index, of the ``tasks`` that these are of, that the host's decoder refuses
-        before it looks at a tile: ``count-outside``, ``tile-short``, ``tile-length``. ``data``: the group's bytes."""
-        if self.odd:
-            for task in tasks:
-                _refuse_index(task)
-        assert not self.odd, "what `takes` has seen to: kernels read and write by it"
-        assert self.end <= data.numel()
 
 
 def tables_of(device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int]]) -> list[TileTables]:
     """The tables of some groups: the tasks of each, and the first byte of its part that it has. In one copy."""
-    return _Tables(found).send(device)
-
-
-def _refuse_index(task: DecodeTask) -> None:
-    index = task.index
-    if (defect := list_index.count_defect(index)) is not None:
-        raise FormatError(defect[0], where=task.where, have=defect[1], need=defect[2])
-    if (need := int(index.lengths.sum())) != task.size:
-        raise FormatError("tile-length", where=task.where, have=f"{task.size:,} bytes", need=f"{need:,} of the tiles")
+    return _Tables(found).send(device) if kernels.LIB is None else filled(device, found)
 
 
 class _Tables:
@@ -131,10 +86,10 @@ class _Tables:
         blocks: list[int] = self.plan.first_block[self.cuts].tolist()
         sizes = [
             size for (i, j, a, b), low, high in zip(spans, blocks, blocks[1:], strict=False)
-            for size in _sizes(j - i, b - a, high - low)
+            for size in sizes_of(j - i, b - a, high - low)
         ]  # fmt: skip
         tables = Tables(device, sizes)
-        each_of = len(sizes) // max(len(spans), 1)
+        each_of = ARRAYS
         odd = [self._count(*span, tables.arrays[n * each_of]) for n, span in enumerate(spans)]
         over = (self.of > np.minimum(self.held, 8 * self.lengths)) | (self.lengths >= MAX_TILE_BYTES)
         other = np.diff(self.ends[self.first]) != self.sizes
@@ -147,18 +102,10 @@ class _Tables:
         of = np.diff(changes[self.first]).tolist()
         made = []
         for n, (i, j, a, b) in enumerate(spans):
-            (
-                counts, table, owner, places, block_tiles, scales, ranges, first_of, numbered, checksums, bases,
-            ) = sent.arrays[n * each_of : (n + 1) * each_of]  # fmt: skip
             room = int(self.plan.first_segment[b] - self.plan.first_segment[a])
             end = int((self.begins[i:j] + self.sizes[i:j]).max(initial=0))
-            made.append(
-                TileTables(
-                    table, owner, places, block_tiles, scales, ranges, first_of, numbered, checksums,
-                    counts.view(torch.int32), bases, int(changes[b] - changes[a]), int(numbers[b] - numbers[a]),
-                    of[i:j], self._short(a, b), room, end, odd[n], sent,
-                )
-            )  # fmt: skip
+            counted = int(changes[b] - changes[a]), int(numbers[b] - numbers[a]), of[i:j]
+            made.append(made_of(sent, n, counted, self._short(a, b), room, end, odd[n]))
         return made
 
     def _short(self, a: int, b: int) -> list[tuple[int, int, int, int]]:
@@ -210,10 +157,3 @@ class _Tables:
 
 def _joined(counts: Sequence[Ints]) -> Ints:
     return counts[0] if len(counts) == 1 else np.concatenate(counts)
-
-
-def _sizes(tasks: int, tiles: int, blocks: int) -> Iterator[tuple[int, ...]]:
-    """The shapes of a group's arrays: the counts, then as in `TileTables`."""
-    yield tiles, LISTS // 2
-    yield from ((14, tasks), (tiles,), (tiles + 1, 2), (blocks,), (tasks, 4))
-    yield from ((tiles, 2), (tiles + 1,), (tiles,), (tiles,), (tasks,))

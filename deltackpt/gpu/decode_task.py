@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-import numpy as np
 import torch
 
 from deltackpt.codecs.bits import Ints
@@ -59,6 +58,5 @@ def groups(tasks: Sequence[DecodeTask]) -> Iterator[list[DecodeTask]]:
 def scratch(index: ListIndex, elements: int, width: int) -> int:
     """About the bytes that an entry of so many elements takes on the device while it is decoded: for each 64 elements
     32 of counts; for each change a position, an excess and two words; for each number in unary 8."""
-    lists: list[int] = np.add.reduce(index.counts, axis=0).tolist()
-    changes, long = sum(lists[: index.scale.classes]), sum(lists[index.scale.classes :])
+    changes, long = index.totals
     return elements // 2 + changes * (5 + 2 * width) + 8 * (changes + 2 * long)

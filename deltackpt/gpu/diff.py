@@ -12,7 +12,7 @@ import torch
 from deltackpt.format.dtypes import not_finite
 from deltackpt.gpu.changes import DeviceChanges, in_batch_order, wide
 from deltackpt.gpu.digest import keys, power
-from deltackpt.gpu.transfers import Copy, owners, put, send, table
+from deltackpt.gpu.transfers import Copy, Sent, owners, send, table
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import INTS
@@ -28,16 +28,19 @@ NONE_ODD = 0, 1  # a mask, and bits that no word has under it
 class Group:
     """The changes of some pieces, and the bits that they were found in, on the device.
 
-    ``staged``: old words are still being copied to the device. ``owner`` is the piece of every block of elements,
+    ``number`` tells those of one capture apart, and is that of the same pieces in the next. ``staged``: old words are
+    still being copied to the device. ``owner`` is the piece of every block of elements,
     ``offsets`` how many changes come before it. ``mask`` has a bit an element and ``before`` the changes before each of
     its words; a piece's bits start at its entry of ``words``.
     """
 
     changes: DeviceChanges
+    number: int
     staged: bool
     words: list[int]
     owner: torch.Tensor
     offsets: torch.Tensor
+    table: torch.Tensor  # of `triton.compare`: rows 0 and 2 are each piece's first block and its old words' address
     mask: torch.Tensor | None
     before: torch.Tensor | None
     sums: torch.Tensor  # [pieces, 3]: what the digest's sums gain, where the box is contiguous, and words not finite
@@ -45,6 +48,13 @@ class Group:
     def release(self) -> None:
         """Free the bits: they are larger than all the rest."""
         self.mask = self.before = None
+
+    def restore(self) -> None:
+        """Make the bits again where they were freed, of a group that begins where its pieces do."""
+        from deltackpt.gpu.triton.compare import mark
+
+        if self.mask is None:
+            self.mask, self.before = mark(self.table[0], self.owner, self.offsets, self.changes.positions)
 
 
 Batch = list[tuple[Piece, int, int]]  # with start and stop: all of one dtype; a part of a piece is a batch of its own
@@ -75,7 +85,8 @@ def groups(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[Group]:
     staging = Staging(snapshot, device) if apart(snapshot, order[0]) else None
     parts: list[Group] = []
     try:
-        for found, last in _found(_loaded(_batches(order, staging is not None), snapshot, staging), device):
+        loaded = _loaded(_batches(order, staging is not None), snapshot, staging)
+        for found, last in _found(loaded, snapshot, device):
             parts.append(found)
             if last or wide(found.changes.pieces[0]):
                 whole = _joined(parts)
@@ -88,12 +99,14 @@ def groups(pieces: Sequence[Piece], snapshot: Snapshot) -> Iterator[Group]:
             staging.close()
 
 
-def _found(loaded: Iterator[Loaded], device: torch.device) -> Iterator[tuple[Group, bool]]:
+def _found(
+    loaded: Iterator[Loaded], snapshot: Snapshot, device: torch.device
+) -> Iterator[tuple[Group, bool]]:  # fmt: skip
     """-> (what changed in a batch, whether its last piece ends there); the next batch is being compared by then."""
     ahead: Callable[[], Group] | None = None
     last = True
-    for load in loaded:
-        after = _launch(load, device)
+    for number, load in enumerate(loaded):
+        after = _launch(load, snapshot, number, device)
         gather, ahead = ahead, after
         if gather is not None:
             found = gather()
@@ -188,8 +201,25 @@ class Staging:
             self._stream.synchronize()
 
 
-def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
-    """Start to compare; the function that is returned waits for the number of changes, and gathers them."""
+@dataclass(frozen=True)
+class _BatchTables:
+    """What the kernels are told of a batch, on the device, as long as it is the same: see `triton.compare`."""
+
+    sent: Sent
+    aligned: bool
+    whole: int  # elements of the largest tensor, as far as the batch reaches
+
+
+def _batch_tables(load: Loaded, rows: list[list[int]], blocks: list[int], device: torch.device) -> _BatchTables:
+    edges = np.array([0, *accumulate(blocks)])
+    sent = send(device, table(rows), owners(blocks), edges, bypass=load.staged)
+    whole = max(first + size for first, size in zip(rows[5], rows[1], strict=True))
+    return _BatchTables(sent, all(at % 16 == 0 for at in (*rows[2], *rows[3])), whole)
+
+
+def _launch(load: Loaded, snapshot: Snapshot, number: int, device: torch.device) -> Callable[[], Group]:
+    """Start to compare the batch of this ``number``; the function that is returned waits for the number of changes, and
+    gathers them."""
     from deltackpt.gpu.triton import compare as kernels
 
     batch = load.batch
@@ -210,17 +240,19 @@ def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
         [start + (piece.box.start if piece.box.proper else 0) for piece, start, _ in batch],
         *([value] * len(batch) for value in not_finite(batch[0][0].dtype) or NONE_ODD),
     ]
-    sent = send(device, table(rows), owners(blocks), np.array(first), bypass=load.staged)
-    runs, owner, edges = sent.arrays
+    known_by = rows, width
+    tables = snapshot.recurring(
+        ("compare", number, device), known_by, lambda: _batch_tables(load, rows, blocks, device)
+    )
+    runs, owner, edges = tables.sent.arrays
     load.wait()
-    mask, offsets = kernels.compare(runs, owner, width, all(at % 16 == 0 for at in (*load.old, *new)))
+    mask, offsets = kernels.compare(runs, owner, width, tables.aligned)
     known = Copy([offsets[edges]])
 
     def gather() -> Group:
         [ends] = known.wait()
-        ends, (runs, owner, _) = ends.tolist(), sent.arrays
-        whole = max(row[0] + row[1] for row in zip(rows[5], rows[1], strict=True))
-        low, high = keys(device, power(whole))
+        ends = ends.tolist()
+        low, high = keys(device, power(tables.whole))
         found = kernels.gather(runs, owner, mask, offsets, ends[-1], low, high, INTS[width])
         before, positions, old, new, sums = found
         cast.clear()
@@ -229,7 +261,7 @@ def _launch(load: Loaded, device: torch.device) -> Callable[[], Group]:
         counts = [b - a for a, b in pairwise(ends)]
         pieces, start = [piece for piece, _, _ in batch], batch[0][1] if wide(batch[0][0]) else 0
         changes = DeviceChanges(pieces, counts, positions, old, new, start)
-        return Group(changes, load.staged, starts, owner, offsets, mask, before, sums)
+        return Group(changes, number, load.staged, starts, owner, offsets, runs, mask, before, sums)
 
     return gather
 
@@ -255,14 +287,13 @@ def _joined(parts: Sequence[Group]) -> Group:
         *(torch.cat([getattr(c, n) for c in found]) for n in ("positions", "old", "new")),
     )
     gains, owner = torch.stack([part.sums for part in parts]).sum(0), torch.cat([part.owner for part in parts])
-    return Group(changes, parts[0].staged, [0], owner, running("offsets"), mask, running("before"), gains)
+    offsets, before = running("offsets"), running("before")
+    return Group(changes, parts[0].number, parts[0].staged, [0], owner, offsets, parts[0].table, mask, before, gains)
 
 
-def advance(group: Group, snapshot: Snapshot) -> None:
+def advance(group: Group) -> None:
     """Write what the group has found to the snapshot, which is on the same device."""
     from deltackpt.gpu.triton.places import put_words
 
     changes = group.changes
-    bases = [snapshot.of(p.name).data_ptr() + changes.start * p.dtype.width for p in changes.pieces]
-    device = group.owner.device
-    put_words(put(np.array(bases), device), group.owner, group.offsets, changes.positions, changes.new)
+    put_words(group.table[2], group.owner, group.offsets, changes.positions, changes.new)

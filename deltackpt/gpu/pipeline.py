@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections import deque
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal
 
 import torch
 
-from deltackpt.format.state_digest import Sums
-from deltackpt.gpu.changes import DeviceChanges, deltas_of, join_runs, wide
+from deltackpt.gpu.changes import join_runs, wide
 from deltackpt.gpu.diff import Group, advance, apart, groups
-from deltackpt.gpu.digest import has_kernels, has_triton, of_changes, to_whole
-from deltackpt.gpu.encode import encode, grid_for
-from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
-from deltackpt.torch_views.delta import CardChange, CardWords, Delta
+from deltackpt.gpu.digest import has_kernels, has_triton
+from deltackpt.gpu.encode import GridChoice
+from deltackpt.gpu.group_deltas import Job, Keep, group_deltas, interleaved
+from deltackpt.gpu.late import LateChanges
+from deltackpt.gpu.transfers import copy_stream, current, synchronize
+from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
-from deltackpt.torch_views.words import on_host
 from deltackpt.util.extras import install_line
+from deltackpt.util.garbage import collections_put_off
 
-Keep = Literal["", "tiles", "all"]  # of a change where it was found: nothing, what was encoded, positions and words too
-Job = Generator[None, None, Any]
+MOST = 768 << 20  # bytes of changes that stay on a device until later
 
 
 def capture(
@@ -39,12 +35,23 @@ def capture(
     torch operations find what changed. Deltas refer to what kernels found on the device as well, as far as ``keep``
     says.
     """
+    if (late := find(pieces, snapshot, found, encoding, keep=keep)) is not None:
+        late.complete()
+
+
+def find(
+    pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str, *, keep: Keep = ""
+) -> LateChanges | None:  # fmt: skip
+    """`capture`, but for what can be done later: kernels have found what changed when this returns, and copied it, so
+    that the weights may be written to. What is left, if anything, is that of a snapshot on the same device."""
     if not pieces:
-        return
+        return None
     device = pieces[0].tensor.device
     if has_kernels(device):
-        _capture_by_kernels(pieces, snapshot, found, encoding, keep)
-        return
+        if apart(snapshot, pieces[0]) or any(wide(piece) for piece in pieces):
+            _capture_by_kernels(pieces, snapshot, found, encoding, keep)
+            return None
+        return _found_by_kernels(pieces, snapshot, LateChanges(snapshot, device, found, encoding, keep))
     warn_without_kernels(device)
     if apart(snapshot, pieces[0]):
         from deltackpt.gpu.host_snapshot import HostSnapshotDiff
@@ -54,6 +61,7 @@ def capture(
         from deltackpt.gpu import torch_diff
 
         torch_diff.capture(pieces, snapshot, found, encoding)
+    return None
 
 
 def warn_without_kernels(device: torch.device) -> None:
@@ -68,13 +76,39 @@ def _warn_once() -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
+def _found_by_kernels(pieces: Sequence[Piece], snapshot: Snapshot, late: LateChanges) -> LateChanges:
+    device = pieces[0].tensor.device
+    with collections_put_off(), current(device):
+        try:
+            for group in groups(pieces, snapshot):
+                late.add(group)
+                del group  # it may be done with before the next one comes
+                if late.nbytes > MOST:
+                    synchronize(device)
+                    late.complete()
+            late.count()
+        except BaseException:
+            synchronize(device)  # what was sent is still being read
+            raise
+    return late
+
+
 def _capture_by_kernels(
     pieces: Sequence[Piece], snapshot: Snapshot, found: list[Delta], encoding: str, keep: Keep
 ) -> None:  # fmt: skip
     device = pieces[0].tensor.device
     side = copy_stream(device)
     mine: list[Delta] = []
-    jobs = (_deltas(group, snapshot, (found, mine), encoding, side, keep) for group in groups(pieces, snapshot))
+    choice = GridChoice(encoding)
+
+    def one(group: Group) -> Job:
+        deltas = yield from group_deltas(group, snapshot, choice, side, keep)
+        for into in (found, mine):
+            into += deltas
+        if not apart(snapshot, pieces[0]):
+            advance(group)
+
+    jobs = map(one, groups(pieces, snapshot))
     with current(device):
         try:
             for _ in interleaved(jobs):
@@ -88,79 +122,3 @@ def _capture_by_kernels(
         found[:] = [*others, *mine]  # at once: no instant without the old words
     if apart(snapshot, pieces[0]):
         snapshot.advance_in_background(mine)
-
-
-def interleaved(jobs: Iterable[Job]) -> Iterable[Any]:
-    """Start each job before those before it go on; -> what they return."""
-    running: deque[Job] = deque()
-    for job in jobs:
-        running.append(job)
-        yield from _go_on(running)
-    while running:
-        yield from _go_on(running)
-
-
-def _go_on(running: deque[Job]) -> Iterable[Any]:
-    for job in reversed(list(running)):  # the newest first: the device is not to wait for the host
-        try:
-            next(job)
-        except StopIteration as end:
-            running.remove(job)
-            yield end.value
-
-
-def _deltas(
-    group: Group, snapshot: Snapshot, into: Sequence[list[Delta]], encoding: str, side: CopyStream | None, keep: Keep
-) -> Job:
-    """Append the deltas of a group to the lists ``into``, and move a snapshot on the same device on to them."""
-    changes = group.changes
-    changed = [(i, piece, n) for i, (piece, n) in enumerate(zip(changes.pieces, changes.counts, strict=True)) if n]
-    if not changed:
-        return
-    grids = {i: grid_for(piece, n, encoding) for i, piece, n in changed}
-    which = {i: grid for i, grid in grids.items() if grid is not None}
-    tiles: dict[int, torch.Tensor] = {}
-    work = encode(group, which, snapshot, side, tiles if keep else None)
-    others = {i: piece for i, piece, _ in changed if i not in which and not wide(piece)}
-    bases = Copy([snapshot.of(piece.name) for piece in others.values()], side)
-    arrays = Copy([changes.positions, changes.old, changes.new], side)
-    sums = Copy([group.sums])
-    made = yield from work
-    positions, old, new = (t.numpy() for t in arrays.wait())
-    words = {i: on_host(base, others[i].dtype) for i, base in zip(others, bases.wait(), strict=True)}
-    (gains,) = sums.wait()
-    odd = gains[:, 2].tolist()
-    deltas = deltas_of(changes, (positions, old, new), words, made, _sums(group, gains[:, :2]), odd)
-    if keep:
-        parts = dict(changes.parts())
-        deltas = [
-            _kept(changes, parts[i], delta, keep, tiles.get(i)) for (i, *_), delta in zip(changed, deltas, strict=True)
-        ]
-    for found in into:
-        found += deltas
-    if not apart(snapshot, changes.pieces[0]):
-        advance(group, snapshot)
-
-
-def _kept(changes: DeviceChanges, part: slice, delta: Delta, keep: Keep, tiles: torch.Tensor | None) -> Delta:
-    """The delta of a piece, whose changes are ``part`` of those of its group, with what the device has of it."""
-    words: CardWords | None = None
-    if keep == "all" and changes.positions.dtype == torch.int32 and not wide(changes.pieces[0]):
-        words = CardWords(changes.positions[part], changes.new[part])
-    if words is None and tiles is None:
-        return delta
-    return replace(delta, on_card=CardChange(words, tiles))
-
-
-def _sums(group: Group, gained: torch.Tensor) -> list[Sums]:
-    """What the sums of each piece's tensor gain: the kernel's, or, of boxes that are no run of the tensor, counted."""
-    gains = [(a % (1 << 64), b % (1 << 64)) for a, b in gained.tolist()]
-    changes = group.changes
-    for i, part in changes.parts():
-        piece, count = changes.pieces[i], changes.counts[i]
-        if not piece.box.contiguous and count:
-            positions = changes.positions[part]
-            whole = to_whole(positions.long() + changes.start if changes.start else positions, piece)
-            old, new = changes.old[part], changes.new[part]
-            gains[i] = of_changes(whole, old, new, [count], math.prod(piece.box.whole))[0]
-    return gains

@@ -47,10 +47,13 @@ class PlacedWords:
     they were written.
     """
 
-    def __init__(self, table: PlaceTable, positions: torch.Tensor, new: torch.Tensor) -> None:
-        """``positions`` int32 [n], and the words ``new`` [n]; both are kept, and ``new`` is written to."""
+    def __init__(
+        self, table: PlaceTable, positions: torch.Tensor, new: torch.Tensor, old: torch.Tensor | None = None
+    ) -> None:
+        """``positions`` int32 [n], and the words ``new`` [n]; both are kept, and ``new`` is written to, unless what was
+        there is known: ``old`` [n]. That is kept beside it, and takes a pass over the places less."""
         self.positions = positions
-        self._table, self._words = table, new
+        self._table, self._words, self._old = table, new, old
         self._done = False
         self._out: torch.Tensor | None = None  # what was there, while it is being written over
         self._room: torch.Tensor | None = None
@@ -63,16 +66,20 @@ class PlacedWords:
     @property
     def room(self) -> int:
         """Bytes that are needed while words are written."""
-        return int(self._words.nbytes)
+        return 0 if self._old is not None else int(self._words.nbytes)
 
     def lend(self, room: torch.Tensor) -> None:
         """Memory on the device, uint8, at least `room` bytes, which nothing else uses while words are written. Without
         it some is allocated then."""
-        self._room = room[: self.room].view(self._words.dtype)
+        if self._old is None:
+            self._room = room[: self.room].view(self._words.dtype)
 
     def apply(self) -> None:
         """Put the new words in place."""
-        if not self._done:
+        if self._old is not None:
+            self._done = True  # before it is: `revert` has the old words at any instant
+            self.put(self._words)
+        elif not self._done:
             self._out = self.fetched()  # at any instant from here on `revert` has the old words
             self.put(self._words)
             self._words.copy_(self._out)
@@ -80,7 +87,11 @@ class PlacedWords:
 
     def revert(self) -> None:
         """Put the old words back, also where `apply` ended in the middle."""
-        if self._out is not None:
+        if self._old is not None:
+            if self._done:
+                self.put(self._old)
+            self._done = False
+        elif self._out is not None:
             self.put(self._out)
             self._done, self._out = False, None
         elif self._done:

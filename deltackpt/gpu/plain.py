@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.digest import keys, power
 from deltackpt.gpu.places import PlacedWords, PlaceTable
-from deltackpt.gpu.transfers import current, put, table
+from deltackpt.gpu.transfers import current, send
 
 _AT_ONCE = 2048  # positions of a program
 
@@ -36,30 +37,50 @@ class PlainGains:
     write: PlacedWords
 
 
-def look_at(changes: Sequence[PlainWords]) -> PlainGains:
-    """Changes of tensors of one width on one device, against the words that are there, with one transfer to the host.
-    Nothing is written, and nothing outside of the tensors is looked at."""
-    from deltackpt.gpu.triton.plain import gains
+class PlainPlan:
+    """Tensors of one width on one device, ``words`` of each flat and contiguous, whose changes are looked at again and
+    again, as long as they stay where they are."""
 
-    device = changes[0].words.device
+    def __init__(self, words: Sequence[torch.Tensor]) -> None:
+        self.words = list(words)
+        self.device, self.width = words[0].device, words[0].element_size()
+        self._bases = np.array([one.data_ptr() for one in words], np.int64)
+        self._sizes = np.array([one.numel() for one in words], np.int64)
+
+    def look_at(self, counts: npt.NDArray[np.int64], positions: torch.Tensor, new: torch.Tensor) -> PlainGains:
+        """Changes, ``counts`` of each tensor, against the words that are there, with one transfer to the host. Nothing
+        is written, and nothing outside of the tensors is looked at.
+
+        ``positions``, int32 [sum of counts], and the ``new`` words there, integers of the same width, are kept by what
+        is returned. Every count is above 0.
+        """
+        from deltackpt.gpu.triton.plain import gains
+
+        device, programs = self.device, -(-counts // _AT_ONCE)
+        first = np.cumsum(counts) - counts
+        owner = np.repeat(np.arange(len(counts)), programs)
+        number = np.arange(len(owner)) - np.repeat(np.cumsum(programs) - programs, programs)  # within its tensor
+        offsets = np.append(first[owner] + number * _AT_ONCE, counts.sum())
+        columns = np.stack([self._bases, self._sizes, first])
+        sent = send(device, columns, owner, offsets, bypass=False)
+        places = PlaceTable(sent.arrays[0][0], sent.arrays[1], sent.arrays[2], self.words)
+        found = torch.zeros((len(counts), 3), dtype=torch.int64, device=device)
+        old = torch.empty_like(new)
+        with current(device):
+            low, high = keys(device, power(int(self._sizes.max())))
+            gains(sent.arrays[0], places.owner, places.offsets, positions, new, old, low, high, found)
+        rows = found.tolist()  # by when the tables have arrived, too
+        sums = [(one % (1 << 64), two % (1 << 64)) for one, two, _ in rows]
+        write = PlacedWords(places, positions, new, old)
+        return PlainGains(sums, [bool(wrong) for *_, wrong in rows], write)
+
+
+def look_at(changes: Sequence[PlainWords]) -> PlainGains:
+    """`PlainPlan.look_at` of changes of tensors of one width on one device."""
     counts = np.array([one.positions.numel() for one in changes], np.int64)
-    sizes = np.array([one.words.numel() for one in changes], np.int64)
-    programs = -(-counts // _AT_ONCE)
-    first = np.cumsum(counts) - counts
-    owner = np.repeat(np.arange(len(changes)), programs)
-    number = np.arange(len(owner)) - np.repeat(np.cumsum(programs) - programs, programs)  # within its tensor
-    offsets = np.append(first[owner] + number * _AT_ONCE, counts.sum())
     positions = side_by_side([one.positions for one in changes])
-    new = torch.cat([one.new for one in changes])  # which is written to
-    columns = put(table([[one.words.data_ptr() for one in changes], sizes, first]), device)
-    places = PlaceTable(columns[0], put(owner, device), put(offsets, device), [one.words for one in changes])
-    found = torch.zeros((len(changes), 3), dtype=torch.int64, device=device)
-    with current(device):
-        low, high = keys(device, power(int(sizes.max())))
-        gains(columns, places.owner, places.offsets, positions, new, low, high, found)
-    rows = found.tolist()
-    sums = [(one % (1 << 64), two % (1 << 64)) for one, two, _ in rows]
-    return PlainGains(sums, [bool(wrong) for *_, wrong in rows], PlacedWords(places, positions, new))
+    new = side_by_side([one.new for one in changes])
+    return PlainPlan([one.words for one in changes]).look_at(counts, positions, new)
 
 
 def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

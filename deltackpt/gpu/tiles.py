@@ -56,12 +56,18 @@ def grid_table(
     Of each, ``first`` is its first tile, ``words`` its first word in the bits of what changed, ``addresses`` where its
     elements are. ``blocks`` (tiles + 1,), int64: the first block of `triton.lists_scan` of every tile.
     """
+    rows = grid_rows(grids, addresses)
+    rows[0], rows[1] = first, words
+    rows[9], rows[10] = blocks[rows[0]], blocks[rows[0] + rows[11]]
+    return rows
+
+
+def grid_rows(grids: Sequence[TileGrid], addresses: Any) -> npt.NDArray[np.int64]:
+    """What `grid_table` says that needs no other tensor: all rows but 0, 1, 9 and 10, which hold anything."""
     cut = np.array(each(grids, _cut), np.int64).reshape(-1, 8).T
     rows = np.empty((13, len(grids)), np.int64)
-    rows[0], rows[1], rows[2:7], rows[11:] = first, words, cut[:5], cut[6:]
-    rows[7] = addresses
+    rows[2:7], rows[7], rows[11:] = cut[:5], addresses, cut[6:]
     rows[8] = (rows[7] % 16 == 0) & (cut[5] == 1)
-    rows[9], rows[10] = blocks[rows[0]], blocks[rows[0] + rows[11]]
     return rows
 
 

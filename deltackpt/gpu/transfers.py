@@ -72,20 +72,23 @@ def copy_stream(device: torch.device) -> CopyStream | None:
 class Copy:
     """Host copies of some tensors, which are referenced until they have been copied.
 
-    They are made on ``side``, or on the device's current stream.
+    They are made on ``side``, or on the device's current stream: then, or with ``wait``, what is launched there
+    afterwards waits for them.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], side: CopyStream | None = None) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], side: CopyStream | None = None, *, wait: bool = False
+    ) -> None:  # fmt: skip
         self._held: Sequence[torch.Tensor] = tensors
         self._event = None
         if not tensors or tensors[0].device.type != "cuda":
             self._host = [t.clone() for t in tensors]
             return
         stream = torch.cuda.current_stream(tensors[0].device)
-        if side is not None:
+        if side is not None and not wait:
             side.stream.wait_stream(stream)
             stream = side.stream
-        with torch.cuda.stream(stream):
+        with nullcontext() if side is None or wait else torch.cuda.stream(stream):
             self._host = [pinned_like(t) if side is None else side.buffer.like(t) for t in tensors]
             for into, tensor in zip(self._host, tensors, strict=True):
                 into.copy_(tensor, non_blocking=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,14 +17,15 @@ from deltackpt.format.manifest import Link
 from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.anchors import Read
 from deltackpt.hooks.compare import compare
-from deltackpt.hooks.finite import count_pieces
+from deltackpt.hooks.finite import count_pieces, gain
+from deltackpt.hooks.late_deltas import LateDeltas
 from deltackpt.hooks.mapped import MappedSnapshot
 from deltackpt.hooks.options import HookOptions
 from deltackpt.hooks.pending import CapturedStep, Pending
 from deltackpt.hooks.publish import Publisher
 from deltackpt.hooks.state import all_sums
 from deltackpt.repository import Repository
-from deltackpt.torch_views.delta import Delta
+from deltackpt.torch_views.delta import CardDelta, Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.snapshot import Snapshot
 from deltackpt.torch_views.words import from_host
@@ -30,6 +33,33 @@ from deltackpt.util.parallel import ordered_map
 
 if TYPE_CHECKING:
     from deltackpt.gpu.compile_ahead import CompileAhead
+    from deltackpt.gpu.group_deltas import Keep
+    from deltackpt.gpu.late import LateChanges
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What changed, by name, and how many more elements of each are infinite or NaN."""
+
+    deltas: Mapping[str, Delta]
+    gains: Mapping[str, int]
+
+    @classmethod
+    def of(cls, deltas: Mapping[str, Delta]) -> Captured:
+        """Of deltas that are made."""
+        return cls(deltas, {name: gain(delta) for name, delta in deltas.items()})
+
+
+def _finished(late: Sequence[LateChanges], found: list[Delta]) -> dict[str, Delta]:
+    for one in late:
+        one.finish()
+    return {delta.name: delta for delta in found}
+
+
+def _there(late: Sequence[LateChanges]) -> list[CardDelta] | None:
+    """What the cards have of all that changed."""
+    found = [one.on_card() for one in late]
+    return None if None in found else [delta for some in found for delta in some or ()]
 
 
 class Capture:
@@ -57,6 +87,7 @@ class Capture:
         self._snapshot: Snapshot | None = None
         self._mapped: MappedSnapshot | None = None
         self._anchor_due = False
+        self._late: list[LateChanges] = []  # of the last capture
         self.nonfinite: Mapping[str, int] = {}  # elements of the last captured weights, by tensor
         if self._cache is not None and ranks > 1:
             need = "'device' or 'host'"
@@ -102,35 +133,51 @@ class Capture:
     def capture(self, pieces: Sequence[Piece]) -> dict[str, Delta]:
         """What changed since the last capture, by name; the snapshot is then at the present weights."""
         with self.capturing(pieces, lambda: False) as found:
-            return found
+            return dict(found.deltas)
 
     @contextmanager
-    def capturing(self, pieces: Sequence[Piece], queued: Callable[[], bool]) -> Iterator[dict[str, Delta]]:
-        """`capture`; undone if an exception ends it or the block, at any instant, unless the change is ``queued``."""
+    def capturing(self, pieces: Sequence[Piece], queued: Callable[[], bool]) -> Iterator[Captured]:
+        """`capture`; undone if an exception ends it or the block, at any instant, unless the change is ``queued``. The
+        snapshot is at the present weights once the deltas have been looked at, or by the next call."""
+        self._catch_up()
+        self._late = []
         found: list[Delta] = []  # each before the snapshot moves: what is on the list can be undone
         overlay = self._mapped.overlay if self._mapped is not None else None
         try:
             yield self._capture(pieces, found)
         except BaseException:
             if not queued():
+                for late in self._late:
+                    late.drop()
                 if self._snapshot is not None:
                     self._snapshot.restore(found)
                 if self._mapped is not None and overlay is not None:
                     self._mapped.restore(overlay)
             raise
 
-    def _capture(self, pieces: Sequence[Piece], found: list[Delta]) -> dict[str, Delta]:
+    def _catch_up(self) -> None:
+        """Move the snapshot on to the last step."""
+        for late in self._late:
+            late.complete()
+
+    def _capture(self, pieces: Sequence[Piece], found: list[Delta]) -> Captured:
         if self._mapped is not None:
-            return self._capture_mapped(self._mapped, pieces)
+            return Captured.of(self._capture_mapped(self._mapped, pieces))
         if self._snapshot is None:
             self._pieces = list(pieces)
             self._start(pieces, None)
-            return {}
+            return Captured({}, {})
         there = [piece for piece in pieces if self._on_device(piece)]
         self._capture_on_host(self._snapshot, [piece for piece in pieces if not self._on_device(piece)], found)
         for device in {piece.tensor.device for piece in there}:
             self._capture_on_device(self._snapshot, [p for p in there if p.tensor.device == device], found)
-        return {delta.name: delta for delta in found}
+        if not self._late:
+            return Captured.of({delta.name: delta for delta in found})
+        gains = {delta.name: gain(delta) for delta in found}
+        for late in self._late:
+            gains |= late.nonfinite
+        whole, made = not found, list(self._late)
+        return Captured(LateDeltas(partial(_finished, made, found), lambda: _there(made) if whole else None), gains)
 
     def _on_device(self, piece: Piece) -> bool:
         """Is a piece compared where it is?"""
@@ -148,9 +195,12 @@ class Capture:
 
     def _capture_on_device(self, snapshot: Snapshot, pieces: Sequence[Piece], found: list[Delta]) -> None:
         from deltackpt.gpu import pipeline
+        from deltackpt.gpu.group_deltas import Keep
 
-        keep: pipeline.Keep = getattr(self._options.live, "keeps_on_card", "")
-        pipeline.capture(pieces, snapshot, found, self._options.encoding, keep=keep)
+        keep: Keep = getattr(self._options.live, "keeps_on_card", "")
+        late = pipeline.find(pieces, snapshot, found, self._options.encoding, keep=keep)
+        if late is not None:
+            self._late.append(late)
 
     def _capture_mapped(self, mapped: MappedSnapshot, pieces: Sequence[Piece]) -> dict[str, Delta]:
         found = ordered_map(lambda piece: mapped.compare(piece, self._options.encoding), pieces, self.threads)
@@ -161,6 +211,7 @@ class Capture:
 
     def words(self, name: str) -> torch.Tensor:
         """The words of a piece for an anchor, flat integers: the snapshot's, or those of the weights themselves."""
+        self._catch_up()
         if self._snapshot is not None:
             return self._snapshot.of(name)
         if self._mapped is not None:
@@ -169,6 +220,7 @@ class Capture:
 
     def sums(self) -> dict[str, Sums]:
         """Every piece's share of the digest, of the state that `words` gives; for an anchor without a patch."""
+        self._catch_up()
         pieces = self._pieces if self._snapshot is None else self._snapshot.as_pieces(self._pieces)
         return all_sums(pieces, self.threads)
 

@@ -46,13 +46,22 @@ def _count(piece: Piece) -> int:
 
 def counts_after(counts: Counts, deltas: Iterable[Delta]) -> dict[str, int]:
     """The counts once the deltas are applied."""
+    return counts_with(counts, {delta.name: gain(delta) for delta in deltas})
+
+
+def gain(delta: Delta) -> int:
+    """How many more elements are infinite or NaN after it than before."""
+    if delta.odd is not None:
+        return delta.odd
+    return count_words(delta.new, delta.dtype) - count_words(delta.old, delta.dtype)
+
+
+def counts_with(counts: Counts, gains: Counts) -> dict[str, int]:
+    """The counts with what each gains."""
     after = dict(counts)
-    for delta in deltas:
-        more = delta.odd
-        if more is None:
-            more = count_words(delta.new, delta.dtype) - count_words(delta.old, delta.dtype)
-        if more or delta.name in after:
-            after[delta.name] = after.get(delta.name, 0) + more
+    for name, more in gains.items():
+        if more:
+            after[name] = after.get(name, 0) + more
     return {name: count for name, count in after.items() if count}
 
 

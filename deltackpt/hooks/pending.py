@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deltackpt.errors import StoreError
+from deltackpt.hooks.late_deltas import LateDeltas, off_card
 from deltackpt.torch_views.delta import Delta, merge
 
 
@@ -34,9 +35,8 @@ class CapturedStep:
 
     def off_card(self) -> CapturedStep:
         """The same without what cards hold of it, for who waits with it in host memory alone."""
-        if all(delta.on_card is None for delta in self.deltas.values()):
-            return self
-        return replace(self, deltas={name: replace(d, on_card=None) for name, d in self.deltas.items()})
+        deltas = self.deltas
+        return replace(self, deltas=deltas.off_card() if isinstance(deltas, LateDeltas) else off_card(deltas))
 
     def then(self, later: CapturedStep) -> CapturedStep:
         """Both as one step, exact: the old words are those of the last published state."""

@@ -19,7 +19,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.hooks.capture import Capture
 from deltackpt.hooks.decisions import StepDecision, TrainingStart
 from deltackpt.hooks.exporter import HookExporter
-from deltackpt.hooks.finite import counts_after, refuse
+from deltackpt.hooks.finite import counts_with, refuse
 from deltackpt.hooks.live import LiveSession, live_group, live_side
 from deltackpt.hooks.metrics import StepMetrics
 from deltackpt.hooks.opening import Target, everyones, existing, extractor, process_groups, secured
@@ -244,12 +244,12 @@ class TrainerHook:
             pieces = self._extract()
             self._check(pieces)
             mine = [p for p in pieces if p.name in self._capture.names]
-            with self._capture.lock, self._capture.capturing(mine, lambda: self._pending.was_put(number)) as deltas:
-                counts = counts_after(self._capture.nonfinite, deltas.values())
+            with self._capture.lock, self._capture.capturing(mine, lambda: self._pending.was_put(number)) as found:
+                counts = counts_with(self._capture.nonfinite, found.gains)
                 if self._options.nonfinite == "refuse":
                     refuse(everyone(self._group, counts))
                 item = CapturedStep(
-                    number, deltas, decision.whole, dict(metadata or {}),
+                    number, found.deltas, decision.whole, dict(metadata or {}),
                     seconds=time.monotonic() - waited, waited=waited - began, nonfinite=sum(counts.values()),
                 )  # fmt: skip
                 self._pending.put(item.off_card(), into_last=decision.merge)

@@ -44,6 +44,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_scatter_many": (_N, [_P, _N]),
     "dk_copy_many": (None, [_P, _N]),
     "dk_table_read": (None, [_P]),
+    "dk_decode_tables": (None, [_P, _P, _N]),
     "dk_json_scan": (_N, [_P, _N, _N, _N]),
     "dk_header_read": (_N, [_P, _N, _N, _P, _N, _P, _N]),
 }

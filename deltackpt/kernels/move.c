@@ -7,21 +7,25 @@
 #include "lists_read.h"
 #include "xxh3.h"
 
-enum { NOT_WRITTEN = NO_MEMORY + 1 };
+enum { NOT_WRITTEN = NO_MEMORY + 1, RECORD_DIFFERS };
 
 #define HEAD 28 /* bytes of a block's head in a journal, and of the only row of its table */
 #define ROW_BYTES 32
+#define SOON 32 /* elements that are on their way from memory at a time: those of one tile are lines apart */
 
 /* Elements that the last move wrote: words at positions of ``wide`` bytes; 0: all words, in order. */
 typedef struct {
     const uint8_t *positions, *values;
     int64_t count, first, end; /* all of them lie in [first, end) */
     int64_t wide;
+    const uint8_t *block; /* what they lie in, if it is still to be checked: more than XXH3_SHORT bytes, and their xxh3-64 */
+    int64_t bytes;
+    uint64_t check;
 } record_t;
 
 typedef struct {
     read_job_t read; /* all of the tensor; for no positions and no new words */
-    const record_t *records;
+    record_t *records;
     int64_t count;       /* of records */
     int64_t first, stop; /* rows of tiles that are done by this call */
     int64_t tensor, patch; /* as the journal numbers them */
@@ -32,28 +36,38 @@ typedef struct {
     uint8_t xxh3[16];
 } move_t;
 
-static void put_record(const record_t *r, uint8_t *elements, int64_t low, int64_t high, int width) {
-    if (r->end <= low || r->first >= high) return;
+INLINE uint64_t position(const record_t *r, int64_t i) {
+    return r->wide == 4 ? load(r->positions, i, 4) : load(r->positions, i, 8);
+}
+
+/* -> a code */
+static int put_record(record_t *r, uint8_t *elements, int64_t low, int64_t high, int width) {
+    if (r->end <= low || r->first >= high) return OK;
+    if (r->block && xxh3_64_of(r->block, r->bytes) != r->check) return RECORD_DIFFERS;
+    r->block = NULL;
     if (!r->wide) {
         const int64_t stop = least(high, r->count);
         if (low < stop) memcpy(elements + low * width, r->values + low * width, (size_t)((stop - low) * width));
-        return;
+        return OK;
     }
     const uint64_t room = (uint64_t)(high - low);
 #define PUT(w)                                                                                                         \
     for (int64_t i = 0; i < r->count; i++) {                                                                           \
-        const uint64_t at = wide == 4 ? load(r->positions, i, 4) : load(r->positions, i, 8);                           \
+        const uint64_t at = position(r, i), soon = i + SOON < r->count ? position(r, i + SOON) : at;                   \
+        if (soon - (uint64_t)low < room) __builtin_prefetch(elements + soon * w, 1);                                   \
         if (at - (uint64_t)low < room) store(elements, (int64_t)at, load(r->values, i, w), w);                         \
     }
-    const int64_t wide = r->wide;
     BY_WIDTH(width, PUT)
 #undef PUT
+    return OK;
 }
 
 static void put_new(const uint8_t *positions, const uint8_t *values, int64_t count, uint8_t *elements, int width) {
 #define PUT(w)                                                                                                         \
-    for (int64_t i = 0; i < count; i++)                                                                                \
-        store(elements, (int64_t)load(positions, i, 4), load(values, i, w), w);
+    for (int64_t i = 0; i < count; i++) {                                                                              \
+        if (i + SOON < count) __builtin_prefetch(elements + load(positions, i + SOON, 4) * w, 1);                      \
+        store(elements, (int64_t)load(positions, i, 4), load(values, i, w), w);                                        \
+    }
     BY_WIDTH(width, PUT)
 #undef PUT
 }
@@ -118,7 +132,10 @@ static int move_row(move_t *m, moving_t *s, int64_t row, int64_t *payload, int64
     const int64_t tile_height = parts(f->height, f->rows), changes = changes_of_row(&m->read, row);
     const int64_t low = least(row * tile_height, f->height) * f->width;
     const int64_t high = least((row + 1) * tile_height, f->height) * f->width;
-    for (int64_t i = 0; i < m->count; i++) put_record(m->records + i, m->read.elements, low, high, word);
+    for (int64_t i = 0; i < m->count; i++) {
+        const int code = put_record(m->records + i, m->read.elements, low, high, word);
+        if (code) return code;
+    }
     if (changes > s->room || !s->block) {
         free(s->block);
         s->room = changes + changes / 4;

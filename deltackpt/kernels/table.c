@@ -40,7 +40,8 @@ typedef struct {
     int64_t last_bytes;
     int32_t before_dtype, before_rank; /* the form before; dtype 0: none that may be repeated */
     int64_t before_dims[MAX_DIMS];
-    /* Out: how much there was, and if the arrays are there, all of it. */
+    /* Out: how much there was, and if the arrays are there, all of it: without them at least as much, as only what says
+     * how long an entry is was looked at. */
     int64_t found, name_bytes, lists, tiles;
     row_of_table_t *rows;
     uint8_t *names;
@@ -86,17 +87,18 @@ INLINE int read_counts(const fields_t *f, int64_t tile, const form_t *form, int6
     return *changes <= elements;
 }
 
-/* Counts, lengths and checksums of an entry, into ``counts`` and ``lengths`` of its own if they are there. */
+/* Counts, lengths and checksums of an entry, into ``counts`` and ``lengths`` of its own. */
 static int read_tiles(const table_t *t, int64_t *at, int bits, row_of_table_t *row, const form_t *form, int64_t *counts,
                       int64_t *lengths) {
     const int lists = form->classes + form->sized;
     const int64_t all = row->tiles * lists * bits;
     const fields_t fields = {t->table + *at, t->table + t->bytes, bits};
-    int64_t of[ALL_LISTS], changes, any = 0;
+    int64_t changes, any = 0;
     for (int64_t tile = 0; tile < row->tiles; tile++) {
+        int64_t *of = counts + tile * lists;
         if (!read_counts(&fields, tile, form, tile_at(form, tile).elements, of, &changes)) return 0;
         for (int l = 0; l < lists; l++) any |= of[l];
-        if (counts) memcpy(counts + tile * lists, of, (size_t)lists * sizeof *of);
+        lengths[tile] = changes;
         row->changes += changes;
     }
     if (bits ? any >> (bits - 1) != 1 : any) return 0; /* the largest needs all bits */
@@ -104,14 +106,22 @@ static int read_tiles(const table_t *t, int64_t *at, int bits, row_of_table_t *r
     *at += octets(all);
     for (int64_t tile = 0, length; tile < row->tiles; tile++) {
         if (!number(t->table, t->bytes, at, MAX_LENGTH, &length)) return 0;
-        read_counts(&fields, tile, form, MAX_ELEMENTS, of, &changes); /* as before: they are not kept */
         row->payload += length;
-        if (changes > 8 * length || row->payload > MAX_LENGTH) return 0;
-        if (lengths) lengths[tile] = length;
+        if (lengths[tile] > 8 * length || row->payload > MAX_LENGTH) return 0;
+        lengths[tile] = length;
     }
     row->checksums = *at;
     *at += 4 * row->tiles;
     return *at <= t->bytes;
+}
+
+/* The same bytes, passed over: whether they are right is seen when there is room for what they say. */
+static int pass_tiles(const table_t *t, int64_t *at, int bits, const row_of_table_t *row, int lists) {
+    int64_t left = row->tiles;
+    *at += octets(row->tiles * lists * bits);
+    for (; left && *at < t->bytes; (*at)++) left -= t->table[*at] < 128; /* the last byte of a number */
+    *at += 4 * row->tiles;
+    return !left && *at <= t->bytes;
 }
 
 /* What `packed` says of a tensor of the row's dtype and shape. */
@@ -142,8 +152,8 @@ static int read_detail(table_t *t, int64_t *at, row_of_table_t *row) {
                          dtype->exponent_bits, row->classes, row->sized, row->top, row->anchor, 0};
     row->list = t->lists;
     row->tile = t->tiles;
-    if (!read_tiles(t, at, bits, row, &form, t->counts ? t->counts + t->lists : NULL,
-                    t->lengths ? t->lengths + t->tiles : NULL))
+    if (!(t->counts ? read_tiles(t, at, bits, row, &form, t->counts + t->lists, t->lengths + t->tiles)
+                    : pass_tiles(t, at, bits, row, lists)))
         return 0;
     t->lists += row->tiles * lists;
     t->tiles += row->tiles;
@@ -195,8 +205,8 @@ static int64_t read_name(const table_t *t, int64_t *at, const uint8_t *last, int
     return bytes;
 }
 
-/* From ``at`` on, as many entries as are taken; ``at`` is then behind them. The arrays that are there have room for all
- * of them, as a call without any has found. */
+/* From ``at`` on, as many entries as are taken; ``at`` is then behind them. The arrays, all of them or none, have room
+ * for as many entries as a call without any has found, which is not asked for more. */
 EXPORT void dk_table_read(void *table) {
     table_t *t = table;
     uint8_t name[2][MAX_NAME];

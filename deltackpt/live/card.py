@@ -6,8 +6,9 @@ are sent up from there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from deltackpt.engines.card_memory import aside
 from deltackpt.engines.card_tasks import TensorTask, staged, tensor_tasks
 from deltackpt.engines.card_writes import CardWrites
 from deltackpt.engines.module import ModuleWrite, WeightPlace
-from deltackpt.engines.scatter import Scatter
+from deltackpt.engines.scatter import Scatter, Write
 from deltackpt.engines.step_changes import changed_elements
 from deltackpt.engines.transformers import check_ties
 from deltackpt.errors import ChainError
@@ -34,12 +35,14 @@ from deltackpt.gpu.transfers import synchronize
 from deltackpt.live.card_changes import PlainTask, plain_changes, plain_task
 from deltackpt.live.card_part import CardPart
 from deltackpt.live.parts import StepParts
+from deltackpt.live.plain_card import PlainSteps
 from deltackpt.live.weights import ModuleWeights, Prepared, PreparedChanges, check_sums
 from deltackpt.patch.base import Patch
 from deltackpt.patch.part import PartReader
-from deltackpt.patch.tensor import EncodedTensor
+from deltackpt.patch.tensor import EncodedTensor, PartsPatch
 from deltackpt.torch_views.names import Rename
 from deltackpt.torch_views.words import INTS, words
+from deltackpt.util.garbage import collections_put_off
 
 
 @dataclass
@@ -91,8 +94,8 @@ class CardWeights(ModuleWeights):
     ) -> Prepared:  # fmt: skip
         """See `HeldWeights.take`. What is changed comes to the card, and does not leave it."""
         if not parts.full:
-            with aside(self.device), parts.patch_to_card() as patch:
-                return self.prepare(patch, known, want)
+            with collections_put_off(), aside(self.device):
+                return self._take_changes(parts, known, want)
         if not parts.to_card or any(place.widening is not None for place in self.found.values()):
             return super().take(parts, known, want)
         with aside(self.device), parts.patch_to_card() as patch:
@@ -110,22 +113,57 @@ class CardWeights(ModuleWeights):
             writes.append(changes.write)
         for place, held in left:
             host[place.name], gained[place.name] = _on_host(place, held)
+        return self._proven(gained, writes, host, known, want)
+
+    def _take_changes(self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> Prepared:
+        if not parts.to_card:
+            with parts.patch() as patch:
+                return self.prepare(patch, known, want)
+        arriving = parts.begin_to_card()
+        if len(arriving) == 1 and (found := self._plain_steps.changes(arriving[0], parts.origin)) is not None:
+            gained = {name: sums for changes in found for name, sums in changes.gained.items()}
+            self.decoded = {"card": len(gained), "host": 0}
+            return self._proven(gained, [changes.write for changes in found], {}, known, want)
+        together = parts.opened(arriving)
+        made = self.prepare(together, known, want)
+        self._plain_steps.learn(together)
+        return made
+
+    def _proven(
+        self, gained: Mapping[str, Sums], writes: Sequence[Write], host: dict[str, ModuleWrite],
+        known: Mapping[str, Sums], want: Mapping[str, Sums],
+    ) -> PreparedChanges:  # fmt: skip
         sums = {**known, **{name: state_digest.add(known[name], gain) for name, gain in gained.items()}}
         check_sums(sums, {**known, **want})
         check_ties(self.found, host)
         return PreparedChanges(sums, Scatter([*host.values(), CardWrites(self.device, writes, dict(self.decoded))]))
+
+    @cached_property
+    def _words(self) -> dict[str, torch.Tensor]:
+        """All words, flat on the card, of each tensor that kernels write to."""
+        places = self.found.items()
+        return {
+            name: words(place.tensor, place.dtype)
+            for name, place in places
+            if not place.shared and place.tensor.is_contiguous() and place.widening is None
+        }
+
+    @cached_property
+    def _plain_steps(self) -> PlainSteps:
+        return PlainSteps(self.found, self._words)
 
     def _sorted_out(
         self, patch: Patch
     ) -> tuple[list[TensorTask], list[PlainTask], list[tuple[WeightPlace, Any]]]:  # fmt: skip
         """The tensors that change: those for kernels, coded and plain, and those that the host decodes."""
         tasks, plain, left = list[TensorTask](), list[PlainTask](), list[tuple[WeightPlace, Any]]()
-        for name in sorted(patch.names, key=str.encode):
-            place, held = self.place(name), patch.tensor(name)
+        names = sorted(patch.names, key=str.encode)
+        places = [self.place(name) for name in names]
+        together = patch.tensors(names) if isinstance(patch, PartsPatch) else map(patch.tensor, names)
+        for name, place, held in zip(names, places, together, strict=True):
             assert held is not None
-            alone = not place.shared and place.tensor.is_contiguous() and place.widening is None
-            if alone and isinstance(held, EncodedTensor):
-                old = words(place.tensor, place.dtype)
+            old = self._words.get(name)
+            if old is not None and isinstance(held, EncodedTensor):
                 if (mine := tensor_tasks(held, old, place.known)) is not None:
                     tasks += mine
                     continue

@@ -70,7 +70,12 @@ def plain_changes(tasks: Sequence[PlainTask]) -> Iterator[PlainChanges]:
 def _changes(some: Sequence[PlainTask]) -> PlainChanges:
     found = look_at([PlainWords(task.words, task.positions, task.new) for task in some])
     for task, wrong in zip(some, found.wrong, strict=True):
-        if wrong:  # [F-PLAIN-8]
-            have, need = "indices out of order or range", f"rising, below {task.words.numel():,}"
-            raise FormatError("indices-order", where=task.where, have=have, need=need)
+        if wrong:
+            raise out_of_order(task.where, task.words.numel())
     return PlainChanges({task.name: both for task, both in zip(some, found.sums, strict=True)}, found.write)
+
+
+def out_of_order(where: str, elements: int) -> FormatError:
+    """Positions do not rise, or lie outside of so many elements: FormatError ``indices-order``."""
+    have, need = "indices out of order or range", f"rising, below {elements:,}"  # [F-PLAIN-8]
+    return FormatError("indices-order", where=where, have=have, need=need)

@@ -32,8 +32,13 @@ def fits_card(delta: Delta, names: AbstractSet[str]) -> bool:
     """Can the change go out of the card's memory plainly: is it there, of a whole tensor, under names that are free?"""
     if delta.on_card is None or delta.on_card.words is None or delta.box.proper or not len(delta.positions):
         return False
-    made = (delta.name + INDICES, delta.name + VALUES)  # as `patch.encode.collides` has it
-    return not any(name in names or len(name.encode()) > MAX_NAME for name in made)
+    return free_names(delta.name, names)
+
+
+def free_names(name: str, names: AbstractSet[str]) -> bool:
+    """Are the names of the plain tensors of a change none of a tensor's, and short enough?"""
+    made = (name + INDICES, name + VALUES)  # as `patch.encode.collides` has it
+    return not any(one in names or len(one.encode()) > MAX_NAME for one in made)
 
 
 def coded_on_card(delta: Delta, used: str) -> tuple[Entry, Encoded] | None:

@@ -23,10 +23,12 @@ from deltackpt.live.link_rate import LinkRate
 from deltackpt.live.members import Member, Members
 from deltackpt.live.messages import NOTHING, Announcement, PartOffer
 from deltackpt.live.options import LiveOptions
+from deltackpt.live.plain_part import PlainParts
 from deltackpt.live.round import Round, run
 from deltackpt.live.signed import signed
 from deltackpt.live.state import LiveState
-from deltackpt.patch.part import Origin
+from deltackpt.patch.part import Near, Origin
+from deltackpt.util.garbage import collections_put_off
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class _Offer:
 
     share: Share
     files: list[File]
+    near: list[Near]  # of each file
 
 
 class Delivery:
@@ -58,7 +61,7 @@ class Delivery:
         self.addresses: list[tuple[str, int]] = []
         self._trainer, self._options, self._members = trainer, options, members
         self._gate, self._parts, self._tell = gate, parts, tell
-        self._link = LinkRate(options.rate)
+        self._link, self._plain = LinkRate(options.rate), PlainParts()
         # Bytes on a card are hashed, on the host, only for who has to sign them.
         self._hashed = options.carrier != "nccl" or trainer.repository.signer is not None
         self._round = 0
@@ -73,7 +76,7 @@ class Delivery:
         plan = share(group, lambda: self._plan(captured))
         sink = MemorySink(self._parts, captured.step, hashed=self._hashed)
         try:
-            offer, error = _Offer(Share(), []), None
+            offer, error = _Offer(Share(), [], []), None
             try:
                 offer = self._offer(sink, captured, plan)
             except Exception as failed:
@@ -86,12 +89,16 @@ class Delivery:
 
     def _offer(self, sink: MemorySink, captured: CapturedStep, plan: _Plan) -> _Offer:
         if plan.full and not plan.wanted:
-            return _Offer(Share(sums=self._trainer.state.sums()), [])
+            return _Offer(Share(sums=self._trainer.state.sums()), [], [])
         if plan.full:
-            return _Offer(encode_all(sink, self._trainer, plan.origin), sink.files)
+            return _Offer(encode_all(sink, self._trainer, plan.origin), sink.files, sink.near)
         if plan.wanted:
-            return _Offer(encode_changes(sink, self._trainer, captured, plan.origin, self._link), sink.files)
-        return _Offer(Share(sums={name: sums_of(delta) for name, delta in captured.deltas.items()}), [])
+            with collections_put_off():
+                made = encode_changes(sink, self._trainer, captured, plan.origin, self._link, self._plain)
+            return _Offer(made, sink.files, sink.near)
+        deltas = captured.deltas
+        sums = {name: sums_of(delta) for name, delta in deltas.items()}
+        return _Offer(Share(sums=sums, changed={name: len(d.positions) for name, d in deltas.items()}), [], [])
 
     # The first rank
 
@@ -155,7 +162,9 @@ class Delivery:
 
     def _offered(self, offers: list[_Offer]) -> tuple[PartOffer, ...]:
         return tuple(
-            PartOffer(file, rank, self.addresses[rank]) for rank, offer in enumerate(offers) for file in offer.files
+            PartOffer(file, rank, self.addresses[rank], near)
+            for rank, offer in enumerate(offers)
+            for file, near in zip(offer.files, offer.near, strict=True)
         )
 
     def _metrics(
@@ -166,7 +175,7 @@ class Delivery:
             steps=captured.merged,
             anchor=False,
             elements=0,
-            changed=sum(len(d.positions) for d in captured.deltas.values()),
+            changed=sum(count for offer in offers for count in offer.share.changed.values()),
             bytes=size,
             queue=0,
             seconds=dict(seconds),

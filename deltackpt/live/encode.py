@@ -12,18 +12,22 @@ import numpy as np
 
 from deltackpt.carriers.memory import PartsInMemory
 from deltackpt.codecs import Change, Encoded, Entry, alone, encode
+from deltackpt.codecs.packed.list_index import ListIndex
+from deltackpt.codecs.packed.native_encode import write_indexes
 from deltackpt.codecs.registry import FULL
 from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.manifest import File
 from deltackpt.hooks.encode import TOGETHER, encode_together, entry_of, sums_of
+from deltackpt.hooks.late_deltas import on_card
 from deltackpt.hooks.live import LiveTrainer
 from deltackpt.hooks.parts import BYTES, Share, encode_deltas
 from deltackpt.hooks.pending import CapturedStep
 from deltackpt.hooks.publish import TrainerState
 from deltackpt.live.card_encode import coded_on_card, fits_card, full_on_card, plain_on_card, settled
 from deltackpt.live.link_rate import LinkRate
+from deltackpt.live.plain_part import PlainParts
 from deltackpt.patch.encode import fitting_entry
-from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.patch.part import Near, Origin, PartWriter
 from deltackpt.publish.sink import EncodedPart
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.delta import Delta
@@ -38,6 +42,7 @@ class MemorySink:
 
     def __init__(self, parts: PartsInMemory, step: int, *, hashed: bool = True) -> None:
         self.files: list[File] = []
+        self.near: list[Near] = []  # of each
         self.hashed = hashed
         self._parts, self._folder = parts, f"live/{step:08d}-{secrets.token_hex(8)}"
 
@@ -50,6 +55,7 @@ class MemorySink:
         name = f"{self._folder}/part-{part.number:05d}.safetensors"
         put = self._parts.put if self.hashed else self._parts.put_unhashed
         self.files.append(put(name, part))
+        self.near.append(part.near)
 
     def withdraw(self) -> None:
         """Offer nothing of this step any more."""
@@ -57,15 +63,22 @@ class MemorySink:
 
 
 def encode_changes(
-    sink: MemorySink, trainer: LiveTrainer, captured: CapturedStep, origin: Origin, link: LinkRate
+    sink: MemorySink, trainer: LiveTrainer, captured: CapturedStep, origin: Origin, link: LinkRate, plain: PlainParts
 ) -> Share:
-    """The changes of a step: entries encoded as those of the repository's parts are, or plainly for a fast ``link``."""
+    """The changes of a step: entries encoded as those of the repository's parts are, or plainly for a fast ``link``:
+    then as ``plain`` makes them, where a card has all of them."""
     names, options = set(trainer.state.tensors), link.choose(trainer.encode)
+    plainly, began = options is not trainer.encode, time.monotonic()
+    there = on_card(captured.deltas) if plainly and not sink.hashed else None
+    if there is not None and plain.takes(there, names):  # at once: nothing is encoded, and nothing copied down
+        part, share = plain.made(there, origin, _numbers(trainer)(0))
+        sink.put(part)
+        share.seconds = {"encode": time.monotonic() - began, "put": 0.0}
+        link.saw(options, sum(share.changed.values()), share.seconds["encode"], part.size)
+        return share
     deltas = captured.deltas
-    if options is not trainer.encode and any(delta.box.proper for delta in deltas.values()):
-        options = trainer.encode  # there are no plain changes of boxes
-    plainly = options is not trainer.encode
-    began = time.monotonic()
+    if plainly and any(delta.box.proper for delta in deltas.values()):
+        options, plainly = trainer.encode, False  # there are no plain changes of boxes
     ready = [] if sink.hashed else list(_on_card(deltas, names, options.encoding, plainly=plainly))
     done = {delta.name for delta, *_ in ready}
     rest = {name: delta for name, delta in deltas.items() if name not in done}
@@ -103,6 +116,7 @@ def _on_card(deltas: Mapping[str, Delta], names: set[str], encoding: str, *, pla
 def _one_part(sink: MemorySink, origin: Origin, made: Sequence[Made], number: Callable[[int], int]) -> Share:
     """Entries as one part: what is on a card stays there."""
     share, writer = Share(), PartWriter(origin)
+    write_indexes([entry.detail for _, entry, _ in made if isinstance(entry.detail, ListIndex)])
     for delta, entry, encoded in sorted(made, key=lambda one: one[0].name):
         writer.add(entry, encoded)
         share.sums[delta.name] = sums_of(delta)

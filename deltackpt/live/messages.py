@@ -11,13 +11,16 @@ from deltackpt.carriers.pulled import CARRIERS
 from deltackpt.carriers.wire import foreign
 from deltackpt.format.dtypes import DTYPES
 from deltackpt.format.manifest import File, Link
-from deltackpt.format.safetensors_header import Tensor
+from deltackpt.format.safetensors_header import MAX_HEADER, Tensor
 from deltackpt.format.signature import Signature
 from deltackpt.format.state_digest import Sums
+from deltackpt.patch.index import MAX_TABLE
+from deltackpt.patch.part import NOWHERE, Near
 from deltackpt.repository.chain import Hop
 
 NOTHING = "0" * 64  # in the place of a parent's id and of a base: the parts hold all of the weights
 MAX_PARTS = 1 << 16
+MAX_HEAD = 8 + MAX_HEADER
 _HEX64 = re.compile("[0-9a-f]{64}")
 _HEX128 = re.compile("[0-9a-f]{128}")
 _HEX32 = re.compile("[0-9a-f]{32}")
@@ -26,11 +29,13 @@ _HEX32 = re.compile("[0-9a-f]{32}")
 @dataclass(frozen=True)
 class PartOffer:
     """A part, and the trainer's rank that offers it, which listens at ``address``. Where nobody asks for signatures
-    and bytes go from card to card, its sha256 is `carriers.memory.UNHASHED`."""
+    and bytes go from card to card, its sha256 is `carriers.memory.UNHASHED`. ``near`` says where its header and table
+    are, if that is known: a receiver then asks for them, and for all else, at once."""
 
     file: File
     rank: int
     address: tuple[str, int]
+    near: Near = NOWHERE
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Announcement:
             "parent": self.parent,
             "base": self.base,
             "state": self.state,
-            "parts": [[p.file.name, p.file.size, p.file.sha256, p.rank, *p.address] for p in self.parts],
+            "parts": [[p.file.name, p.file.size, p.file.sha256, p.rank, *p.address, *p.near] for p in self.parts],
             "sums": sums_to(self.sums),
             "time": self.time,
             "signature": [self.signature.key, self.signature.signature] if self.signature else None,
@@ -167,12 +172,14 @@ def _is(value: object, kind: type) -> bool:
 
 
 def _offer(found: object, where: str) -> PartOffer:
-    if not isinstance(found, list) or [type(x) for x in found] != [str, int, str, int, str, int]:
-        raise foreign(where, f"a part {str(found)[:80]}", "name, size, sha256, rank, host, port")
-    name, size, sha256, rank, host, port = found
-    if size < 0 or not _HEX64.fullmatch(sha256) or not 0 < port < 1 << 16:
-        raise foreign(where, f"a part {str(found)[:80]}", "a size, a sha256 and a port")
-    return PartOffer(File(name, size, sha256), rank, (host, port))
+    if not isinstance(found, list) or [type(x) for x in found] != [str, int, str, int, str, int, int, int, int]:
+        raise foreign(where, f"a part {str(found)[:80]}", "name, size, sha256, rank, host, port, and three places")
+    name, size, sha256, rank, host, port, head, table, end = found
+    if not 0 <= head <= table <= end <= size or not _HEX64.fullmatch(sha256) or not 0 < port < 1 << 16:
+        raise foreign(where, f"a part {str(found)[:80]}", "a size, a sha256, a port, and places within it")
+    if head > MAX_HEAD or end - table > MAX_TABLE:
+        raise foreign(where, f"a part {str(found)[:80]}", "a header and a table of bounded sizes")
+    return PartOffer(File(name, size, sha256), rank, (host, port), (head, table, end))
 
 
 def _signature(found: object, where: str) -> Signature | None:

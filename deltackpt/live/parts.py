@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deltackpt.carriers.pulled import ManySources
 from deltackpt.format.manifest import File
-from deltackpt.live.card_part import CardPart
+from deltackpt.live.card_part import ArrivingPart, CardPart
+from deltackpt.patch.part import NOWHERE, Near, Origin
 from deltackpt.patch.tensor import PartsPatch
 from deltackpt.repository.chain import Hop
 from deltackpt.restore.patch_reader import PatchReader, check_origin
@@ -16,12 +17,16 @@ from deltackpt.restore.patch_reader import PatchReader, check_origin
 
 @dataclass(frozen=True)
 class StepParts:
-    """``full``: they are all of the weights. ``hashed``: their sha256 is looked at, whatever the carrier."""
+    """``full``: they are all of the weights. ``hashed``: their sha256 is looked at, whatever the carrier. ``near``, by
+    name: where header and table of a file are, as was said. ``meanwhile`` is called once bytes are on their way, where
+    something can be done until they are there."""
 
     source: ManySources
     hop: Hop
     full: bool
     hashed: bool = False
+    near: Mapping[str, Near] = field(default_factory=dict)
+    meanwhile: Callable[[], None] = lambda: None
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -37,15 +42,32 @@ class StepParts:
         """Does the carrier bring them to a card, and need no part be hashed?"""
         return self.source.to_card and not self.hashed
 
-    @contextmanager
-    def patch_to_card(self) -> Iterator[PartsPatch]:
-        """The same for a receiver on a card: their bytes arrive there if the carrier brings them, and are then proven
-        by the checksums and sums of what they hold; else as `patch` has it."""
-        if not self.to_card:
-            with self.patch() as patch:
-                yield patch
-            return
-        parts = [CardPart(self.source.of(file), file) for file in self.files]
+    def begin_to_card(self) -> list[ArrivingPart]:
+        """All of them, where they are brought `to_card`: on their way there. What they hold is then proven by its
+        checksums and sums. Raises FormatError, and what fetching raises."""
+        found = [
+            ArrivingPart.begin(self.source.of(file), file, self.near.get(file.name, NOWHERE)) for file in self.files
+        ]
+        self.meanwhile()
+        return found
+
+    def opened(self, arriving: Sequence[ArrivingPart]) -> PartsPatch:
+        """The same as a patch. Raises FormatError, ChainError ``part-elsewhere``."""
+        parts = [CardPart(found) for found in arriving]
         for part in parts:
             check_origin(part, self.hop)
-        yield PartsPatch(parts)
+        return PartsPatch(parts)
+
+    @contextmanager
+    def patch_to_card(self) -> Iterator[PartsPatch]:
+        """As `patch`, for a receiver on a card: their bytes arrive there if the carrier brings them."""
+        if self.to_card:
+            yield self.opened(self.begin_to_card())
+            return
+        with self.patch() as patch:
+            yield patch
+
+    @property
+    def origin(self) -> Origin:
+        """What each of them has to say of itself."""
+        return Origin(self.hop.repository, self.hop.end.step, self.hop.start.id, self.hop.base)

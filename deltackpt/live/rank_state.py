@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from deltackpt.carriers.pulled import ManySources, PulledParts
@@ -149,18 +150,24 @@ class RankState:
             if self.state != step.base:
                 return False
         sums = dict(step.sums) if step.full else {**self._known, **step.sums}
-        if self._digest(sums) != step.state:
-            have, need = "sums of another state", f"state {step.state[:16]}"
-            raise ChainError("state-unexpected", where=f"step {step.step}, as it was announced", have=have, need=need)
+        agrees = cache(lambda: self._agrees(step, sums))  # nothing is written before that is looked at
         self._tell(LiveEvent("move", step.step))
         before = self.received
-        parts = StepParts(self._source(step), step.hop, step.full, hashed=self._check is not None)
+        near = {part.file.name: part.near for part in step.parts}
+        hashed = self._check is not None
+        parts = StepParts(self._source(step), step.hop, step.full, hashed=hashed, near=near, meanwhile=agrees)
         prepared = self._weights.take(parts, self._sums, sums if step.full else step.sums)
+        agrees()
         self._tell(LiveEvent("prove", step.step))
         self.moved = self.received - before
         self._all = sums
         self._ready = (step, prepared)
         return True
+
+    def _agrees(self, step: Announcement, sums: Mapping[str, Sums]) -> None:
+        if self._digest(sums) != step.state:
+            have, need = "sums of another state", f"state {step.state[:16]}"
+            raise ChainError("state-unexpected", where=f"step {step.step}, as it was announced", have=have, need=need)
 
     def write(self, step: Announcement) -> int:
         """Write the step that this rank is ready for; -> elements. Raises what writing raises: the weights then are

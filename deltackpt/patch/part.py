@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -25,8 +25,10 @@ from deltackpt.patch.base import Bytes
 from deltackpt.patch.index import PAYLOAD, TABLE, Origin, Span, table_of
 from deltackpt.patch.tensor import Part
 
-__all__ = ["PAYLOAD", "TABLE", "Origin", "PartReader", "PartWriter"]
+__all__ = ["NOWHERE", "PAYLOAD", "TABLE", "Near", "Origin", "PartReader", "PartWriter"]
 
+Near = tuple[int, int, int]  # bytes of a part's header, the first byte of its table, and the table's end
+NOWHERE: Near = (0, 0, 0)
 
 SMALL, JOINED = 1 << 16, 1 << 20  # bytes of pieces that are joined, and of what they are joined to
 
@@ -34,7 +36,7 @@ SMALL, JOINED = 1 << 16, 1 << 20  # bytes of pieces that are joined, and of what
 class PartWriter:
     """Collects the encoded tensors of one part; :meth:`chunks` is the file. Holds encoded bytes, never a tensor.
 
-    ``version`` is that of the part, and of every entry.
+    ``version`` is that of the part, and of every entry. ``near`` is known once `chunks` has ended.
     """
 
     def __init__(self, origin: Origin, version: int = CODECS.version) -> None:
@@ -44,6 +46,7 @@ class PartWriter:
         self._rising = True  # are they in the order of the table?
         self._count = 0
         self.size = 0
+        self.near = NOWHERE
 
     def __len__(self) -> int:
         return self._count
@@ -84,7 +87,10 @@ class PartWriter:
         rows += [(TABLE, "U8", (len(table),), len(table)), (PAYLOAD, "U8", (payload,), payload)]
         ends = list(accumulate(size for *_, size in rows))
         tensors = [Tensor(n, d, s, end - size, end) for (n, d, s, size), end in zip(rows, ends, strict=True)]
-        yield build_header(tensors, self.origin.to_metadata(self.version))
+        header = build_header(tensors, self.origin.to_metadata(self.version))
+        at = len(header) + sum(size for *_, size in rows[:-2])
+        self.near = len(header), at, at + len(table)
+        yield header
         yield from joined(chain((p.data for _, p in plain), [table], pieces))
 
     def _ordered(self) -> Sequence[tuple[Entry, Encoded] | EntryBlock]:
@@ -153,12 +159,17 @@ def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
         yield b"".join(small)
 
 
+# Fills memory, uint8 [n] and contiguous, with the bytes of a part's file from a position on.
+ReadInto = Callable[[int, Bytes], None]
+
+
 class PartReader(Part):
     """A part in memory or mapped: its header and table are checked when it is made, tensors when they are decoded."""
 
-    def __init__(self, data: memoryview, where: str) -> None:
-        """``data``: all bytes of the file. Raises FormatError."""
-        self._data = data
+    def __init__(self, data: memoryview, where: str, read: ReadInto | None = None) -> None:
+        """``data``: all bytes of the file; ``read``: what copies some of them sooner than from there, if anything
+        does. Raises FormatError."""
+        self._data, self._read = data, read
         head = bytes(data[: head_size(bytes(data[:8]), len(data), where)])
         header = parse_header(head, len(data), where)
         super().__init__(header, self._at(table_of(header, where)), where)
@@ -166,6 +177,16 @@ class PartReader(Part):
     def payloads(self) -> memoryview:
         """The payloads of all entries, one after the other; `payload_of` says where in it an entry's is."""
         return self._bytes(PAYLOAD)
+
+    def copy_payloads(self, begin: int, into: Bytes) -> None:
+        """Fill ``into``, uint8 [n] and contiguous, with the bytes of `payloads` from ``begin`` on. Raises FormatError
+        ``object-short`` for a file that became shorter, StoreError."""
+        start, end = self._span(PAYLOAD)
+        assert 0 <= begin <= begin + len(into) <= end - start
+        if self._read is None:
+            into[:] = self._array[start + begin : start + begin + len(into)]
+        else:
+            self._read(start + begin, into)
 
     def payload_of(self, entry: Entry) -> Span:
         """The entry's bytes in `payloads`."""

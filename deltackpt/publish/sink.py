@@ -20,7 +20,7 @@ from deltackpt.format.layout import TensorsByName
 from deltackpt.format.manifest import Counts
 from deltackpt.format.safetensors_header import Header
 from deltackpt.format.state_digest import TensorDigest
-from deltackpt.patch.part import Origin, PartWriter
+from deltackpt.patch.part import NOWHERE, Near, Origin, PartWriter
 from deltackpt.patch.source import PartBytes, to_host
 from deltackpt.store import Buffer
 
@@ -33,7 +33,8 @@ class EncodedPart:
     """One whole part of a patch: a safetensors file in pieces, in host memory or an accelerator's.
 
     ``number`` counts from 1 and is unique in the step, over all ranks. ``entries`` are those of its table. ``size`` is
-    in bytes. The pieces are never written to again, so a sink may keep them without a copy.
+    in bytes. The pieces are never written to again, so a sink may keep them without a copy. ``near`` is what is read
+    before all else: the bytes of the header, the first byte of the table, and its end; NOWHERE if that was not noted.
     """
 
     number: int
@@ -42,13 +43,14 @@ class EncodedPart:
     chunks: tuple[PartBytes, ...]
     size: int
     known_sha256: str | None = None  # where the encoder has hashed it already
+    near: Near = NOWHERE
 
     @classmethod
     def of(cls, writer: PartWriter, number: int) -> EncodedPart:
         """What ``writer`` has collected. Nothing is added to it after this."""
         chunks = tuple(writer.chunks())
         size = sum(len(chunk) if isinstance(chunk, bytes) else chunk.nbytes for chunk in chunks)
-        return cls(number, writer.origin, writer.entries, chunks, size)
+        return cls(number, writer.origin, writer.entries, chunks, size, near=writer.near)
 
     def host_chunks(self) -> Iterator[memoryview]:
         """The pieces in host memory, uint8; those of an accelerator are copied, one at a time."""

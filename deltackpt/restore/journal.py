@@ -34,7 +34,6 @@ from deltackpt.format.manifest import Link
 from deltackpt.kernels import address
 from deltackpt.patch.many import RunChanges, TensorRun
 from deltackpt.restore.journal_files import HEAD, LONGEST, ROW, WHOLE, JournalHead, RecordFile, map_records, read_rows
-from deltackpt.util.parallel import ordered_map
 
 _COLUMNS = ("tensor", "patch", "width", "wide", "count", "positions", "values", "first", "end", "block", "file")
 JOURNAL_ROW = np.dtype([(name, np.int64) for name in _COLUMNS])
@@ -140,27 +139,51 @@ class Journal:
         by_patch = groupby(map(self._record, self.parts_of(tensor).tolist()), lambda record: record.patch)
         return [_together(list(records)) for _, records in by_patch]
 
-    def parts_of(self, tensor: int, span: tuple[int, int] = (0, WHOLE)) -> npt.NDArray[Any]:
-        """The `JOURNAL_ROW`s of a tensor that may have elements of a span of it, first and end; in the order of its
-        patches, their bytes checked. Raises what `check_rows` raises."""
+    def parts_of(self, tensor: int) -> npt.NDArray[Any]:
+        """The `JOURNAL_ROW`s of a tensor, in the order of its patches, their bytes checked. Raises what `check_rows`
+        raises."""
         rows = self.rows_of(np.array([tensor]))[1]
-        rows = rows[(rows["first"] < span[1]) & (rows["end"] > span[0])]
         self.check_rows(rows)
         return rows
+
+    def rows_in(self, tensor: int, span: tuple[int, int]) -> npt.NDArray[Any]:
+        """Those that may have elements of a span of it, first and end, unchecked."""
+        rows = self.rows_of(np.array([tensor]))[1]
+        found: npt.NDArray[Any] = rows[(rows["first"] < span[1]) & (rows["end"] > span[0])]
+        return found
 
     def check_rows(self, rows: npt.NDArray[Any]) -> None:
         """Raise ChainError ``slot-unusable`` unless the bytes of these `JOURNAL_ROW`s are those that were written. Any
         thread may call it."""
         if not self._unchecked:
             return
-        for block in np.unique(rows["block"]).tolist():
+        for block in dict.fromkeys(rows["block"].tolist()):
             if (found := self._unchecked.get(block)) is None:
                 continue
             file, first, end, check = found
             if xxhash.xxh3_64(self._files[file][first:end].data).intdigest() != check:
-                have, need = "a record of other bytes", "the record that the last move wrote"
-                raise ChainError("slot-unusable", where=self.path, have=have, need=need)
+                raise self.damaged()
             self._unchecked.pop(block, None)
+
+    def damaged(self) -> ChainError:
+        """The error of a record that fails its check."""
+        have, need = "a record of other bytes", "the record that the last move wrote"
+        return ChainError("slot-unusable", where=self.path, have=have, need=need)
+
+    def unchecked_of(self, rows: npt.NDArray[Any]) -> tuple[Ints, npt.NDArray[np.uint64]]:
+        """Of the block of each of these `JOURNAL_ROW`s: address and bytes, int64 [rows, 2], and xxh3-64, uint64
+        [rows]; zeros where it needs no check any more. It is for the caller to make, where it reads them anyway: only
+        short ones are checked here. Raises what `check_rows` raises."""
+        places, checks = np.zeros((len(rows), 2), np.int64), np.zeros(len(rows), np.uint64)
+        for i, block in enumerate(rows["block"].tolist()):
+            if (found := self._unchecked.get(block)) is None:
+                continue
+            file, first, end, check = found
+            if end - first <= kernels.HASHED:
+                self.check_rows(rows[i : i + 1])
+                continue
+            places[i], checks[i] = (address(self._files[file]) + first, end - first), check
+        return places, checks
 
     def _record(self, row: tuple[int, ...]) -> JournalRecord:
         tensor, patch, width, wide, count, at, values, *_, file = row
@@ -244,16 +267,9 @@ class Journal:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def unmap(self, threads: int) -> None:
-        """Give its memory back, by several threads: there is a page for every 4 KiB. No record is read after it."""
-        files = [*self._files]
+    def unmap(self) -> None:
+        """Give its memory back. No record is read after it."""
         self._files = []
-
-        def drop(number: int) -> None:
-            files[number] = np.zeros(0, np.uint8)  # the last reference to the one before
-
-        for _ in ordered_map(drop, range(len(files)), max(1, min(threads, len(files)))):
-            pass
 
     def close(self) -> None:
         """End the records: descriptors are closed, the files stay."""

@@ -7,10 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from deltackpt.format.manifest import File
+from deltackpt.patch.part import ReadInto
 from deltackpt.repository import Repository
 from deltackpt.repository.objects import object_differs
 from deltackpt.restore.source import SMALL, RepositorySource
+from deltackpt.store.held_file import HeldFile
 from deltackpt.util.guard import map_guarded
+from deltackpt.util.mapped_file import FileMapping
 
 HASHERS = 4  # parts that are hashed at a time
 
@@ -20,6 +23,7 @@ class LateSource(RepositorySource):
 
     def __init__(self, repo: Repository, ref: str = "main") -> None:
         super().__init__(repo, ref)
+        self._files: dict[File, HeldFile] = {}
         self._hashing: list[Future[None]] = []
         self._pool: ThreadPoolExecutor | None = None
 
@@ -39,14 +43,22 @@ class LateSource(RepositorySource):
             size = found.seek(0, 2)
             if size != file.size:
                 raise object_differs(f"{store.url}/{file.name}", size, file)
-            view = map_guarded(found.fileno(), size, Path(local))[0].view
+            mapping = map_guarded(found.fileno(), size, Path(local))[0]
+            self._files[file] = HeldFile(found.fileno(), f"{store.url}/{file.name}")
         self._pool = self._pool or ThreadPoolExecutor(HASHERS, "deltackpt-hash")
-        self._hashing.append(self._pool.submit(self._check, view, file))
-        return view
+        self._hashing.append(self._pool.submit(self._check, mapping, file))
+        return mapping.view
 
-    def _check(self, view: memoryview, file: File) -> None:
-        if hashlib.sha256(view).hexdigest() != file.sha256:  # [F-MAN-12] [S-READ-2]
-            raise object_differs(f"{self._repo.store.url}/{file.name}", len(view), file)
+    def reads(self, file: File) -> ReadInto | None:
+        """Of a part that is a large file of this machine: from the file."""
+        held = self._files.get(file)
+        return held.read_into if held is not None else None
+
+    def _check(self, mapping: FileMapping, file: File) -> None:
+        digest = hashlib.sha256(mapping.view).hexdigest()  # in one call: a thread that starts often waits for its turn
+        mapping.release((0, file.size))  # here, beside all else: whoever ends the mapping would have to wait for it
+        if digest != file.sha256:  # [F-MAN-12] [S-READ-2]
+            raise object_differs(f"{self._repo.store.url}/{file.name}", file.size, file)
 
     def join(self) -> None:
         """Wait until all parts were hashed. Raises FormatError ``object-hash`` for the first that has other bytes."""

@@ -15,7 +15,7 @@ from deltackpt.patch.source import PartSource
 from deltackpt.patch.tensor import Part, PartsPatch
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
-from deltackpt.restore.source import SMALL, as_source, host_parts
+from deltackpt.restore.source import SMALL, RepositorySource, as_source, host_parts
 
 RESERVE = 256  # descriptors for all else
 
@@ -51,7 +51,9 @@ class PatchReader(PartsPatch):
     def _of(cls, source: PartSource, hop: Hop, views: Iterator[memoryview]) -> PatchReader:
         parts = []
         for file in hop.files:
-            parts.append(PartReader(next(views), f"{source.url}/{file.name}"))
+            view = next(views)
+            read = source.reads(file) if isinstance(source, RepositorySource) else None
+            parts.append(PartReader(view, f"{source.url}/{file.name}", read))
             check_origin(parts[-1], hop)
         return cls(parts)
 

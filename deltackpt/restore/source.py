@@ -16,6 +16,7 @@ from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Link
 from deltackpt.format.state_digest import TensorDigest
 from deltackpt.patch.index import Span
+from deltackpt.patch.part import ReadInto
 from deltackpt.patch.source import PartSource, StepRecord, StepSource, to_host
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
@@ -88,6 +89,10 @@ class RepositorySource:
             if local is not None and (size != file.size or hashlib.sha256(view).hexdigest() != file.sha256):
                 raise object_differs(f"{store.url}/{file.name}", size, file)
             return view
+
+    def reads(self, file: File) -> ReadInto | None:
+        """What copies bytes of a part that `part` gave sooner than from there; None if nothing does."""
+        return None
 
     def _downloaded(self, file: File) -> BinaryIO:
         folder = Path(tempfile.gettempdir())

@@ -35,6 +35,23 @@ class CardChange:
 
 
 @dataclass(frozen=True)
+class CardDelta:
+    """A change as a card found it, of which nothing came to the host but what its tensor's ``sums`` of the state digest
+    gain: one ``words`` at least, of a whole tensor."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    words: CardWords
+    sums: Sums
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the words and their positions."""
+        return int(self.words.positions.numel()) * (4 + self.dtype.width)
+
+
+@dataclass(frozen=True)
 class Delta:
     """Changed storage elements of a box: flat ``positions`` in it, rising, and the words before and after.
 
@@ -59,6 +76,16 @@ class Delta:
     sums: Sums | None = None
     odd: int | None = None
     on_card: CardChange | None = None
+
+    def there(self) -> CardDelta | None:
+        """The same on the card; None if that has not kept it, or it is of a box."""
+        if self.on_card is None or self.on_card.words is None or self.box.proper or not len(self.positions):
+            return None
+        return (
+            None
+            if self.sums is None
+            else CardDelta(self.name, self.dtype, self.box.shape, self.on_card.words, self.sums)
+        )
 
     @property
     def nbytes(self) -> int:

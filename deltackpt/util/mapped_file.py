@@ -70,16 +70,19 @@ class MappedFile:
         """Map all pages of a span; with ``write`` such that writing to them causes no fault.
 
         A file in memory is not told when a page is first written to: any page that is mapped will do, and sixteen of
-        them are mapped by one fault.
+        them are mapped by one fault. So small spans of it are left to faults.
         """
         blocks, write = _blocks(span), write and not self.in_memory
-        if blocks.start < blocks.stop:
+        if blocks.start < blocks.stop and not self._is_light(span):
             with suppress(OSError):  # an older kernel does not know it, and maps page by page
                 self._advise(_POPULATE_WRITE if write else _POPULATE_READ, blocks.start, blocks.stop)
 
     def release(self, span: Span) -> None:
-        """A span is not used any more: pages that no other span waits for are unmapped from this process."""
-        if self.keep:
+        """A span is not used any more: pages that no other span waits for are unmapped from this process.
+
+        Small spans of a file in memory go with the mapping.
+        """
+        if self.keep or self._is_light(span):
             return
         blocks = _blocks(span)
         with self._lock:
@@ -88,6 +91,9 @@ class MappedFile:
         if len(free):  # those in between are free too: what is beside a span shares only its first and last page
             with suppress(OSError):  # locked in memory
                 self._advise(mmap.MADV_DONTNEED, int(free[0]), int(free[-1]) + 1)
+
+    def _is_light(self, span: Span) -> bool:
+        return self.in_memory and not self.keep and span[1] - span[0] < TOGETHER
 
     def _advise(self, option: int, first: int, stop: int) -> None:
         start = first * HUGE

@@ -28,6 +28,7 @@ from deltackpt.report.status import status
 from deltackpt.restore.journal import Journal, JournalRecord
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.sync.follow import Follower, FollowOptions
+from deltackpt.util import behind
 from deltackpt.verification import verify_checkpoint
 
 SHARD = "model.safetensors"
@@ -256,6 +257,7 @@ def die_at(patch: pytest.MonkeyPatch, k: int) -> list[str]:
         patch.setattr(owner, name, call)
 
     patch.setattr(many, "MOST", 2)  # tensors that go together
+    patch.setattr(behind, "begin", lambda work: work())  # what a thread would do, in its turn
     for name in ("check_tensor", "unproven", "replay_run"):
         deadly(slot_module, name)
     deadly(JournalRecord, "write_to")

@@ -76,6 +76,24 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot, "runs_of", lambda layout: [(s, [t]) for s, run in inner(layout) for t in run])
 
 
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("count", [0, 1, 3, 40, 300])
+@pytest.mark.parametrize("small", [0.0, 0.1, 0.7, 1.0])
+def test_every_piece_of_work_is_begun_once(threads: int, count: int, small: float) -> None:
+    rng = np.random.default_rng((threads, count, int(10 * small)))
+    large = rng.random(count) >= small
+    sizes = np.where(
+        large, rng.integers(slot.SMALL, 9 * slot.SMALL, count), rng.integers(0, slot.SMALL, count)
+    ).tolist()
+    order = slot.order(sizes, threads)
+    assert sorted(order) == list(range(count))
+    held = [sizes[i] for i in order]
+    assert held[:1] == sorted(sizes)[::-1][:1]
+    assert [s for s in held if s >= slot.SMALL] == sorted((s for s in sizes if s >= slot.SMALL), reverse=True)
+    last = held[-min(count, threads) :] if count else []
+    assert sorted(last) == sorted(sizes)[: len(last)]
+
+
 def leads(cache: Path, before: Path) -> bool:
     """Does a cache's journal lead from a checkpoint to the current one?"""
     found = Journal.read(cache / "journal")

@@ -11,8 +11,10 @@ from support.training import Net, exact_copy, published, raw  # noqa: E402
 from deltackpt.engines import card  # noqa: E402
 from deltackpt.engines import transformers as live  # noqa: E402
 from deltackpt.engines.module import WeightPlace  # noqa: E402
-from deltackpt.errors import ChainError  # noqa: E402
+from deltackpt.errors import ChainError, DeltackptError  # noqa: E402
 from deltackpt.gpu.places import PlacedWords  # noqa: E402
+from deltackpt.restore import late_source  # noqa: E402
+from deltackpt.store.held_file import HeldFile  # noqa: E402
 
 pytest.importorskip("triton")
 pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the interpreter takes its time
@@ -92,3 +94,27 @@ def test_a_write_that_fails_later_on_takes_all_hops_back(run, monkeypatch, kind)
     assert bits(model) == raw(run.states[0])
     live.refresh(model, run.repo)
     assert bits(model) == raw(run.states[3])
+
+
+@pytest.mark.parametrize("damage", ["shorter", "another byte"])
+def test_a_part_that_changes_while_it_is_read_changes_nothing(run, monkeypatch, damage):
+    """Its bytes are read from the file a second time, beside the sha256."""
+    monkeypatch.setattr(late_source, "SMALL", 0)
+    model = at(run, 0)
+    live.refresh(model, run.repo, 1)
+    path = run.repo.store.local_path(run.repo.load(run.repo.find(2)).patch[0].name)
+    whole, real = path.read_bytes(), HeldFile.read_into
+
+    def read_into(self, start, into):
+        path.write_bytes(whole[:start] if damage == "shorter" else whole[:start] + bytes(len(whole) - start))
+        real(self, start, into)
+
+    monkeypatch.setattr(HeldFile, "read_into", read_into)
+    with pytest.raises(DeltackptError) as caught:
+        live.refresh(model, run.repo, 2)
+    assert caught.value.code in ("object-hash", "object-short", "tile-checksum", "base-differs")
+    assert bits(model) == raw(run.states[1])
+    monkeypatch.setattr(HeldFile, "read_into", real)
+    path.write_bytes(whole)
+    live.refresh(model, run.repo, 2)
+    assert bits(model) == raw(run.states[2])

@@ -35,3 +35,16 @@ def test_two_runs_in_a_row(size):
     made = crc_runs.moved_on(np.array([zlib.crc32(first)] * 2, np.uint32), np.array([size, 0], np.int64))
     assert int(made[0]) ^ zlib.crc32(then) == zlib.crc32(first + then)
     assert int(made[1]) == zlib.crc32(first)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_runs_of_several_spans(monkeypatch, kernels):
+    """In any order in memory, empty ones among them."""
+    monkeypatch.setattr(crc_runs, "PIECE", 512)
+    monkeypatch.setattr(crc_runs, "has_kernels", lambda device: kernels)
+    data = os.urandom(6000)
+    there = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(WHERE)
+    spans = [[(4000, 1100), (0, 3)], [(100, 0)], [(700, 513), (1213, 0), (100, 600)], [(0, 0), (5000, 7)]]
+    flat = np.array([(start, size, run) for run, some in enumerate(spans) for start, size in some], np.int64)
+    want = [zlib.crc32(b"".join(data[start : start + size] for start, size in some)) for some in spans]
+    assert crc_runs.crc32_of_spans(there, *flat.T.copy()).tolist() == want

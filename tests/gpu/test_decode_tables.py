@@ -9,10 +9,11 @@ torch = pytest.importorskip("torch")
 
 from support.lists import of_classes, pair  # noqa: E402
 
+from deltackpt import kernels  # noqa: E402
 from deltackpt.codecs.packed import codec, grid  # noqa: E402
 from deltackpt.errors import FormatError  # noqa: E402
 from deltackpt.format.dtypes import DTYPES  # noqa: E402
-from deltackpt.gpu import decode_tables  # noqa: E402
+from deltackpt.gpu import decode_tables, native_tables  # noqa: E402
 from deltackpt.gpu.decode_task import DecodeTask  # noqa: E402
 from deltackpt.gpu.transfers import Sent  # noqa: E402
 from deltackpt.torch_views.words import from_host  # noqa: E402
@@ -54,6 +55,65 @@ def groups():
     ]
 
 
+def check_same(one, other):
+    for field in fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b), field.name
+        elif not isinstance(a, Sent):
+            assert a == b, field.name
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def ways(request, monkeypatch):
+    """Both ways to make tables."""
+    if request.param == "numpy":
+        monkeypatch.setattr(kernels, "LIB", None)
+    elif kernels.LIB is None:
+        pytest.skip("the kernels were not compiled")
+
+
+def odd(index, rng):
+    """An index with some number that is not as it should be, in one of its arrays."""
+    arrays = {name: getattr(index, name).copy() for name in ("counts", "lengths", "checksums")}
+    name = rng.choice(["counts", "lengths"])
+    flat, wrong = arrays[name].reshape(-1), [-1, 0, 1, 3, 1 << 28, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 62, -(1 << 63)]
+    flat[rng.integers(len(flat))] = rng.choice(np.array(wrong, np.int64))
+    return replace(index, **arrays)
+
+
+@pytest.mark.skipif(kernels.LIB is None, reason="the kernels were not compiled")
+@pytest.mark.parametrize("seed", range(60))
+def test_the_kernels_write_what_numpy_does(seed):
+    """Also of indices that are refused."""
+    rng, found = np.random.default_rng(seed), groups()
+    for number, (tasks, begin) in enumerate(found if seed else ()):
+        if rng.random() < 0.5:
+            at = int(rng.integers(len(tasks)))
+            found[number][0][at] = replace(tasks[at], index=odd(tasks[at].index, rng))
+    with np.errstate(over="ignore"):
+        for one, other in zip(native_tables.filled(HERE, found), decode_tables._Tables(found).send(HERE), strict=True):
+            check_same(one, other)
+
+
+@pytest.mark.skipif(kernels.LIB is None, reason="the kernels were not compiled")
+def test_the_kernels_take_arrays_of_any_kind():
+    (tasks, begin), *_ = groups()
+    (want,) = decode_tables._Tables([(tasks, begin)]).send(HERE)
+    index = tasks[0].index
+    unaligned = np.frombuffer(b"x" + index.checksums.astype("<u4").tobytes(), "<u4", offset=1)
+    for change in (
+        {"counts": index.counts.astype(np.uint16)}, {"counts": np.asfortranarray(index.counts)},
+        {"lengths": np.repeat(index.lengths, 2)[::2]}, {"checksums": unaligned},
+        {"checksums": index.checksums.astype(np.int64)},
+    ):  # fmt: skip
+        check_same(
+            native_tables.filled(HERE, [([replace(tasks[0], index=replace(index, **change)), *tasks[1:]], begin)])[0],
+            want,
+        )
+
+
+@pytest.mark.usefixtures("ways")
 def test_several_groups_are_made_as_each_by_itself():
     found = groups()
     for together, some in zip(decode_tables.tables_of(HERE, found), found, strict=True):
@@ -81,6 +141,7 @@ def test_several_groups_are_made_as_each_by_itself():
         ("count-outside", lambda index: replace(index, counts=index.counts - (1 << 20))),
     ],
 )
+@pytest.mark.usefixtures("ways")
 def test_an_index_that_is_refused_is_so_in_its_group_alone(code, change):
     found = groups()
     tasks, begin = found[1]

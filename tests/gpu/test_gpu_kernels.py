@@ -14,7 +14,7 @@ from deltackpt.format.dtypes import DTYPES, uint  # noqa: E402
 from deltackpt.gpu import changes as device_changes  # noqa: E402
 from deltackpt.gpu import diff as device_diff  # noqa: E402
 from deltackpt.gpu import digest as device_digest  # noqa: E402
-from deltackpt.gpu import pipeline  # noqa: E402
+from deltackpt.gpu import late, pipeline  # noqa: E402
 from deltackpt.hooks.encode import entry_of  # noqa: E402
 from deltackpt.torch_views.boxes import Box  # noqa: E402
 from deltackpt.torch_views.extract import Piece  # noqa: E402
@@ -147,15 +147,15 @@ def test_words_off_their_alignment():
 def test_an_interrupted_capture_can_be_undone(monkeypatch):
     monkeypatch.setattr(device_diff, "AT_ONCE", 1 << 13)
     pieces, olds, _, snapshot = case([("BF16", (60, 100), 0.1)] * 5)
-    found, advance, calls = [], pipeline.advance, []
+    found, advance, calls = [], late.advance, []
 
-    def fails(group, snapshot):
+    def fails(group):
         calls.append(group)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        advance(group, snapshot)
+        advance(group)
 
-    monkeypatch.setattr(pipeline, "advance", fails)
+    monkeypatch.setattr(late, "advance", fails)
     with pytest.raises(KeyboardInterrupt):
         pipeline.capture(pieces, snapshot, found, "auto")
     assert len(found) == 3
@@ -220,11 +220,11 @@ def test_an_interrupted_capture_of_a_wide_piece_can_be_undone(monkeypatch, narro
     pieces, olds, _, snapshot = case([("BF16", (400, 200), 0.1)])
     found, advance, calls = [], pipeline.advance, []
 
-    def fails(group, snapshot):
+    def fails(group):
         calls.append(group.changes.start)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        advance(group, snapshot)
+        advance(group)
 
     monkeypatch.setattr(pipeline, "advance", fails)
     with pytest.raises(KeyboardInterrupt):

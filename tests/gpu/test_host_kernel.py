@@ -23,6 +23,10 @@ def of_triton(argument):
     return create_function_from_signature(kernel.signature, kernel.params, BACKEND)(argument)[1]
 
 
+def kind(argument):
+    return host_kernel.kind_of(argument, host_kernel.plain_of(argument))
+
+
 def tensor(dtype, offset):
     return torch.zeros(64, dtype=torch.uint8)[offset * 8 : 32 + offset * 8].view(dtype)
 
@@ -32,7 +36,7 @@ TENSORS = st.builds(tensor, st.sampled_from([torch.int32, torch.int64, torch.int
 
 @given(NUMBERS | TENSORS | st.booleans() | st.none(), NUMBERS | TENSORS | st.booleans() | st.none())
 def test_arguments_of_one_kind_are_compiled_for_alike(a, b):
-    if host_kernel.kind_of(a) == host_kernel.kind_of(b):
+    if kind(a) == kind(b):
         assert of_triton(a) == of_triton(b)
 
 
@@ -40,7 +44,7 @@ def test_of_neighbors_each_has_a_kind_of_its_own_where_triton_tells_them_apart()
     for a in EDGES:
         for b in EDGES:
             if of_triton(a) != of_triton(b):
-                assert host_kernel.kind_of(a) != host_kernel.kind_of(b), (a, b)
+                assert kind(a) != kind(b), (a, b)
 
 
 @pytest.mark.skipif(WHERE != "cuda", reason="needs a card")

@@ -22,7 +22,7 @@ from deltackpt.gpu.plain import PlainWords, look_at  # noqa: E402
 from deltackpt.torch_views.words import INTS, from_host  # noqa: E402
 
 pytest.importorskip("triton")
-from support.kernel_signatures import noted  # noqa: E402
+from support.kernel_signatures import IN_PLACE, noted, waits_before_stores  # noqa: E402
 
 TESTS = Path(__file__).parent.parent
 NAMES = ["BF16", "F32"]
@@ -78,3 +78,18 @@ def test_all_kernels_that_the_interpreter_runs(tmp_path, monkeypatch):
     command = [sys.executable, "-m", "support.kernel_signatures", str(tmp_path / "kernels")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+    for name in IN_PLACE:
+        assert f"ok {name}, which waits" in done.stdout
+
+
+def test_a_store_that_does_not_wait_is_seen():
+    """What a kernel of IN_PLACE is held to."""
+    load, store, wait = (
+        "@%p1 ld.global.b32 { %r1 }, [ %rd1 + 0 ];",
+        "@%p2 st.global.b32 [ %rd1 + 0 ], { %r1 };",
+        "bar.sync \t0;",
+    )
+    assert waits_before_stores("\n".join(f"\t{line}" for line in (wait, load, wait, store, store)))
+    assert not waits_before_stores("\n".join(f"\t{line}" for line in (wait, load, store)))
+    assert not waits_before_stores("\n".join(f"\t{line}" for line in (load, wait, store, load, store)))
+    assert not waits_before_stores(f"\t{load}")

@@ -18,6 +18,7 @@ from deltackpt.errors import ChainError, NoSpaceError
 from deltackpt.format.manifest import Link
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.journal_files import JournalHead
+from deltackpt.util import behind
 
 
 def record(at: int) -> Decoded:
@@ -195,6 +196,7 @@ def test_a_cache_has_no_files_of_journals_that_are_gone(tmp_path: Path, threads:
     world.publish(state)
     done = apply_to_cache(world.repo, cache, threads=threads)
     assert done.rebuilt is None
+    behind.finish()
     head = JournalHead.read(cache / "journal")
     assert head is not None
     assert sorted(path.name for path in cache.glob("records-*")) == sorted(head.more)

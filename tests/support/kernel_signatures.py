@@ -27,6 +27,8 @@ POINTERS = {
     torch.uint8: "*u8",
 }
 CARD = ("cuda", 90, 32)  # an H200: backend, architecture, lanes of a warp
+# Several warps load what one of them replaces: between the loads and the stores all have to wait for each other.
+IN_PLACE = {"_pick", "_rank"}
 
 
 @contextmanager
@@ -64,7 +66,7 @@ def _kind(value: Any, constant: bool) -> Any:
 
 
 def compile_one(line: str) -> str:
-    """-> the kernel's name. Raises whatever the compiler raises."""
+    """-> the kernel's name. Raises whatever the compiler raises, AssertionError for one of IN_PLACE without barrier."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -80,7 +82,25 @@ def compile_one(line: str) -> str:
             constants[(place,)] = getattr(tl, kind[1]) if kind[0] == "dtype" else kind[1]
     made = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget(*CARD), options=options)
     assert made.asm["cubin"]
+    if name in IN_PLACE:
+        assert waits_before_stores(made.asm["ptx"]), "a store that a late warp's load may see"
+        return f"{name}, which waits"
     return str(name)
+
+
+def waits_before_stores(ptx: str) -> bool:
+    """Is there a barrier of all warps between every store to global memory and the last load from there before it?"""
+    waiting, stores = True, 0
+    for line in ptx.splitlines():
+        if " ld.global" in line:
+            waiting = False
+        elif "bar.sync" in line or "barrier.sync" in line:
+            waiting = True
+        elif " st.global" in line:
+            stores += 1
+            if not waiting:
+                return False
+    return stores > 0
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ CHANGES_PER_TILE = 2048
 MAX_GRID = 16
 MAX_TILE = 1 << 31
 CHANGES_PER_SHARE = 128
+ALIKE = 2 * CHANGES_PER_SHARE  # `choose_grid` compares changes with multiples of it alone
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -41,7 +42,18 @@ class ListIndex:
     @property
     def changes(self) -> int:
         """Changed elements of the tensor or box."""
-        return int(self.tile_changes.sum())
+        return self.totals[0]
+
+    @cached_property
+    def totals(self) -> tuple[int, int]:
+        """What all lists choose: changes, and long ones among them."""
+        lists: list[int] = np.add.reduce(self.counts, axis=0).tolist()
+        return sum(lists[: self.scale.classes]), sum(lists[self.scale.classes :])
+
+    def known(self, changes: int, chosen: int) -> ListIndex:
+        """The same, where its changes, and what all of its lists choose, were counted with those of others."""
+        self.__dict__["totals"] = changes, chosen - changes  # where `cached_property` looks for them
+        return self
 
     @property
     def tile_changes(self) -> Ints:
@@ -61,7 +73,20 @@ class ListIndex:
         return replace(self, counts=rows[0], lengths=rows[1], checksums=rows[2], numbers=np.asarray(tiles, np.int64))
 
     def to_bytes(self) -> bytes:
-        """The detail of a table's entry."""
+        """The detail of a table's entry. Made once: a change goes to an engine and into a repository."""
+        return self._detail
+
+    @property
+    def is_written(self) -> bool:
+        """Is that made already?"""
+        return "_detail" in self.__dict__
+
+    def was_written(self, detail: bytes) -> None:
+        """What `to_bytes` gives was made in another way."""
+        self.__dict__["_detail"] = detail
+
+    @cached_property
+    def _detail(self) -> bytes:
         grid, scale = self.grid, self.scale
         cut, bits = grid.tiles > 1, int(self.counts.max(initial=0)).bit_length()
         head = bytes([bits | CUT * cut]) + (numbers([grid.rows, grid.columns]) if cut else b"")

@@ -195,6 +195,44 @@ class WrittenIndex(ListIndex):
         return detail
 
 
+def write_indexes(indexes: Sequence[ListIndex]) -> None:
+    """Write what a table has of all of them by one call, for `ListIndex.to_bytes` to give."""
+    fresh = [index for index in indexes if type(index) is ListIndex and not index.is_written and index.numbers is None]
+    if kernels.LIB is None or not fresh:
+        return
+    given, held = _jobs(len(fresh)), list[npt.NDArray[Any]]()
+    for name, fields in (
+        ("rows", [index.grid.rows for index in fresh]),
+        ("columns", [index.grid.columns for index in fresh]),
+        ("tiles", [index.grid.tiles for index in fresh]),
+        ("classes", [index.scale.classes for index in fresh]),
+        ("sized", [index.scale.sized for index in fresh]),
+        ("top", [index.scale.top for index in fresh]),
+        ("anchor", [index.scale.anchor for index in fresh]),
+    ):
+        given[name] = fields
+    for row, index in zip(given, fresh, strict=True):
+        arrays = (
+            np.ascontiguousarray(index.counts, np.int64),
+            np.ascontiguousarray(index.lengths, np.int64),
+            np.ascontiguousarray(index.checksums, np.uint32),
+        )
+        held += arrays
+        row["counts"], row["lengths"], row["checksums"] = map(address, arrays)
+    details, ends = np.empty(_room(given), np.uint8), np.empty(len(given), np.int64)
+    assert given.base is not None
+    used = kernels.LIB.dk_lists_details(address(given.base), len(given), address(details), address(ends))
+    written = details[:used].tobytes()
+    for index, (start, end) in zip(fresh, pairwise([0, *ends.tolist()]), strict=True):
+        index.was_written(written[start:end])
+
+
+def _room(given: npt.NDArray[Any]) -> int:
+    """Bytes that the details of all rows take at most."""
+    lists = given["classes"] + given["sized"]
+    return int((_HEAD + given["tiles"] * (_NUMBER * (lists + 1) + 4)).sum())
+
+
 def _encode(given: npt.NDArray[Any], threads: int) -> WrittenTensors:
     """All rows, which are those of `_jobs`."""
     assert kernels.LIB is not None
@@ -217,8 +255,7 @@ def _encode(given: npt.NDArray[Any], threads: int) -> WrittenTensors:
             given[name] = address(array) + begin[:-1] * array.itemsize
         if kernels.LIB.dk_lists_write(*call):
             raise MemoryError
-        room = int((_HEAD + given["tiles"] * (_NUMBER * (lists + 1) + 4)).sum())
-        details, ends = np.empty(room, np.uint8), np.empty(len(given), np.int64)
+        details, ends = np.empty(_room(given), np.uint8), np.empty(len(given), np.int64)
         used = kernels.LIB.dk_lists_details(*call[:2], address(details), address(ends))
     finally:
         kernels.LIB.dk_lists_release(*call[:2])

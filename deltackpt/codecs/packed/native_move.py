@@ -16,9 +16,11 @@ from deltackpt.codecs.packed.jobs import DecodeJob
 from deltackpt.codecs.packed.native import NO_MEMORY, READ, defect_of, read_row
 from deltackpt.kernels import address
 
-# Addresses of positions and of values; how many there are; between which elements, first and end, all of them lie; and
-# bytes of a position, 0 for values of all elements.
-RECORD = np.dtype([(name, np.int64) for name in ("positions", "values", "count", "first", "end", "wide")])
+# Addresses of positions and of values; how many there are; between which elements, first and end, all of them lie;
+# bytes of a position, 0 for values of all elements; and, of the block that has them, address, bytes and xxh3-64, where
+# that is still to be checked, or zeros. Such a block has more than `kernels.HASHED` bytes.
+_FIELDS = ("positions", "values", "count", "first", "end", "wide", "block", "bytes")
+RECORD = np.dtype([*((name, np.int64) for name in _FIELDS), ("check", np.uint64)])
 _MOVE = np.dtype(
     [
         ("read", READ),
@@ -28,7 +30,7 @@ _MOVE = np.dtype(
         ("xxh3", np.uint8, 16),
     ]
 )
-_NOT_WRITTEN = NO_MEMORY + 1
+_NOT_WRITTEN, _RECORD_DIFFERS = NO_MEMORY + 1, NO_MEMORY + 2
 MOST_ELEMENTS = 1 << 32  # of a tensor: its positions have 32 bits
 
 
@@ -36,12 +38,14 @@ MOST_ELEMENTS = 1 << 32  # of a tensor: its positions have 32 bits
 class RowsMoved:
     """``written``: bytes of new elements; ``xxh3``, 16 bytes, that of the whole tensor, where it was asked for.
 
-    ``error``: the system's number for why the journal could not be written, 0 if it was; then nothing follows.
+    ``error``: the system's number for why the journal could not be written, 0 if it was; then nothing follows. Nor does
+    it where a record is found ``damaged``.
     """
 
     written: int
     xxh3: bytes
     error: int = 0
+    damaged: bool = False
 
 
 def rows_of_tiles(job: DecodeJob) -> Ints:
@@ -79,6 +83,7 @@ def move_rows(
     given["fd"], given["tensor"], given["patch"] = journal
     given["hashed"] = hashed
     code = kernels.LIB.dk_move(address(given), address(tile))
-    if code and code != _NOT_WRITTEN:
+    if code not in (0, _NOT_WRITTEN, _RECORD_DIFFERS):
         raise defect_of(code, job, int(tile[0]))
-    return RowsMoved(int(given["written"][0]), given["xxh3"][0].tobytes(), int(given["error"][0]))
+    xxh3, written, error = given["xxh3"][0].tobytes(), int(given["written"][0]), int(given["error"][0])
+    return RowsMoved(written, xxh3, error, damaged=code == _RECORD_DIFFERS)

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from deltackpt.gpu.triton.bits import ones, value
+from deltackpt.gpu.triton.bits import ones, set_one, value
 from deltackpt.gpu.triton.host_kernel import host_kernel
 
 BLOCK = 1 << 13
 WORDS = BLOCK // 32
 TYPES = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 _ROWS = tl.constexpr(WORDS)
+_AT_ONCE = tl.constexpr(128)  # positions
 
 
 @host_kernel(do_not_specialize=["runs"])
@@ -92,6 +93,38 @@ def _gather(
         tl.atomic_add(sums + run * 3, tl.sum(first, 0), sem="relaxed")
         tl.atomic_add(sums + run * 3 + 1, tl.sum(second, 0), sem="relaxed")
         tl.atomic_add(sums + run * 3 + 2, tl.sum(odd, 0).to(tl.int64), sem="relaxed")
+
+
+@host_kernel()
+def _mark(firsts, owner, offsets, positions, mask):
+    block = tl.program_id(0).to(tl.int64)
+    origin = ((block - tl.load(firsts + tl.load(owner + block))) * (_ROWS * 32)).to(tl.int32)
+    stop = tl.load(offsets + block + 1)
+    for i in range(tl.load(offsets + block), stop, _AT_ONCE):
+        at = i + tl.arange(0, _AT_ONCE)
+        set_one(mask + block * _ROWS, (tl.load(positions + at, at < stop, origin) - origin).to(tl.int64), at < stop)
+
+
+@host_kernel()
+def _running(offsets, mask, before):
+    block = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, _ROWS)
+    n = ones(tl.load(mask + block * _ROWS + row))
+    tl.store(before + block * _ROWS + row, tl.load(offsets + block) + tl.cumsum(n, 0) - n)
+    if block == 0:
+        last = tl.num_programs(0).to(tl.int64)
+        tl.store(before + last * _ROWS, tl.load(offsets + last))
+
+
+def mark(firsts: Any, owner: Any, offsets: Any, positions: Any) -> tuple[Any, Any]:
+    """The bits of positions that `gather` gave, which count from the pieces' beginnings, and the changes before every
+    word of them: as they were. ``firsts``: of every piece its first block."""
+    blocks = owner.numel()
+    mask = torch.zeros(blocks * WORDS + 1, dtype=torch.int32, device=owner.device)
+    before = torch.empty(blocks * WORDS + 1, dtype=torch.int32, device=owner.device)
+    _mark[(blocks,)](firsts, owner, offsets, positions, mask, num_warps=4)
+    _running[(blocks,)](offsets, mask, before, num_warps=4)
+    return mask, before
 
 
 def compare(table: Any, owner: Any, width: int, aligned: bool) -> tuple[Any, Any]:

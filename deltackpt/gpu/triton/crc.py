@@ -90,11 +90,11 @@ def checksums(data: Any, addresses: Any, sizes: Any) -> Any:
     return ~out
 
 
-def first_defects(data: Any, spans: Any, checksums: Any) -> Any:
-    """The first defects of tiles, int32: those of 4 bytes or more that have not their crc32, int64 [tiles].
+def first_defects(data: Any, spans: Any, checksums: Any, defects: Any) -> Any:
+    """-> ``defects``, int32 [tiles], with the first ones of tiles: those of 4 bytes or more that have not their crc32,
+    int64 [tiles].
 
     ``spans`` [tiles, 2] int64: first bit and bits of every tile.
     """
-    defects = torch.empty(spans.shape[0], dtype=torch.int32, device=data.device)
     _check[(spans.shape[0],)](data, spans, checksums, _tables(data.device), defects, num_warps=4)
     return defects

@@ -45,7 +45,9 @@ class HostKernel:
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-        key = (torch.cuda.current_device(), *map(kind_of, args), *named.items())
+        # What was compiled takes an address for a tensor: else it asks the tensor for it, and CUDA whether it is one.
+        plain = [*map(plain_of, args)]
+        key = (torch.cuda.current_device(), *map(kind_of, args, plain), *named.items())
         found = self._compiled.get(key)
         if found is None:
             compiled = self.kernel[grid](*args, **named)
@@ -54,14 +56,20 @@ class HostKernel:
             return
         compiled, constants = found
         axes = (*grid, 1, 1)
-        compiled[axes](*args, *constants)
+        compiled[axes](*plain, *constants)
 
 
-def kind_of(argument: Any) -> Any:
+def plain_of(argument: Any) -> Any:
+    """The address of a tensor; all else as it is."""
+    return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
+
+
+def kind_of(argument: Any, plain: Any) -> Any:
     """Equal for arguments for which Triton compiles one kernel: it looks at the dtype of a tensor and whether its
-    address is a multiple of 16, and of an integer at how wide it is, whether it is 1, and a multiple of 16."""
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
+    address is a multiple of 16, and of an integer at how wide it is, whether it is 1, and a multiple of 16. ``plain``:
+    what `plain_of` makes of it."""
+    if argument is not plain:
+        return argument.dtype, plain % 16 == 0
     if type(argument) is int:
         return argument == 1, argument % 16 == 0, -_NARROW <= argument < _NARROW, argument < _SIGNED
     return type(argument), argument

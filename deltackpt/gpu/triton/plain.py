@@ -18,7 +18,7 @@ _CHUNK = tl.constexpr(256)
 
 @host_kernel(do_not_specialize=["places"])
 def _gains(
-    table, places, owner, offsets, positions, words, a, b, found, word: tl.constexpr, width: tl.constexpr
+    table, places, owner, offsets, positions, words, old, a, b, found, word: tl.constexpr, width: tl.constexpr
 ):  # fmt: skip
     block = tl.program_id(0).to(tl.int64)
     place = tl.load(owner + block)
@@ -37,7 +37,9 @@ def _gains(
         before = tl.load(positions + at - 1, live & (at > first), -1).to(tl.int64)
         inside = live & (here >= 0) & (here < size)
         wrong += (live & ((here <= before) | (here >= size))).to(tl.int64)
-        gain = value(tl.load(words + at, inside, 0), width) - value(tl.load(base + here, inside, 0), width)
+        there = tl.load(base + here, inside, 0)
+        tl.store(old + at, there, live)
+        gain = value(tl.load(words + at, inside, 0), width) - value(there, width)
         key = a + (here & 4095)
         high = b + (here >> 12) * 2
         one += tl.load(key, inside, 0) * tl.load(high, inside, 0) * gain
@@ -47,11 +49,14 @@ def _gains(
     tl.atomic_add(found + place * 3 + 2, tl.sum(wrong, 0), sem="relaxed")
 
 
-def gains(table: Any, owner: Any, offsets: Any, positions: Any, words: Any, low: Any, high: Any, found: Any) -> None:
+def gains(
+    table: Any, owner: Any, offsets: Any, positions: Any, words: Any, old: Any, low: Any, high: Any, found: Any
+) -> None:  # fmt: skip
     """Add to ``found``, int64 [places, 3], what the two sums of the digest of each place gain by the ``words``,
-    [positions], and how many positions, int32, do not rise or lie outside. Words there are looked at within bounds."""
+    [positions], and how many positions, int32, do not rise or lie outside. Words there are looked at within bounds, and
+    written to ``old``, [positions], with 0 for those outside."""
     width = words.element_size()
     _gains[(owner.numel(),)](
-        table, table.shape[1], owner, offsets, positions, words, low, high, found, word=TYPES[width], width=width,
-        num_warps=4,
+        table, table.shape[1], owner, offsets, positions, words, old, low, high, found, word=TYPES[width],
+        width=width, num_warps=4,
     )  # fmt: skip

@@ -89,20 +89,19 @@ def _values(
 
 def step(
     grids: Any, owner: Any, scales: Any, words: Any, spans: Any, runs: Any, starts: Any,
-    found: tuple[Any, Any, Any], keys: tuple[Any, Any], defects: Any, exponent: tuple[int, int], back: bool,
-) -> tuple[Any, Any]:  # fmt: skip
-    """-> the new words of all changes, and what both sums of every tensor gain, int64 [tensors, 2]; ``back``: the old
-    words, where those that were found are the new ones.
+    found: tuple[Any, Any, Any], keys: tuple[Any, Any], sums: Any, defects: Any, exponent: tuple[int, int], back: bool,
+) -> Any:  # fmt: skip
+    """-> the new words of all changes; ``back``: the old words, where those that were found are the new ones. To
+    ``sums``, int64 [tensors, 2], is added what both sums of every tensor gain.
 
     ``found``: positions, old words, excesses. Both are worth nothing where a tile has a defect.
     """
     positions, olds, excesses = found
     news = torch.empty_like(olds)
-    sums = torch.zeros((grids.shape[1], 2), dtype=torch.int64, device=owner.device)
     width = olds.element_size()
     _values[(owner.numel(),)](
         grids, grids.shape[1], owner, scales, words, words.numel(), spans, runs, starts, positions, olds, excesses,
         *keys, news, sums, defects, word=TYPES[width], width=width, low=exponent[0], bits=exponent[1], back=back,
         num_warps=4,
     )  # fmt: skip
-    return news, sums
+    return news

@@ -42,7 +42,7 @@ def records_of(job, earlier, cuts, wide):
         inside = earlier[(earlier >= first) & (earlier < end)]
         positions, values = inside.astype(f"<u{wide}"), job.elements[inside].copy()
         held += [positions, values]
-        rows.append((kernels.address(positions), kernels.address(values), len(inside), first, end, wide))
+        rows.append((kernels.address(positions), kernels.address(values), len(inside), first, end, wide, 0, 0, 0))
     return np.array(rows, RECORD), held
 
 
@@ -84,7 +84,7 @@ def test_it_is_what_one_after_the_other_gives(tmp_path: Path, dtype, shape, bits
 def test_all_words_of_a_record_without_positions(tmp_path: Path) -> None:
     job, new = made(3, "BF16", (512, 512))
     words, before = np.zeros_like(new), job.elements.copy()
-    row = (0, kernels.address(before), len(before), 0, (1 << 63) - 1, 0)
+    row = (0, kernels.address(before), len(before), 0, (1 << 63) - 1, 0, 0, 0, 0)
     with (tmp_path / "journal").open("wb") as file:
         moved_job, rows = replace(job, elements=words), job.index.grid.rows
         for first in range(rows):
@@ -96,13 +96,34 @@ def test_all_words_of_a_record_without_positions(tmp_path: Path) -> None:
 def test_a_position_outside_is_left_alone(tmp_path: Path) -> None:
     job, new = made(3, "BF16", (512, 512))
     positions, values = np.array([len(new), 1 << 62, (1 << 64) - 1], np.uint64), np.ones(3, np.uint16)
-    row = (kernels.address(positions), kernels.address(values), 3, 0, (1 << 63) - 1, 8)
+    row = (kernels.address(positions), kernels.address(values), 3, 0, (1 << 63) - 1, 8, 0, 0, 0)
     words = job.elements.copy()
     with (tmp_path / "journal").open("wb") as file:
         move_rows(
             replace(job, elements=words), (0, job.index.grid.rows), np.array([row], RECORD), (file.fileno(), 0, 0)
         )
     assert (words == new).all()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_record_of_other_bytes_is_not_used(tmp_path: Path, damaged: bool) -> None:
+    """It is checked as a whole, and before the first row of tiles that it has anything of is changed."""
+    job, new = made(3, "BF16", (512, 512))
+    positions, values = np.arange(0, 40_000, 100, np.uint32), job.elements[0:40_000:100].copy()
+    block = np.concatenate([positions.view(np.uint8), values.view(np.uint8)])
+    check = xxhash.xxh3_64_intdigest(block)
+    block[-1] ^= damaged
+    at = kernels.address(block)
+    row = (at, at + positions.nbytes, len(positions), 0, 40_000, 4, at, len(block), check)
+    words = job.elements.copy()
+    words[positions] ^= 1
+    before = words.copy()
+    with (tmp_path / "journal").open("wb") as file:
+        rows = (0, job.index.grid.rows)
+        moved = move_rows(replace(job, elements=words), rows, np.array([row], RECORD), (file.fileno(), 0, 0))
+    assert (moved.damaged, moved.error) == (damaged, 0)
+    assert (words == (before if damaged else new)).all()
+    assert bool((tmp_path / "journal").stat().st_size) != damaged
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.lists import PACKED, job_of, mixed, pair, with_right_checksums
 
 from deltackpt import kernels
-from deltackpt.codecs.packed import codec, list_index
+from deltackpt.codecs.packed import codec, list_index, native_encode
 from deltackpt.codecs.packed.classes import ClassScale, choose_scale
 from deltackpt.codecs.packed.jobs import DecodeJob
 from deltackpt.errors import FormatError
@@ -127,3 +127,17 @@ def test_scales(seed, changes, width, how):
 def test_crc32(data):
     held = np.frombuffer(data + b"\0", np.uint8)
     assert kernels.LIB.dk_crc32(kernels.address(held), len(data)) == zlib.crc32(data)
+
+
+@given(many)
+def test_the_details_of_many_are_written_by_one_call(cases):
+    jobs = [job_of(case[0], case[1], *pair(*case)) for case in cases]
+    made = in_numpy(lambda: [replace(index) for index, _ in codec.encode_many(jobs)])
+    for index in made[::2]:  # of any order in memory, as a card's are
+        object.__setattr__(index, "counts", np.asfortranarray(index.counts))
+    want = [replace(index).to_bytes() for index in made]
+    made[-1].to_bytes()
+    native_encode.write_indexes([*made, made[0].some(np.arange(1))])
+    assert all(index.is_written for index in made)
+    assert [index.to_bytes() for index in made] == want
+    in_numpy(lambda: native_encode.write_indexes([replace(made[0])]))

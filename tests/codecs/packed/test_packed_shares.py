@@ -1,5 +1,6 @@
 """Finer tiles for ranks that read shares: the same format, the same elements, by every reader there is."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from deltackpt import kernels
 from deltackpt.codecs import Change, Entry, encode, encode_many, parse_choice
 from deltackpt.codecs.many import ManyChanges
 from deltackpt.codecs.packed import codec, list_index
-from deltackpt.codecs.packed.grid import CHANGES_PER_SHARE, choose_grid
+from deltackpt.codecs.packed.grid import ALIKE, CHANGES_PER_SHARE, choose_grid
 from deltackpt.codecs.packed.jobs import DecodeJob
 from deltackpt.errors import UsageError
 from deltackpt.format.dtypes import DTYPES
@@ -133,3 +134,11 @@ def test_choices_that_there_are_not(wrong):
     with pytest.raises(UsageError) as error:
         parse_choice(wrong)
     assert error.value.code == "encoding-choice"
+
+
+@pytest.mark.parametrize("shares", [0, 2, 16])
+@pytest.mark.parametrize("shape", [(), (7,), (4096, 4096), (14_336, 4096), (8, 300, 500), (70_000,)])
+def test_counts_between_two_multiples_have_one_grid(shape, shares):
+    most = math.prod(shape)
+    for changes in {*range(0, 3000, 97), *(most // n for n in (1, 2, 3, 50, 100, 700, 9001)), most}:
+        assert choose_grid(shape, changes, shares) == choose_grid(shape, changes // ALIKE * ALIKE, shares), changes

@@ -1,0 +1,101 @@
+"""Parts of this machine whose payloads are read from the file, and whose sha256 is found beside that."""
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.chains import World
+
+from deltackpt import kernels
+from deltackpt.engines.step_changes import StepChanges
+from deltackpt.errors import FormatError, StoreError
+from deltackpt.restore import late_source
+from deltackpt.restore.source import RepositorySource
+from deltackpt.store.held_file import HeldFile
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """A repository, and a plan of two steps, whose parts are mapped and held, small as they are."""
+    monkeypatch.setattr(late_source, "SMALL", 0)
+    world = World(tmp_path)
+    links = world.run(3)
+    return world.repo, world.repo.resolve(links[2], have=links[0])
+
+
+def descriptors():
+    gc.collect()
+    return len([*Path("/dev/fd").iterdir()])
+
+
+def test_payloads_are_read_from_the_file(plan):
+    repo, plan = plan
+    before = descriptors()
+    with StepChanges(repo, plan, late=True) as changes:
+        parts = [part for patch in changes.patches for part in patch.parts]
+        assert len(parts) == 2
+        for part in parts:
+            payloads = bytes(part.payloads())
+            for begin, end in ((0, len(payloads)), (0, 0), (1, 2), (3, len(payloads) - 1), (len(payloads),) * 2):
+                into = np.zeros(end - begin, np.uint8)
+                part.copy_payloads(begin, into)
+                assert into.tobytes() == payloads[begin:end]
+            for begin, size in ((-1, 1), (0, len(payloads) + 1), (len(payloads), 1)):
+                with pytest.raises(AssertionError):
+                    part.copy_payloads(begin, np.zeros(size, np.uint8))
+        held = changes._late._files
+        assert len(held) == 2
+        del part, parts, held
+    del changes
+    assert descriptors() == before
+
+
+def test_a_source_without_files_gives_the_same(plan):
+    repo, plan = plan
+    with StepChanges(repo, plan, RepositorySource(repo)) as changes:
+        (part,) = changes.patches[0].parts
+        into = np.zeros(len(part.payloads()), np.uint8)
+        part.copy_payloads(0, into)
+        assert into.tobytes() == bytes(part.payloads())
+
+
+@pytest.mark.skipif(kernels.LIB is None, reason="a shortened mapping ends a process without the kernels")
+def test_a_file_that_becomes_shorter_is_an_error(plan):
+    repo, plan = plan
+    path = repo.store.local_path(plan.patches[0].files[0].name)
+    with StepChanges(repo, plan, late=True) as changes:
+        (part,) = changes.patches[0].parts
+        changes.join()
+        os.truncate(path, path.stat().st_size - 1)
+        with pytest.raises(FormatError) as caught:
+            part.copy_payloads(0, np.zeros(len(part.payloads()), np.uint8))
+        assert caught.value.code == "object-short"
+        assert path.name in str(caught.value.where)
+    with pytest.raises(FormatError) as caught, StepChanges(repo, plan, late=True):
+        pass
+    assert caught.value.code == "object-hash"
+
+
+def test_pieces_and_what_the_system_says(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(200)))
+    with path.open("rb") as opened:
+        held = HeldFile(opened.fileno(), "store/file")
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: real(fd, [into[0][:7]], at))
+    into = np.zeros(100, np.uint8)
+    held.read_into(50, into)
+    assert into.tobytes() == bytes(range(50, 150))
+    monkeypatch.delattr(os, "preadv")
+    held.read_into(90, into)
+    assert into.tobytes() == bytes(range(90, 190))
+
+    def fails(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fails)
+    with pytest.raises(StoreError) as caught:
+        held.read_into(0, into)
+    assert (caught.value.code, str(caught.value.where)) == ("store-io", "store/file")
