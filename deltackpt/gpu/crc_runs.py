@@ -42,8 +42,8 @@ def crc32_of_spans(data: torch.Tensor, starts: Ints, sizes: Ints, runs: Ints) ->
 def begin_crc32(
     data: torch.Tensor, starts: Ints, sizes: Ints, runs: Ints
 ) -> Callable[[], npt.NDArray[np.uint32]]:  # fmt: skip
-    """The same in two: the device is at work, and what is returned waits for it, in any thread, once. ``data`` may not
-    be written to before."""
+    """The same in two: the device is at work, and what is returned waits for it, in any thread, once, and gives uint32
+    [runs]. ``data`` may not be written to before."""
     found = np.zeros(int(runs[-1]) + 1 if len(runs) else 0, np.uint32)
     if not has_kernels(data.device):
 

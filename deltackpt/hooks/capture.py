@@ -195,7 +195,6 @@ class Capture:
 
     def _capture_on_device(self, snapshot: Snapshot, pieces: Sequence[Piece], found: list[Delta]) -> None:
         from deltackpt.gpu import pipeline
-        from deltackpt.gpu.group_deltas import Keep
 
         keep: Keep = getattr(self._options.live, "keeps_on_card", "")
         late = pipeline.find(pieces, snapshot, found, self._options.encoding, keep=keep)

@@ -70,7 +70,7 @@ class PlainLayout:
         return changes[self.tensor] * self.widths
 
     def table_size(self, changes: Ints) -> int:
-        """Bytes of the part's table, whatever the checksums."""
+        """Bytes of the part's table for so many ``changes``, int64 [tensors], whatever the checksums."""
         digits = sum(int((changes >= 1 << 7 * i).sum()) for i in range(1, 9)) + len(changes)
         return sum(map(len, self._heads)) + digits + CHECKSUM * len(changes)
 

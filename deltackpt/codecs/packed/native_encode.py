@@ -212,13 +212,13 @@ def write_indexes(indexes: Sequence[ListIndex]) -> None:
     ):
         given[name] = fields
     for row, index in zip(given, fresh, strict=True):
-        arrays = (
-            np.ascontiguousarray(index.counts, np.int64),
-            np.ascontiguousarray(index.lengths, np.int64),
-            np.ascontiguousarray(index.checksums, np.uint32),
-        )
-        held += arrays
-        row["counts"], row["lengths"], row["checksums"] = map(address, arrays)
+        for name, array in (
+            ("counts", np.ascontiguousarray(index.counts, np.int64)),
+            ("lengths", np.ascontiguousarray(index.lengths, np.int64)),
+            ("checksums", np.ascontiguousarray(index.checksums, np.uint32)),
+        ):
+            held.append(array)
+            row[name] = address(array)
     details, ends = np.empty(_room(given), np.uint8), np.empty(len(given), np.int64)
     assert given.base is not None
     used = kernels.LIB.dk_lists_details(address(given.base), len(given), address(details), address(ends))
