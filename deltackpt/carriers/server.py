@@ -127,7 +127,7 @@ class PartServer:
             part = self._parts.find(str(request.get("part")))
             spans = _spans(wire.where, request.get("spans"), part.size)
             near = _spans(wire.where, request.get("near", []), part.size)
-            first = spans_of(part, near)
+            first: Any = spans_of(part, near) if near else ()
             chunks: Any = pieces_of(part, spans) if isinstance(over_pair, Pair) else spans_of(part, spans)
         except DeltackptError as error:
             wire.send({"error": error.to_dict()}, deadline)

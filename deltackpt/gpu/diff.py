@@ -291,6 +291,16 @@ def _joined(parts: Sequence[Group]) -> Group:
     return Group(changes, parts[0].number, parts[0].staged, [0], owner, offsets, parts[0].table, mask, before, gains)
 
 
+def old_words(group: Group) -> torch.Tensor:
+    """The words of the snapshot, which is on the same device, at a group's positions: integers as ``changes.new``."""
+    from deltackpt.gpu.triton.places import fetch_words
+
+    changes = group.changes
+    found = torch.empty_like(changes.new)
+    fetch_words(group.table[2], group.owner, group.offsets, changes.positions, found)
+    return found
+
+
 def advance(group: Group) -> None:
     """Write what the group has found to the snapshot, which is on the same device."""
     from deltackpt.gpu.triton.places import put_words

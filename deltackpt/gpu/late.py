@@ -1,6 +1,6 @@
 """Changes that kernels have found, and that are encoded later, beside the training that goes on.
 
-What was found stays on the device, 4 bytes and two words a change. The snapshot holds the old words until a group is
+What was found stays on the device, 4 bytes and a word a change. The snapshot holds the old words until a group is
 done: nothing has to be undone of what was not, and the encoder finds what it needs. It is done by whoever wants the
 deltas first, at the latest before the next capture.
 """
@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache
 
 import torch
 
 from deltackpt.gpu.changes import DeviceChanges
-from deltackpt.gpu.diff import Group, advance
+from deltackpt.gpu.diff import Group, advance, old_words
 from deltackpt.gpu.encode import GridChoice
 from deltackpt.gpu.group_deltas import Job, Keep, group_deltas, interleaved
 from deltackpt.gpu.transfers import Copy, CopyStream, copy_stream, current, synchronize
@@ -59,12 +60,14 @@ class LateChanges:
     def nbytes(self) -> int:
         """Bytes of the changes that are not complete."""
         changes = [group.changes for group in self._groups.values()]
-        return sum(c.positions.nbytes + c.old.nbytes + c.new.nbytes for c in changes)
+        return sum(c.positions.nbytes + c.new.nbytes for c in changes)
 
     def add(self, group: Group) -> None:
-        """One more, of pieces that it has from their beginnings on; its bits are freed."""
+        """One more, of pieces that it has from their beginnings on. Its bits are freed, and old words: the snapshot has
+        them."""
         group.release()
         if group.changes.count:
+            group.changes = replace(group.changes, old=group.changes.new[:0])
             self._groups[group.number] = group
 
     def count(self) -> None:
@@ -118,10 +121,11 @@ class LateChanges:
         group = self._groups[number]
         changes = group.changes
         if side is not None:
-            for tensor in (changes.positions, changes.old, changes.new, group.offsets, group.sums):
+            for tensor in (changes.positions, changes.new, group.offsets, group.sums):
                 tensor.record_stream(torch.cuda.current_stream(self._device))
         name = next(piece.name for piece, n in zip(changes.pieces, changes.counts, strict=True) if n)
         if name not in known:
+            group.changes = replace(changes, old=old_words(group))
             deltas = yield from group_deltas(group, self._snapshot, self._choice, side, self._keep)
             self._found += deltas
         advance(group)

@@ -35,7 +35,7 @@ _GROUP = [*_LISTS, "first_task", "tasks", "segments"]
 _INT, _CHECKSUM = np.dtype(np.int64), np.dtype(np.uint32)
 
 
-class _Grid:
+class _TaskGrid:
     """What is said of the tiles of a grid: ``known`` are the columns of `_TASK` from ``elements`` to ``tiles``."""
 
     def __init__(self, grid: TileGrid) -> None:
@@ -48,7 +48,7 @@ class _Grid:
         assert fits(grid)
 
 
-_grid = lru_cache(maxsize=512)(_Grid)  # layers have the same grids, and so do steps
+_grid = lru_cache(maxsize=512)(_TaskGrid)  # layers have the same grids, and so do steps
 
 
 def filled(device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int]]) -> list[TileTables]:
@@ -93,7 +93,7 @@ def filled(device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int
     return made
 
 
-def _row(task: DecodeTask, grid: _Grid, held: list[npt.NDArray[Any]]) -> tuple[int, ...]:
+def _row(task: DecodeTask, grid: _TaskGrid, held: list[npt.NDArray[Any]]) -> tuple[int, ...]:
     """A task as `_TASK`. ``held``: whose memory it points to joins it."""
     index, words = task.index, task.words
     scale, counts, lengths, checksums = index.scale, index.counts, index.lengths, index.checksums

@@ -46,6 +46,7 @@ from deltackpt.signing.policy import TrustPolicy
 from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate, Piece, Source
 from deltackpt.torch_views.names import Rename
+from deltackpt.util.garbage import collections_put_off
 from deltackpt.util.traces import span, with_trace
 
 PATIENCE = 20.0  # seconds that `abandon` waits at most
@@ -241,9 +242,10 @@ class TrainerHook:
     ) -> None:
         waited = time.monotonic()
         try:
-            pieces = self._extract()
-            self._check(pieces)
-            mine = [p for p in pieces if p.name in self._capture.names]
+            with collections_put_off():  # an object a tensor is made
+                pieces = self._extract()
+                self._check(pieces)
+                mine = [p for p in pieces if p.name in self._capture.names]
             with self._capture.lock, self._capture.capturing(mine, lambda: self._pending.was_put(number)) as found:
                 counts = counts_with(self._capture.nonfinite, found.gains)
                 if self._options.nonfinite == "refuse":

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from deltackpt import kernels
 from deltackpt.codecs.bits import Ints, starts
@@ -273,33 +274,45 @@ def advance_run(patch: Patch, run: TensorRun) -> bool:
     return all(rows.decode_into(address(run.data) + run.starts[which]) for which, rows in found.batches)
 
 
-def advance_through(patches: Sequence[Patch], run: TensorRun, threads: int = 1) -> bool:
-    """`advance_run` by one patch after the other: each tile goes through all of them while it is in the cache."""
-    if kernels.LIB is None or len(patches) < 2:
-        return all(advance_run(patch, run) for patch in patches)
+def found_in_all(patches: Sequence[Patch], run: TensorRun) -> list[_Found] | None:
+    """What each of several patches has of a run, whose ``data`` is not looked at; None where any cannot be done at
+    once, or is wrong."""
     try:
         found = [_find(patch, run) for patch in patches]
-        held = [one for one in found if one is not None]
-        if len(held) < len(found):
-            return False
-        # These go through their patches by themselves, also where one has rows of them.
-        apart = np.zeros(len(run.tensors), bool)
-        apart[[number for one in held for number, _ in one.others]] = True
-        jobs, at = np.zeros((len(run.tensors), len(patches)), READ), address(run.data) + run.starts
+    except DeltackptError:
+        return None
+    held = [one for one in found if one is not None]
+    return held if len(held) == len(found) else None
+
+
+def advance_through(held: Sequence[_Found], run: TensorRun, threads: int = 1) -> bool:
+    """`advance_run` by one patch after the other, as `found_in_all` has them: each tile goes through all of them while
+    it is in the cache."""
+    # These go through their patches by themselves, also where one has rows of them.
+    apart = np.zeros(len(run.tensors), bool)
+    apart[[number for one in held for number, _ in one.others]] = True
+    at = address(run.data) + run.starts
+    if not apart.all():
+        jobs = np.zeros((len(run.tensors), len(held)), READ)
         for k, one in enumerate(held):
             for which, rows in one.batches:
                 jobs[which, k] = rows.jobs(at[which], in_place=1)
-        if not decode_chains(jobs[~apart], threads):
+        if not decode_chains(jobs[~apart] if apart.any() else jobs, threads):
             return False
-        for one in held if apart.any() else []:
-            for number, alone in one.others:
-                alone.decode_into(_words(run, number))
-            for which, rows in one.batches:
-                late = apart[which]
-                if not rows.some(late).decode_into(at[which[late]]):
-                    return False
+    try:
+        return not apart.any() or all(_advance_apart(one, run, apart) for one in held)
     except DeltackptError:
         return False
+
+
+def _advance_apart(one: _Found, run: TensorRun, apart: npt.NDArray[np.bool_]) -> bool:
+    """One patch, of the tensors that are ``apart`` (bool [tensors])."""
+    for number, alone in one.others:
+        alone.decode_into(_words(run, number))
+    for which, rows in one.batches:
+        late = apart[which]
+        if not rows.some(late).decode_into(address(run.data) + run.starts[which[late]]):
+            return False
     return True
 
 

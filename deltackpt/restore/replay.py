@@ -22,7 +22,7 @@ from deltackpt.format.tensor_columns import NameRange
 from deltackpt.kernels import address, addresses
 from deltackpt.patch.apply import changes_elements, decode_step, replace_whole, write_step
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch, describe
-from deltackpt.patch.many import TensorRun, advance_through, decode_run
+from deltackpt.patch.many import TensorRun, advance_through, decode_run, found_in_all
 from deltackpt.patch.tensor import names_outside
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
@@ -223,10 +223,11 @@ class Replay:
 
         False where that cannot be done at once, or where anything is wrong: `bytes_of` then gives them, or says what.
         """
+        if self._journal is None:  # what cannot be done is known before anything is read
+            found = found_in_all(self._patches, run) if kernels.LIB is not None else None
+            return found is not None and self.read_base(run) and advance_through(found, run)
         if not self.read_base(run):
             return False
-        if self._journal is None:
-            return advance_through(self._patches, run)
         for k, patch in enumerate(self._patches):
             if (changes := decode_run(patch, run)) is None:
                 return False

@@ -9,8 +9,12 @@ _NAME = "deltackpt-behind"
 
 
 def begin(work: Callable[[], None]) -> None:
-    """Do ``work``, which raises nothing, on a thread of its own."""
-    threading.Thread(target=work, name=_NAME).start()
+    """Do ``work``, which raises nothing, on a thread of its own; at once where there is none to be had, as in a process
+    that is at its end."""
+    try:
+        threading.Thread(target=work, name=_NAME).start()
+    except RuntimeError:
+        work()
 
 
 def finish() -> None:

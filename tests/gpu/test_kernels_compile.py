@@ -93,3 +93,4 @@ def test_a_store_that_does_not_wait_is_seen():
     assert not waits_before_stores("\n".join(f"\t{line}" for line in (wait, load, store)))
     assert not waits_before_stores("\n".join(f"\t{line}" for line in (load, wait, store, load, store)))
     assert not waits_before_stores(f"\t{load}")
+    assert not waits_before_stores(f"\t{load}\n\t{wait}\n$L__BB0_1:\n\t{store}")

@@ -10,7 +10,7 @@ from support.states import changed, part_of, random_bytes
 from deltackpt import kernels
 from deltackpt.errors import DeltackptError
 from deltackpt.kernels import library
-from deltackpt.patch.many import TensorRun, advance_through
+from deltackpt.patch.many import TensorRun, advance_through, found_in_all
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import PartsPatch
 
@@ -68,7 +68,8 @@ def agree(patches: list[PartsPatch], state: dict, threads: int = 1) -> bytes | N
         if (need := one_by_one(patch, run)) is None:
             break
     found = run_of(state)
-    assert advance_through(patches, found, threads) == (need is not None)
+    held = found_in_all(patches, found)
+    assert (held is not None and advance_through(held, found, threads)) == (need is not None)
     assert need is None or found.data.tobytes() == need
     return need
 
@@ -121,5 +122,7 @@ def test_patches_of_other_tensors_leave_a_run_as_it_is():
     parts, _ = steps_of(rng, {name: old[name] for name in list(old)[:5]}, 3)
     run = run_of({name: old[name] for name in list(old)[5:]})
     before = run.data.tobytes()
-    assert advance_through([patch_of(part) for part in parts], TensorRun(run.tensors, run.data, run.named))
+    held = found_in_all([patch_of(part) for part in parts], run)
+    assert held is not None
+    assert advance_through(held, TensorRun(run.tensors, run.data, run.named))
     assert run.data.tobytes() == before

@@ -89,10 +89,11 @@ def compile_one(line: str) -> str:
 
 
 def waits_before_stores(ptx: str) -> bool:
-    """Is there a barrier of all warps between every store to global memory and the last load from there before it?"""
-    waiting, stores = True, 0
+    """Is there a barrier of all warps between every store to global memory and the last load from there before it, on
+    whatever way it is come to?"""
+    waiting, stores = False, 0
     for line in ptx.splitlines():
-        if " ld.global" in line:
+        if " ld.global" in line or line.startswith("$"):  # a label: some may have come from elsewhere
             waiting = False
         elif "bar.sync" in line or "barrier.sync" in line:
             waiting = True

@@ -86,12 +86,13 @@ class PackedRows:
         given, defect = self.jobs(elements, **fields), np.empty(3, np.int64)
         return not kernels.LIB.dk_lists_read(address(given), len(given), threads, address(defect))
 
-    def some(self, which: npt.NDArray[Any]) -> PackedRows:
-        """Those rows alone whose numbers are ``which``, or where it (bool [rows]) is True."""
+    def some(self, which: npt.NDArray[np.bool_]) -> PackedRows:
+        """Those rows alone where ``which``, bool [rows], is True."""
         return replace(self, rows=self.rows[which], begins=self.begins[which])
 
     def jobs(self, elements: Ints, **fields: Any) -> npt.NDArray[Any]:
-        """What the kernels are to do with each row, as `READ` has it, [rows]; ``fields`` are others of it."""
+        """What the kernels are to do with each row: records of `READ`, [rows]. ``elements``, int64 [rows]: as in
+        `decode_into`; ``fields``: others of the record."""
         rows, given = self.rows, np.zeros(len(self.rows), READ)
         for name in ("height", "width", "rows", "columns", "classes", "sized", "top", "anchor", "tiles"):
             given[name] = rows[name]
@@ -108,8 +109,8 @@ class PackedRows:
 
 
 def decode_chains(jobs: npt.NDArray[Any], threads: int = 1) -> bool:
-    """Tensors through several patches, in place. ``jobs``: `PackedRows.jobs` of each tensor and patch, [tensors,
-    patches]; all zeros where a patch has nothing of a tensor. False for a defect of any; what was written is then worth
+    """Tensors through several patches, in place. ``jobs``, shape [tensors, patches] and dtype `READ`: `PackedRows.jobs`
+    of each; all zeros where a patch has nothing of a tensor. False for a defect of any; what was written is then worth
     nothing.
     """
     assert kernels.LIB is not None
