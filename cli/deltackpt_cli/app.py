@@ -140,10 +140,11 @@ def _usage(error: Exception) -> UsageError:
         return _Call(
             "usage", where=call, have=reason[:1].lower() + reason[1:], need="a call as its help shows", hint=hint
         )
-    least = getattr(parameter.type, "min", None)
+    least, most = (getattr(parameter.type, bound, None) for bound in ("min", "max"))
     kind = "whole number" if "int" in parameter.type.name else "number"
-    need = f"a {kind}, {least} or more" if least is not None else choices
-    return UsageError("usage", where=parameter.opts[0], have=value, need=need, hint=hint)
+    if least is not None:
+        choices = f"a {kind}, {least} or more" if most is None else f"a {kind} from {least} to {most}"
+    return UsageError("usage", where=parameter.opts[0], have=value, need=choices, hint=hint)
 
 
 class _Call(UsageError):

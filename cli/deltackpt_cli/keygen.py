@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deltackpt.errors import ConflictError, DeltackptError, StoreError
+from deltackpt.errors import ConflictError, DeltackptError, StoreError, UsageError
 from deltackpt.util.disk import space_errors
 from deltackpt_cli import format as text
 from deltackpt_cli.console import Output
@@ -43,8 +43,10 @@ def keygen(output: Output, key: File, comment: Comment = "") -> None:
     from deltackpt.signing.keys import PrivateKey
     from deltackpt.signing.openssh import public_line
 
+    if not key.name:
+        raise UsageError("usage", where="KEY", have=repr(str(key)), need="the name of a new file")
     made, public = PrivateKey.generate(), key.with_name(f"{key.name}.pub")
-    line = public_line(made.public, " ".join(comment.split()))
+    line = public_line(made.public, " ".join(comment.encode(errors="replace").decode().split()))
     _create(key, made.private_text(), 0o600)
     try:
         _create(public, f"{line}\n".encode(), 0o644)

@@ -31,7 +31,7 @@ Repo = Annotated[
 Ref = Annotated[str, typer.Option(metavar="NAME", autocompletion=branches, help="The branch.")]
 Threads = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, show_default=False, help="Threads to use; all processors if not given."),
+    typer.Option(metavar="N", min=1, max=1024, show_default=False, help="Threads to use; all processors if not given."),
 ]
 Step = Annotated[
     str,

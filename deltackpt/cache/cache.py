@@ -26,7 +26,7 @@ from deltackpt.restore.journal import Journal
 from deltackpt.restore.journal_files import JournalHead
 from deltackpt.util import behind
 from deltackpt.util.disk import boot_id, draft_of, link_or, replace_file
-from deltackpt.util.file_server import remove, rename, symlink
+from deltackpt.util.file_server import remove, remove_any, rename, symlink
 from deltackpt.util.lock import lock, lock_file
 
 FORMAT = "deltackpt-cache"
@@ -96,7 +96,7 @@ class Cache(CacheLayout):
             if link != keep:
                 self.drop_slot(self.slot(link))
         for path in (self.journal, self.next):
-            path.unlink(missing_ok=True)
+            remove_any(path)
         self.drop_records()
         self.drop_nameless()
 
@@ -154,7 +154,7 @@ class Cache(CacheLayout):
 
 def _unlink(path: Path) -> None:
     with suppress(OSError):
-        path.unlink()
+        remove_any(path)
 
 
 def open_current(cache: str | os.PathLike[str]) -> tuple[Path, Link]:

@@ -23,6 +23,7 @@ import secrets
 from pathlib import Path
 
 from deltackpt.format.manifest import Link
+from deltackpt.restore.journal_files import BESIDE
 from deltackpt.util.disk import draft_of
 
 _MARKER = "cache.json"
@@ -33,7 +34,7 @@ _RECEIVERS = "receivers"
 MAKING = frozenset({_LOCK, draft_of(Path(_MARKER)).name, _MARKER, _RECEIVERS})
 
 BUILDING = ".*.tmp-*"  # slots that a killed move was building
-RECORDS = "records-*"  # files of journals, each of that which names it
+RECORDS = f"{BESIDE}*"  # files of journals, each of that which names it
 SIDE_DRAFT = ".side"  # in a slot: a side file that is not whole
 
 
@@ -57,7 +58,7 @@ class CacheLayout:
     def records(self, count: int) -> list[Path]:
         """So many new files of a journal."""
         token = secrets.token_hex(8)
-        return [self.root / f"records-{token}.{i}" for i in range(count)]
+        return [self.root / f"{BESIDE}{token}.{i}" for i in range(count)]
 
     def slot(self, link: Link) -> Path:
         """The folder of a step's checkpoint."""

@@ -309,6 +309,8 @@ def _apply(move: SlotMove, tensor: Tensor, number: int, data: Bytes, buffer: Dec
     for record in move.following.of(number):
         record.write_to(words)
         done = record.patch
+    if done >= len(move.patches):
+        raise ChainError("slot-unusable", where=tensor.name[:80], have=f"a record of patch {done}", need="one there is")
     if done >= 0:
         written += rest_of(move.patches[done], tensor, number, data, move.following, done)
     for k, patch in enumerate(move.patches):

@@ -19,7 +19,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.repository import Repository
 from deltackpt.restore.journal import Journal
 from deltackpt.util.disk import space_errors
-from deltackpt.util.file_server import rename
+from deltackpt.util.file_server import remove_any, rename
 from deltackpt.util.parallel import threads_or_default
 from deltackpt.util.progress import SILENT, Progress
 
@@ -48,7 +48,7 @@ def prepare_standby(
         if not of_these_shards(slot, repo.layout(target)):  # tensors were added, removed or reshaped since
             return False
         if slot not in (held.ready, held.patching):
-            held.next.unlink(missing_ok=True)  # not of this move, whose records it would be taken for
+            remove_any(held.next)  # not of this move, whose records it would be taken for
             rename(slot, held.patching)
             slot = held.patching
         move = SlotMove(repo, target, Journal.read(held.journal))

@@ -15,12 +15,14 @@ from deltackpt.engines.memory import Memory
 from deltackpt.engines.proof import Proof
 from deltackpt.engines.scatter import Fallback, MemoryWrite, Words, Write
 from deltackpt.errors import ChainError
+from deltackpt.format import state_digest
 from deltackpt.format.dtypes import DTYPES, nbytes, uint
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor
-from deltackpt.restore.journal import Journal
+from deltackpt.format.state_digest import TensorDigest
+from deltackpt.restore.journal import Journal, JournalRecord
 
-Pieces = list[tuple[Words | None, Words]]  # positions (None: all) and values, the later ones winning
+Change = tuple[Words, Words]  # positions and values of the elements of a tensor that a step changes
 
 
 class JournalSource:
@@ -30,20 +32,46 @@ class JournalSource:
 
     def writes(self, context: RankContext, link: Link) -> Sequence[Write]:
         """Raises Fallback where the cache does not lead there, and what `prepare` raises."""
-        at, proof = context.link, context.proof
+        at, proof, steps = context.link, context.proof, context.steps
         if at is None or proof is None:
             raise Fallback(context.why)
-        with context.steps.slot(at) as before:
-            journal = context.steps.journal(at, link)
+        with steps.slot(at) as before:
+            journal = steps.journal(at, link)
             if before is None or journal is None:
                 raise Fallback(f"the cache does not lead from step {at.step} to {link.step}")
-            writes = prepare(proof, context.memory, before, journal)
-            changed = [name for number, name in enumerate(before.table) if journal.of(number)]
-        return [*writes, *layer_reloads(context, link, changed)]
+            changes = proven_changes(before, journal, (steps.digests(at) or {}, steps.digests(link) or {}))
+            writes = prepare(proof, context.memory, before, changes)
+        return [*writes, *layer_reloads(context, link, [*changes])]
 
 
-def prepare(proof: Proof, memory: Mapping[int, Memory], before: Slot, journal: Journal) -> Sequence[Write]:
-    """All writes of a journal, as absolute words, on this rank. Nothing is written.
+def proven_changes(
+    before: Slot, journal: Journal, digests: tuple[Mapping[str, TensorDigest], Mapping[str, TensorDigest]]
+) -> dict[str, Change]:
+    """What a journal changes, by tensor, each element once: it takes every tensor's sums from those of the step before
+    to those of the step, and leaves no tensor out. ``digests``: of both steps.
+
+    The move that wrote the journal has proven what came of it; here its files are read anew, and one that was cut off,
+    or is of another move, says so by nothing else. Raises Fallback where they do not lead there.
+    """
+    changes: dict[str, Change] = {}
+    old, new = digests
+    for number, (name, tensor) in enumerate(before.table.items()):
+        other = Fallback(f"{name}: the cache's journal does not lead to the step")
+        try:
+            records, sums = journal.of(number), old[name].sums
+            if records:
+                words = before.read(name).view(uint(DTYPES[tensor.dtype].width))
+                where, what = changes[name] = _last(records, len(words))
+                sums = state_digest.add(sums, state_digest.of_change(where.astype(np.int64), words[where], what))
+        except (ChainError, IndexError, KeyError, ValueError) as error:
+            raise other from error
+        if name not in new or sums != new[name].sums:  # [F-APPLY-5]
+            raise other
+    return changes
+
+
+def prepare(proof: Proof, memory: Mapping[int, Memory], before: Slot, changes: Mapping[str, Change]) -> Sequence[Write]:
+    """All writes of what changed, as absolute words, on this rank. Nothing is written.
 
     The words that will be overwritten are read, and held against those of the step before: on a card, if the weights
     are on one, to which all is sent beforehand. Raises Fallback for a tensor
@@ -53,22 +81,17 @@ def prepare(proof: Proof, memory: Mapping[int, Memory], before: Slot, journal: J
     card = card_of(proof, memory)
     writes: list[MemoryWrite] = []
     to_card = CardUpload(card) if card is not None else None
-    changed: dict[str, Pieces] = {}
-    for number, name in enumerate(table):
-        records = journal.of(number)
-        if not records or name in proof.again:
-            continue
+    changed = {name: change for name, change in changes.items() if name not in proof.again}
+    for name in changed:
         if name in proof.unproven:
             raise Fallback(f"{name}: {proof.unproven[name]}")
-        changed[name] = [(r.positions, r.values) for r in records]
     for name, other in proof.ties.items():
         _check_tie(name, other, changed, table, before.read)
-    for name, pieces in changed.items():
+    for name, (positions, values) in changed.items():
         tensor = table[name]
         dtype = DTYPES[tensor.dtype]
         total = nbytes(dtype, tensor.shape) // dtype.width
         words = before.read(name).view(uint(dtype.width))
-        positions, values = _last(pieces, total)
         for region in proof.regions[name]:
             inside, where = region.select(positions, total)
             if len(where) == 0:
@@ -84,30 +107,30 @@ def prepare(proof: Proof, memory: Mapping[int, Memory], before: Slot, journal: J
     return writes if to_card is None else to_card.writes()
 
 
-def _last(pieces: Pieces, total: int) -> tuple[Words, Words]:
-    """One position each, with its last value."""
-    if len(pieces) == 1 and pieces[0][0] is not None:
-        return pieces[0][0], pieces[0][1]
-    words = np.empty(total, pieces[0][1].dtype)
+def _last(records: Sequence[JournalRecord], total: int) -> Change:
+    """One position each, with its last value. Raises ChainError, IndexError for records of another tensor."""
+    if len(records) == 1 and records[0].positions is not None:
+        return records[0].positions, records[0].values
+    words = np.empty(total, records[0].values.dtype)
     touched = np.zeros(total, bool)
-    for positions, values in pieces:
-        where = slice(None) if positions is None else positions
-        words[where] = values
-        touched[where] = True
+    for record in records:
+        record.write_to(words)
+        touched[slice(None) if record.positions is None else record.positions] = True
     at = np.flatnonzero(touched)
     return at, words[at]
 
 
 def _check_tie(
-    name: str, other: str, changed: Mapping[str, Pieces], table: Mapping[str, Tensor], base: ReadTensor
+    name: str, other: str, changed: Mapping[str, Change], table: Mapping[str, Tensor], base: ReadTensor
 ) -> None:
     if name not in changed and other not in changed:
         return
     ends = []
     for one in (name, other):
         words = base(one).view(uint(DTYPES[table[one].dtype].width)).copy()
-        for positions, values in changed.get(one, []):
-            words[slice(None) if positions is None else positions] = values
+        if one in changed:
+            positions, values = changed[one]
+            words[positions] = values
         ends.append(words)
     if not np.array_equal(*ends):
         raise tie_differs(name, other)

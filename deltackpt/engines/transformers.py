@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -53,11 +53,12 @@ class RefreshResult:
 
 @dataclass
 class _Known:
-    """What a module was proven to be, last time."""
+    """What a module was proven to be, last time; ``written`` tells whether anything was written to it since."""
 
     repository: str
     link: Link
     sums: dict[str, Sums]
+    written: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 _MODULES: WeakKeyDictionary[torch.nn.Module, _Known] = WeakKeyDictionary()
@@ -88,9 +89,10 @@ def refresh(
 ) -> RefreshResult:
     """Move a module's weights to a step, in place and bit by bit; addresses stay.
 
-    The first time, or with ``full``, all weights are digested to find the step that they are. From then on the check
-    is in O(changes): the digest of every tensor, moved by what is read out of the module and what will be written, has
-    to be the step's. It is made before anything is written. ``rename`` gives the checkpoint's name for a module's, or
+    The first time, or with ``full``, all weights are digested to find the step that they are, and where torch says that
+    one was written to since, as by `load_state_dict` (not through ``.data``). Else the check is in O(changes): the
+    digest of every tensor, moved by what is read out of the module and what will be written, has to be the step's. It
+    is made before anything is written. ``rename`` gives the checkpoint's name for a module's, or
     None to leave one out. Raises CheckpointError ``model-differs``, ChainError ``base-differs``, ``tied-differs``, and
     what reading raises; the module then is what it was.
     """
@@ -110,17 +112,21 @@ def _refresh(
     with pinned(repo, step, ref, have=known.link if known else None) as (link, _):
         target = repo.load(link)
         found = places(model, repo.layout(target).tensors, rename)
+        if known is not None and known.written != _written(found):
+            known = None
         if known is None:
             weights = weights_of(found)
             base = identify_step(repo, weights, ref).link
             known = _Known(repo.id, base, {name: value[2] for name, value in weights.items()})
         if known.link == link:
+            known.written = _written(found)
             _MODULES[model] = known
             return RefreshResult(link.step, link.id, target.state, link.step, 0, None, 0, 0, _since(began))
         plan = repo.resolve(link, have=known.link)
         with StepChanges(repo, plan, late=True) as step_changes:
             changed = _move(repo, plan, step_changes, found, known)
     base, known.link = known.link, link
+    known.written = _written(found)
     _MODULES[model] = known
     return RefreshResult(
         step=link.step,
@@ -133,6 +139,14 @@ def _refresh(
         read=plan.bytes,
         seconds=_since(began),
     )
+
+
+def _written(found: Mapping[str, WeightPlace]) -> dict[str, tuple[int, int]]:
+    """Of each weight its address, and torch's count of writes to it, which those of `torch.inference_mode` have not."""
+    return {
+        name: (place.tensor.data_ptr(), 0 if place.tensor.is_inference() else place.tensor._version)
+        for name, place in found.items()
+    }
 
 
 Changes = dict[str, ModuleWrite]  # by name

@@ -93,12 +93,15 @@ def _of_rows(rows: npt.NDArray[Any], first: int) -> Sums:
 def of_change(positions: npt.NDArray[np.int64], old: npt.NDArray[Any], new: npt.NDArray[Any]) -> Sums:
     """What is added to D when elements change from ``old`` to ``new``, both unsigned words [n].
 
-    ``positions`` are int64 [n], rising, flat in the global tensor.
+    ``positions`` are int64 [n], flat in the global tensor, each once.
     """
     if len(positions) == 0:
         return ZERO
     if kernels.LIB is not None:
         return kernels.digest_change(positions, old, new)
+    if (positions[1:] < positions[:-1]).any():
+        order = np.argsort(positions)
+        positions, old, new = positions[order], old[order], new[order]
     delta = _value(new)
     delta -= _value(old)
     blocks = np.arange(int(positions[0]) // BLOCK, int(positions[-1]) // BLOCK + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from deltackpt.torch_views.adapters import Peft
 from deltackpt.torch_views.extract import Cast, Locate
 from deltackpt.torch_views.names import Rename
 from deltackpt.util.metrics import address
-from deltackpt.util.parallel import threads_or_default
+from deltackpt.util.parallel import MOST_THREADS, threads_or_default
 from deltackpt.util.places import is_url, url_meant
 
 QUEUE = 2  # steps that may wait to be published
@@ -119,12 +118,13 @@ class HookOptions:
             _whole_number("shard_bytes", self.shard_bytes, 1, " of bytes, or None")
         if self.threads is not None:
             _whole_number("threads", self.threads, 1, ", or None for one a processor")
+            require("threads", self.threads, self.threads <= MOST_THREADS, f"a whole number up to {MOST_THREADS:,}")
         if self.metrics_port is not None:
             port = self.metrics_port
             known = isinstance(port, int | str) and not isinstance(port, bool) and _is_address(port)
             require("metrics_port", port, known, "a port from 0 to 65535, 'HOST:PORT', or None")
         number = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
-        known = number and math.isfinite(self.timeout) and self.timeout > 0
+        known = number and 0 < self.timeout < 1e9  # what threads can wait
         require("timeout", self.timeout, known, "a number of seconds above 0")
 
     def _check_kinds(self) -> None:

@@ -15,7 +15,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -28,12 +28,24 @@ import xxhash
 from deltackpt import kernels
 from deltackpt.codecs import Decoded
 from deltackpt.codecs.bits import Ints
+from deltackpt.codecs.types import Elements
 from deltackpt.errors import ChainError, DeltackptError
 from deltackpt.format.dtypes import uint
 from deltackpt.format.manifest import Link
 from deltackpt.kernels import address
 from deltackpt.patch.many import RunChanges, TensorRun
-from deltackpt.restore.journal_files import HEAD, LONGEST, ROW, WHOLE, JournalHead, RecordFile, map_records, read_rows
+from deltackpt.restore.journal_files import (
+    HEAD,
+    LONGEST,
+    ROW,
+    WHOLE,
+    JournalHead,
+    RecordFile,
+    map_records,
+    open_records,
+    read_rows,
+)
+from deltackpt.util.file_server import remove_any
 
 _COLUMNS = ("tensor", "patch", "width", "wide", "count", "positions", "values", "first", "end", "block", "file")
 JOURNAL_ROW = np.dtype([(name, np.int64) for name in _COLUMNS])
@@ -48,6 +60,16 @@ class JournalRecord(Decoded):
 
     tensor: int
     patch: int
+
+    def write_to(self, elements: Elements) -> None:
+        """As `Decoded.write_to`, to all elements of a tensor, [n] unsigned words. Raises ChainError ``slot-unusable``
+        where they are not of this record's."""
+        count = len(elements) if self.positions is None else len(self.positions)
+        if self.values.dtype == elements.dtype and len(self.values) == count:
+            with suppress(IndexError):
+                super().write_to(elements)
+                return
+        raise _unfit(self.tensor)
 
 
 class Journal:
@@ -71,7 +93,7 @@ class Journal:
     def create(cls, path: Path, start: Link, end: Link, via: str = "", more: Sequence[Path] = ()) -> Journal:
         """Begin a new journal, replacing any at ``path``; ``more`` are files beside it that are not there yet."""
         head = JournalHead(start, end, via, tuple(file.name for file in more))
-        path.unlink(missing_ok=True)  # never truncated: a reader may have the old one mapped
+        remove_any(path)  # never truncated: a reader may have the old one mapped
         for file in more:
             file.touch(exist_ok=False)
         path.write_bytes(line := head.encode())
@@ -91,12 +113,12 @@ class Journal:
         checked by `check_rows`, each on the thread that uses them.
         """
         try:
-            with path.open("rb") as file:
+            with open_records(path) as file:
                 line = file.readline(LONGEST)
                 head = JournalHead.decode(line)
                 mapped = [map_records(file)]
             for name in head.more:  # one that is gone: so is the journal, since its head was read
-                with path.with_name(name).open("rb") as file:
+                with open_records(path.with_name(name)) as file:
                     mapped.append(map_records(file))
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -298,10 +320,17 @@ def replay_run(journal: Journal, run: TensorRun, numbers: Ints) -> int:
     return int((rows["count"] * rows["width"]).sum()) if kernels.scatter_many(jobs) is None else -1
 
 
+def _unfit(tensor: int) -> ChainError:
+    need = "a record of this tensor's elements"
+    return ChainError("slot-unusable", where=f"tensor {tensor} of the journal", have="a record of others", need=need)
+
+
 def _together(records: Sequence[JournalRecord]) -> JournalRecord:
     """Several of one patch, of different elements, as one."""
     if len(records) == 1:
         return records[0]
+    if any(record.positions is None or record.values.dtype != records[0].values.dtype for record in records):
+        raise _unfit(records[0].tensor)
     positions = [record.positions for record in records if record.positions is not None]
     values = np.concatenate([record.values for record in records])
     return JournalRecord(np.concatenate(positions), values, records[0].tensor, records[0].patch)

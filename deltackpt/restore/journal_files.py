@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 import struct
 import threading
 from collections.abc import Sequence
@@ -36,10 +38,14 @@ ROW = np.dtype(
     ]
 )
 _ONE_ROW = struct.Struct("<IBBHQQQ")
+WIDTHS, POSITIONS = (1, 2, 4, 8), (0, 4, 8)  # bytes of an element, and of a position
 WHOLE = (1 << 63) - 1  # the end of a record of all changes of a tensor
 _AT_ONCE = 512  # pieces of one call; systems take 1,024
 LONGEST = 1 << 13  # bytes of a head
 MOST_FILES = 64  # beside the first
+BESIDE = "records-"  # what the name of a file beside the first begins with
+_BESIDE = re.compile(rf"{BESIDE}[0-9a-z.]{{1,40}}")
+_IDENTITY = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -61,17 +67,26 @@ class JournalHead:
     def decode(cls, line: bytes) -> JournalHead:
         """Raises ValueError, KeyError, TypeError for another line; that of a journal whose rows do not say which
         elements they are of is another one."""
-        value = json.loads(line)
-        start, end, more = Link(**value["start"]), Link(**value["end"]), tuple(map(str, value["more"]))
-        if any("/" in name or name.startswith(".") for name in more) or len(more) > MOST_FILES:
+        try:
+            value = json.loads(line)
+        except RecursionError as error:
+            raise ValueError("no head of a journal") from error
+        start, end, more = Link(**value["start"]), Link(**value["end"]), value["more"]
+        names = type(more) is list and all(type(name) is str and _BESIDE.fullmatch(name) for name in more)
+        # What is named is cut off after its last record, so that it must be no other file, and none twice.
+        if not names or len({*more}) < len(more) or len(more) > MOST_FILES:
             raise ValueError("no names of files beside a journal")
-        return cls(start, end, str(value["via"]), more)
+        if not all(type(link.step) is int and 0 <= link.step < 1 << 63 for link in (start, end)):
+            raise ValueError("no steps")
+        if not all(type(link.id) is str and _IDENTITY.fullmatch(link.id) for link in (start, end)):
+            raise ValueError("no names of manifests")
+        return cls(start, end, str(value["via"]), tuple(more))
 
     @classmethod
     def read(cls, path: Path) -> JournalHead | None:
         """That of the journal at ``path``; None if there is none."""
         try:
-            with path.open("rb") as file:
+            with open_records(path) as file:
                 return cls.decode(file.readline(LONGEST))
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -110,6 +125,16 @@ class RecordFile:
             self.fd = None
 
 
+def open_records(path: Path) -> BinaryIO:
+    """A file of a journal, to be read. Raises OSError, and ValueError for what is no regular file, links among them:
+    nothing else was ever put there."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ValueError("no regular file")
+    return os.fdopen(fd, "rb")
+
+
 def map_records(file: BinaryIO) -> npt.NDArray[np.uint8]:
     """All bytes of a file, to be read: uint8 [n]. They are unmapped with the last array that refers to them."""
     size = file.seek(0, 2)
@@ -136,7 +161,7 @@ def read_rows(data: memoryview, at: int, checked: bool) -> RowsFound | None:
     at += HEAD.size
     block = width == 0
     end = at + (count if block else count * (wide + width))
-    if (not block and (width not in (1, 2, 4, 8) or wide not in (0, 4, 8))) or end > len(data):
+    if (not block and (width not in WIDTHS or wide not in POSITIONS)) or end > len(data):
         return None
     if checked and xxhash.xxh3_64_intdigest(data[at:end]) != check:
         return None
@@ -149,13 +174,18 @@ def read_rows(data: memoryview, at: int, checked: bool) -> RowsFound | None:
         tensor, width, wide, _, count, begin, stop = _ONE_ROW.unpack_from(data, at)
         values = first + wide * count
         rows = [(tensor, patch, width, wide, count, first, values, begin, stop)]
-        return RowsFound(rows, at, end, check) if values + width * count <= end and stop <= WHOLE else None
+        if width not in WIDTHS or wide not in POSITIONS or values + width * count > end or not begin <= stop <= WHOLE:
+            return None
+        return RowsFound(rows, at, end, check)
     return _many_rows(np.frombuffer(data, ROW, tensor, at), patch, (at, first, end), check)
 
 
 def _many_rows(table: npt.NDArray[Any], patch: int, at: tuple[int, int, int], check: int) -> RowsFound | None:
     """``at``: the first byte of the table, of what follows it, and the end."""
     begin, first, end = at
+    fits = np.isin(table["width"], WIDTHS) & np.isin(table["wide"], POSITIONS) & (table["count"] <= end)
+    if not (fits & (table["first"] <= table["end"]) & (table["end"] <= WHOLE)).all():
+        return None
     count, width, wide = (table[name].astype(np.int64) for name in ("count", "width", "wide"))
     positions = first + starts(count * wide)
     values = positions[-1] + starts(count * width)

@@ -30,7 +30,7 @@ class TrustPolicy:
     max_age: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_age is not None and not (self.max_age > 0 and math.isfinite(self.max_age)):
+        if self.max_age is not None and not 0 < self.max_age < math.inf:
             raise UsageError("usage", where="max age", have=self.max_age, need="seconds, more than 0")
 
 

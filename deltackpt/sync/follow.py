@@ -57,7 +57,7 @@ class FollowOptions:
     grace: float = GRACE
 
     def __post_init__(self) -> None:
-        if not self.poll >= 0:
+        if not 0 <= self.poll < 1e9:  # what threads can wait
             raise UsageError("usage", where="poll", have=self.poll, need="seconds, 0 or more")
         check_grace(self.grace)
 

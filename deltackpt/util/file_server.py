@@ -62,6 +62,14 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path)  # which says why it is still there
 
 
+def remove_any(path: Path) -> None:
+    """Remove whatever is there, or may be gone already: of a symlink only the link."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        remove(path)
+
+
 def _is_named(path: Path, own: os.stat_result) -> bool:
     try:
         there = os.lstat(path)

@@ -9,6 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Condition
 from typing import TypeVar
 
+from deltackpt.errors import UsageError
+
+MOST_THREADS = 1024
+
 AHEAD = 32  # results that may wait for their turn; each holds the changes of a tensor
 
 WAITING = 64 << 20  # bytes of results that may wait for the turn of a slow one before them
@@ -18,8 +22,12 @@ R = TypeVar("R")
 
 
 def threads_or_default(threads: int | None) -> int:
-    """The number of threads asked for, or that of the processors this process may use."""
-    if threads:
+    """The number of threads asked for, or that of the processors this process may use. Raises UsageError ``usage`` for
+    what is no number of threads: a system has no room for any number of them."""
+    if threads is not None:
+        if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+            need = f"a whole number from 1 to {MOST_THREADS:,}, or None for one a processor"
+            raise UsageError("usage", where="threads", have=repr(threads)[:40], need=need)
         return threads
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

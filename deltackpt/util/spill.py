@@ -5,6 +5,7 @@ tensor.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from contextlib import suppress
 
@@ -23,10 +24,9 @@ def spill_above() -> int:
     stated = os.environ.get(SETTING, "")
     if not stated:
         return SPILL
-    try:
-        return int(stated)
-    except ValueError:
-        raise UsageError("usage", where=SETTING, have=stated[:80], need="a number of bytes") from None
+    if not re.fullmatch("[0-9]{1,18}", stated):
+        raise UsageError("usage", where=SETTING, have=repr(stated)[:80], need="a number of bytes")
+    return int(stated)
 
 
 def room(size: int) -> npt.NDArray[np.uint8]:

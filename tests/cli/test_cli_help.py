@@ -57,7 +57,7 @@ def test_examples_are_of_commands_that_there_are() -> None:
         (["--step", "one"], "--step: found 'one', expected a whole number, 0 or more"),
         (["--step", 10**15 + 1], "--step: found 1000000000000001, expected a number up to 1,000,000,000,000,000"),
         (["--step", 10**30], f"--step: found {10**30}, expected a number up to 1,000,000,000,000,000"),
-        (["--threads", "0"], "--threads: found 0, expected a whole number, 1 or more"),
+        (["--threads", "0"], "--threads: found 0, expected a whole number from 1 to 1024"),
         (["--anchor-every", "0"], "--anchor-every: found 0, expected a whole number, 1 or more"),
         (["--anchor-when-ratio", "nan"], "--anchor-when-ratio: found nan, expected a number, 0 or more"),
         (["--anchor-when-ratio", "-1"], "--anchor-when-ratio: found -1.0, expected a number, 0 or more"),

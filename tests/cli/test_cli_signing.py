@@ -32,6 +32,20 @@ def desk(tmp_path: Path, world: World) -> Desk:
     return Desk(tmp_path, world)
 
 
+@pytest.mark.parametrize("key", ["", "/", "."])
+def test_a_key_has_a_name(desk: Desk, key: str) -> None:
+    done = desk("keygen", key)
+    assert done.status == 2
+    assert "error: KEY: found" in done.err
+
+
+def test_a_comment_of_any_bytes(desk: Desk) -> None:
+    """No private key is left of which nobody was told."""
+    made = desk("keygen", desk.root / "d", "--comment", "J\udcffrg", "--json").json
+    assert made["key"].endswith(" J?rg")
+    assert (desk.root / "d.pub").read_text() == f"{made['key']}\n"
+
+
 def test_from_a_key_to_a_step(desk: Desk) -> None:
     made = desk("keygen", desk.root / "c", "--comment", "me and\nyou", "--json").json
     assert made["key"].startswith("ssh-ed25519 ")

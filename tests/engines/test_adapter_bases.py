@@ -8,7 +8,7 @@ from deltackpt_cli.app import run
 
 st = pytest.importorskip("safetensors.numpy")
 
-from support.adapter_engines import FakeEngine, Trainer, serving  # noqa: E402
+from support.adapter_engines import Trainer, serving  # noqa: E402
 
 from deltackpt.errors import CheckpointError, NotFoundError  # noqa: E402
 from deltackpt.publish.base_model import BASE, BaseRecord, over_base  # noqa: E402
@@ -51,13 +51,6 @@ class LoraTrainer(Trainer):
             st.save_file(beside, folder / "model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(config))
         write(folder, self.repo, step=step, ref=self.ref, threads=1, metadata=over)
-
-
-@pytest.fixture(params=["vllm", "sglang"])
-def engine(request):
-    made = FakeEngine(request.param)
-    yield made
-    made.close()
 
 
 def refused(serve, events):

@@ -16,13 +16,6 @@ from deltackpt.engines.adapters import Adapter
 from deltackpt.errors import CheckpointError, UsageError
 
 
-@pytest.fixture(params=["vllm", "sglang"])
-def engine(request):
-    made = FakeEngine(request.param)
-    yield made
-    made.close()
-
-
 def test_every_step_under_its_own_name(tmp_path, engine):
     trainer = Trainer(tmp_path)
     want = {"math@0": trainer.publish(0)}

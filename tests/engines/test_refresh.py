@@ -117,14 +117,26 @@ def test_wrong_base(run):
     assert "tensors differ" in refused(Net(seed=5), run.repo, ChainError, "base-differs").have
     model = at(run, 0)
     live.refresh(model, run.repo, 1)
-    with torch.no_grad():  # other code writes to it: all of it, so that a changed element is among them
-        model.layers[1].weight += 1
+    model.layers[1].weight.data += 1  # all of it, so that a changed element is among them; torch counts no such write
     error = refused(model, run.repo, ChainError, "base-differs", step=2)
     assert error.where == "layers.1.weight"
     with torch.no_grad():
         model.layers[1].weight.copy_(run.states[1]["layers.1.weight"])
         model.layers[2].weight.view(-1)[run_unchanged(run, "layers.2.weight", 1, 2)] += 1
+    refused(model, run.repo, ChainError, "base-differs", step=2)
+    refused(model, run.repo, ChainError, "base-differs", step=1)
     refused(model, run.repo, ChainError, "base-differs", step=2, full=True)
+
+
+@pytest.mark.parametrize("there", [1, 3])
+def test_weights_that_were_loaded_since_are_known(run, there):
+    """It is at no step that it was brought to: also where that is the one that is wanted."""
+    model = at(run, 0)
+    live.refresh(model, run.repo, there)
+    model.load_state_dict(at(run, 0).state_dict())
+    done = live.refresh(model, run.repo, 3)
+    assert (done.base, done.step) == (0, 3)
+    assert bits(model) == raw(run.states[3])
 
 
 def run_unchanged(run, name, a, b):

@@ -1,19 +1,24 @@
 """Writes come from a source of changes: one in memory does as well as the cache's journal, by the same receiver."""
 
+import os
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
+import xxhash
 
 torch = pytest.importorskip("torch")
 
 from support.engine_steps import Run, nudge  # noqa: E402
 
+from deltackpt.cache import apply_to_cache  # noqa: E402
 from deltackpt.engines.journal_source import JournalSource  # noqa: E402
 from deltackpt.engines.receiver import Receiver  # noqa: E402
 from deltackpt.engines.scatter import Fallback  # noqa: E402
 from deltackpt.engines.sglang import loader as sglang  # noqa: E402
 from deltackpt.engines.update import Update  # noqa: E402
 from deltackpt.errors import ChainError  # noqa: E402
+from deltackpt.restore.journal_files import HEAD, ROW, JournalHead, read_rows  # noqa: E402
 
 
 class Plain(torch.nn.Module):
@@ -150,3 +155,57 @@ def test_what_was_staged_is_not_written_over_wedged_weights(tmp_path):
     report = receiver.update(Update())
     assert (report.mode, report.wedged) == ("reload", False)
     assert at(model, run, 1)
+
+
+def cut_off(path, before):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def of_the_move_before(path, before):
+    head, own = path.read_bytes().split(b"\n", 1)[0], before.split(b"\n", 1)[1]
+    path.write_bytes(head + b"\n" + own)
+
+
+def of_other_tensors(path, before):
+    """What a record's number was is in none of its sums."""
+    data = bytearray(path.read_bytes())
+    at = data.index(b"\n") + 1
+    assert JournalHead.read(path)
+    tensors = read_rows(memoryview(data), at, True).rows
+    assert len(tensors) == 2
+    table = np.frombuffer(data, ROW, 2, at + HEAD.size)
+    table["tensor"] = table["tensor"][::-1].copy()
+    check = xxhash.xxh3_64_intdigest(data[at + HEAD.size :])
+    HEAD.pack_into(data, at, *HEAD.unpack_from(data, at)[:5], check)
+    path.write_bytes(data)
+
+
+def of_positions_outside(path, before):
+    data = bytearray(path.read_bytes())
+    at = data.index(b"\n") + 1
+    first = read_rows(memoryview(data), at, True).rows[0][5]
+    data[first : first + 4] = b"\xff" * 4
+    HEAD.pack_into(data, at, *HEAD.unpack_from(data, at)[:5], xxhash.xxh3_64_intdigest(data[at + HEAD.size :]))
+    path.write_bytes(data)
+
+
+def empty(path, before):
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[0] + b"\n")
+
+
+@pytest.mark.parametrize("damage", [cut_off, of_the_move_before, of_other_tensors, of_positions_outside, empty])
+def test_a_journal_that_does_not_lead_to_the_step_is_not_taken(tmp_path, damage):
+    """The engine reads it after the move that proved what came of it: damaged since, it is found by the sums."""
+    run, model, receiver, _ = attached(tmp_path, journal)
+    cache, before = tmp_path / "cache", b""
+    for step in (1, 2):
+        run.publish(nudge(run.states[step - 1], step, 0.1))
+        apply_to_cache(run.repo, cache, threads=1)
+        if step == 1:
+            assert receiver.update(Update()).mode == "scatter"
+            before = (cache / "journal").read_bytes()
+    damage(cache / "journal", before)
+    report = receiver.update(Update())
+    assert (report.mode, report.step) == ("reload", 2)
+    assert "journal does not lead to the step" in report.reason
+    assert at(model, run, 2)

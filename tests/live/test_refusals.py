@@ -43,6 +43,7 @@ def running(tmp_path):
         ("address", "0.0.0.0:7700"),
         ("token", "short"), ("token", None), ("mode", "later"), ("durable", True), ("carrier", "pigeon"),
         ("engines", -1), ("engines", 1.5), ("timeout", 0), ("timeout", float("nan")), ("load_timeout", "1"),
+        ("timeout", 10**400),
     ],
 )  # fmt: skip
 def test_options(option, value):

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from deltackpt.format.manifest import Link
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.journal_files import JournalHead
 from deltackpt.util import behind
+from deltackpt.util.file_server import remove_any
 
 
 def record(at: int) -> Decoded:
@@ -172,17 +174,56 @@ def test_a_journal_without_one_of_its_files_is_none(tmp_path: Path) -> None:
     assert Journal.ends(path) == ENDS
 
 
-@pytest.mark.parametrize("more", ['["../a"]', '["/a"]', '[".a"]', '["a"]', '[""]', "5", str([*range(99)])])
-def test_names_of_files_elsewhere_are_no_journal(tmp_path: Path, more: str) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "a").touch()
-    (tmp_path / "in" / ".a").touch()
-    (tmp_path / "in" / "b").touch()
-    head = JournalHead(*ENDS, "", ("b",)).encode().decode()
-    (tmp_path / "in" / "journal").write_text(head)
-    assert Journal.read(tmp_path / "in" / "journal") is not None
-    (tmp_path / "in" / "journal").write_text(head.replace('["b"]', more))
-    assert Journal.read(tmp_path / "in" / "journal") is None
+NAMES = ['["../records-a"]', '["/records-a"]', '[".records-a"]', '["records-a"]', '[""]', "5", "{}", "[null]"]
+NAMES += [str([*range(99)]), '["journal"]', '["other"]', '["records-b", "records-b"]', '["records-b/../other"]']
+
+
+@pytest.mark.parametrize("more", NAMES)
+def test_names_of_other_files_are_no_journal(tmp_path: Path, more: str) -> None:
+    """A file that is named is cut off after its last record: it must be one of records, and none twice."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for path in (tmp_path / "records-a", folder / ".records-a", folder / "records-b", folder / "other"):
+        path.touch()
+    head = JournalHead(*ENDS, "", ("records-b",)).encode().decode()
+    (folder / "journal").write_text(head)
+    assert Journal.read(folder / "journal") is not None
+    (folder / "journal").write_text(head.replace('["records-b"]', more))
+    assert Journal.read(folder / "journal") is None
+
+
+HEADS = [b"[" * 8000, b'{"start": ' + b"9" * 5000, b"null", b"[]", b"", b"\xff"]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_heads_that_are_none(tmp_path: Path, head: bytes) -> None:
+    (tmp_path / "journal").write_bytes(head + b"\n")
+    assert Journal.read(tmp_path / "journal") is None
+    assert Journal.ends(tmp_path / "journal") is None
+
+
+@pytest.mark.parametrize("field", ["step", "id"])
+@pytest.mark.parametrize("value", [-1, 1.5, "1", "../x", "x" * 64, None, True, [], float("nan"), 1 << 70])
+def test_ends_that_are_no_steps(tmp_path: Path, field: str, value: object) -> None:
+    head = json.loads(JournalHead(*ENDS, "", ()).encode())
+    (tmp_path / "journal").write_text(json.dumps(head) + "\n")
+    assert Journal.ends(tmp_path / "journal") == ENDS
+    head["end"][field] = value
+    (tmp_path / "journal").write_text(json.dumps(head) + "\n")
+    assert Journal.ends(tmp_path / "journal") is None
+
+
+@pytest.mark.parametrize("name", ["journal", "records-0"])
+def test_what_is_no_regular_file_is_no_journal(tmp_path: Path, name: str) -> None:
+    """None of it is waited for, or followed: a file that a link names is not cut off."""
+    path, more = tmp_path / "journal", beside(tmp_path, 1)
+    for make in (os.mkfifo, os.mkdir, lambda at: at.symlink_to(tmp_path / "mine")):
+        Journal.create(path, *ENDS, more=more).close()
+        (tmp_path / name).rename(tmp_path / "mine")
+        make(tmp_path / name)
+        assert Journal.read(path) is None
+        remove_any(tmp_path / name)
+        remove_any(more[0])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 20])

@@ -5,8 +5,9 @@ from threading import Event
 
 import pytest
 
+from deltackpt.errors import UsageError
 from deltackpt.util import parallel
-from deltackpt.util.parallel import weighed_map
+from deltackpt.util.parallel import MOST_THREADS, threads_or_default, weighed_map
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -62,3 +63,11 @@ def test_the_first_error_by_order_is_raised(threads: int) -> None:
     assert [next(found) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="3"):
         next(found)
+
+
+@pytest.mark.parametrize("threads", [0, -1, MOST_THREADS + 1, 1 << 70, 1.5, "2", True, float("nan")])
+def test_what_is_no_number_of_threads(threads: object) -> None:
+    with pytest.raises(UsageError, match="threads: found"):
+        threads_or_default(threads)  # type: ignore[arg-type]
+    assert threads_or_default(MOST_THREADS) == MOST_THREADS
+    assert threads_or_default(None) >= 1

@@ -22,7 +22,7 @@ from deltackpt.engines.ids import Fill
 from deltackpt.engines.memory import flat_of
 from deltackpt.engines.tracing import address_of, written_by
 from deltackpt.engines.vllm.isolation import isolate, kinds_of, take_apart
-from deltackpt.engines.vllm.retied import strays, tensors_of
+from deltackpt.engines.vllm.retied import laid_out, strays, tensors_of
 from deltackpt.engines.vllm.traits import TRAITS
 
 DONE = "_already_called_process_weights_after_loading"
@@ -182,7 +182,7 @@ def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _laid(t: torch.Tensor) -> Hashable:
-    return t.dtype, tuple(t.shape), t.stride(), t.storage_offset()
+    return *laid_out(t), t.storage_offset()
 
 
 def _usual(seed: int, loaded: Mapping[str, torch.Tensor]) -> Fill:

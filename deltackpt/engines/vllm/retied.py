@@ -74,8 +74,13 @@ def loose(model: torch.nn.Module) -> str | None:
     return next((name for name, module in model.named_modules() if module in _LOOSE), None) if len(_LOOSE) else None
 
 
+def laid_out(t: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]:
+    """How a tensor's elements lie from its first one on: dtype, shape and strides."""
+    return t.dtype, tuple(t.shape), t.stride()
+
+
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (a.dtype, a.shape, a.stride(), a.device) == (b.dtype, b.shape, b.stride(), b.device)
+    return (laid_out(a), a.device) == (laid_out(b), b.device)
 
 
 def _same_place(view: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
