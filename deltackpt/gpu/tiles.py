@@ -63,7 +63,8 @@ def grid_table(
 
 
 def grid_rows(grids: Sequence[TileGrid], addresses: Any) -> npt.NDArray[np.int64]:
-    """What `grid_table` says that needs no other tensor: all rows but 0, 1, 9 and 10, which hold anything."""
+    """What `grid_table` says that needs no other tensor, int64 [13, grids]: all rows but 0, 1, 9 and 10, which hold
+    anything."""
     cut = np.array(each(grids, _cut), np.int64).reshape(-1, 8).T
     rows = np.empty((13, len(grids)), np.int64)
     rows[2:7], rows[7], rows[11:] = cut[:5], addresses, cut[6:]
