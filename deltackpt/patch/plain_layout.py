@@ -20,7 +20,7 @@ from deltackpt.codecs.index import IndexCodec
 from deltackpt.codecs.plain import Checked
 from deltackpt.codecs.table import table_heads
 from deltackpt.format.dtypes import DTYPES, DType
-from deltackpt.format.safetensors_header import METADATA
+from deltackpt.format.tensor_names import METADATA
 from deltackpt.format.varint import write
 from deltackpt.patch.index import PAYLOAD, TABLE, Origin
 

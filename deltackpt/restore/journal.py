@@ -169,7 +169,7 @@ class Journal:
         return rows
 
     def rows_in(self, tensor: int, span: tuple[int, int]) -> npt.NDArray[Any]:
-        """Those that may have elements of a span of it, first and end, unchecked."""
+        """Those that may have elements of a span of it, first and end: `JOURNAL_ROW` [rows], unchecked."""
         rows = self.rows_of(np.array([tensor]))[1]
         found: npt.NDArray[Any] = rows[(rows["first"] < span[1]) & (rows["end"] > span[0])]
         return found
