@@ -7,6 +7,7 @@ was compiled for that one, as Triton's tutorials do with a kernel that is compil
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from triton.runtime.jit import JITFunction
 # From here on a compiled kernel takes its constants too, in the order of its signature.
 DIRECT = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
 _NARROW, _SIGNED = 1 << 31, 1 << 63
+_INTERPRETER = threading.Lock()
 
 
 def host_kernel(**options: Any) -> Callable[[Any], Any]:
@@ -26,9 +28,23 @@ def host_kernel(**options: Any) -> Callable[[Any], Any]:
 
     def made(function: Any) -> Any:
         kernel = triton.jit(**options)(function)
-        return HostKernel(kernel) if DIRECT and isinstance(kernel, JITFunction) else kernel
+        if not isinstance(kernel, JITFunction):
+            return _in_turns(kernel)
+        return HostKernel(kernel) if DIRECT else kernel
 
     return made
+
+
+def _in_turns(interpreted: Any) -> Any:
+    """A kernel that Triton interprets, as tests have it: where a program is lies in one place for the whole process, so
+    that of several threads one launches at a time."""
+
+    def run(*args: Any, **named: Any) -> Any:
+        with _INTERPRETER:
+            return type(interpreted).run(interpreted, *args, **named)
+
+    interpreted.run = run
+    return interpreted
 
 
 class HostKernel:
