@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from deltackpt.format.dtypes import uint
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.extract import Piece
 from deltackpt.torch_views.words import INTS, from_host, on_host
+from deltackpt.util.grouped import grouped
 
 COPIED = 1 << 22  # elements that are copied at once
 THREADS = 4  # that write in the background
@@ -155,18 +156,9 @@ def _padded(piece: Piece) -> int:
 
 def _shares(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Small pieces that share memory, in its order."""
-    share: list[Piece] = []
-    held = 0
-    for piece in sorted(pieces, key=lambda p: (str(p.tensor.device), p.dtype.name, p.storage, p.name)):
-        size = _padded(piece) * piece.dtype.width
-        same = not share or (share[0].tensor.device, share[0].dtype) == (piece.tensor.device, piece.dtype)
-        if share and (not same or held + size > SHARED):
-            yield share
-            share, held = [], 0
-        share.append(piece)
-        held += size
-    if share:
-        yield share
+    order = sorted(pieces, key=lambda p: (str(p.tensor.device), p.dtype.name, p.storage, p.name))
+    for _, alike in groupby(order, lambda p: (p.tensor.device, p.dtype)):
+        yield from grouped(alike, lambda p: _padded(p) * p.dtype.width, SHARED)
 
 
 def _room(like: Piece, elements: int, host: bool) -> torch.Tensor:
