@@ -48,12 +48,13 @@ def _held(
             array = words if widening is None else WideWords(words, widening, tensor.name)
             if boxes.setdefault(box, array) is not array:
                 copies.append((box, array))
-    if _elements(tensor) <= SMALL:  # it has few tiles, or one, so that no slice has all the old words of one
-        if device is None:
-            boxes.setdefault(whole(shape), np.zeros(shape, uint(dtype.width)))
-        else:
-            boxes.setdefault(whole(shape), BoxWords(torch.zeros(shape, dtype=INTS[dtype.width], device=device)))
-    return HeldTensor(dtype, shape, boxes, copies)
+    # It has few tiles, or one, so that no slice has all the old words of one.
+    kept = _elements(tensor) <= SMALL and whole(shape) not in boxes
+    if kept and device is None:
+        boxes[whole(shape)] = np.zeros(shape, uint(dtype.width))
+    elif kept:
+        boxes[whole(shape)] = BoxWords(torch.zeros(shape, dtype=INTS[dtype.width], device=device))
+    return HeldTensor(dtype, shape, boxes, copies, kept)
 
 
 def _views(
