@@ -13,7 +13,6 @@ from deltackpt.engines.receiver import Receiver
 from deltackpt.engines.sglang.traits import TRAITS
 from deltackpt.engines.update import Update
 from deltackpt.engines.weights import to_torch
-from deltackpt.errors import ChainError
 from support.engine_steps import Run, nudge
 from support.own_engine import bits
 
@@ -175,6 +174,3 @@ class Ranks:
 
     def holds(self, step) -> bool:
         return all(model.is_step(self.run.states[step]) for model in self.models)
-
-
-GONE = ChainError("engine-refused", where="a rank", have="a device that is gone", need="it")
