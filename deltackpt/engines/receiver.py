@@ -266,17 +266,21 @@ class Receiver:
             raise failed
 
     def _load(self, folder: Path, link: Link, report: RankReport) -> None:
+        began = time.monotonic()
         missing = self.engine.native(folder)
+        report.seconds["load"] = round(time.monotonic() - began, 4)
         if missing and self.link is None:  # else the step has the tensors that the engine was started from
             raise model_differs(f"step {link.step}", missing)
         if self.proof is None:
             self._prove(link, report)
             return
+        began = time.monotonic()
         if (wrong := differing(self.steps, link, self.proof, self.memory)) is not None:
             if wrong:
                 have, need = f"other bits than step {link.step} after its load", "those of the step"
                 raise ChainError("engine-refused", where=wrong[0][:80], have=have, need=need)
             report.checked = self.proof.share(self.steps.table(link))
+            report.seconds["compare"] = round(time.monotonic() - began, 4)
         with self.steps.slot(link) as slot:
             if self._slices is not None and slot is not None:
                 self._slices.fill(slot.read)

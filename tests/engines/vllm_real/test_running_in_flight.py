@@ -65,7 +65,8 @@ class LongRequests(threading.Thread):
     def close(self):
         self.stopped = True
         self.goes_on.set()
-        self.join(90)
+        if self.ident is not None:
+            self.join(90)
 
 
 def wait_until_taken(run, step, seconds=90):
