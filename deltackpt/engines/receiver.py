@@ -28,7 +28,7 @@ from deltackpt.engines.patch_source import PatchSource
 from deltackpt.engines.proof import Proof, prove
 from deltackpt.engines.rollback import Undo, backup, roll_back
 from deltackpt.engines.scatter import Scatter
-from deltackpt.engines.slices.claim import Cells, judged
+from deltackpt.engines.slices.claim import Said, judged
 from deltackpt.engines.slices.rank_slices import RankSlices
 from deltackpt.engines.slices.source import ShareSource
 from deltackpt.engines.staging import StagedStep
@@ -175,7 +175,7 @@ class Receiver:
     def _check(self, want: Update, report: RankReport) -> None:
         """Compare every proven weight with the step that the engine reports."""
         report.mode = "check"
-        said: list[tuple[Cells, list[str]] | None] = [None]
+        said: list[Said | None] = [None]
         if self._sliced:
             raise_on_all(self.engine, attempt(lambda: said.append(self._say())))
             said = self.engine.agree(said[-1])
@@ -285,36 +285,33 @@ class Receiver:
             if self._slices is not None and slot is not None:
                 self._slices.fill(slot.read)
 
-    def _say(self) -> tuple[Cells, list[str]] | None:
+    def _say(self) -> Said | None:
         """What the rank holds, and what it knows itself to be wrong of it; None where it has no map."""
-        slices = self._slices
-        if slices is None:
-            return None
-        with slices.beside():
-            wrong = slices.differing()
-            return slices.decoder.sums(name for name in slices.tensors.tensors if name not in wrong).cells, wrong
+        return None if self._slices is None else self._slices.said()
 
-    def _differing(self, link: Link, proof: Proof, said: Sequence[tuple[Cells, list[str]] | None]) -> list[str] | None:
-        """See `held.differing`; of ranks that prove a step together all that they hold."""
+    def _differing(self, link: Link, proof: Proof, said: Sequence[Said | None]) -> tuple[list[str] | None, int]:
+        """See `held.differing`; of ranks that prove a step together all that they hold, and how many tensors there are
+        of which that is not all."""
         if self._slices is None:
-            return differing(self.steps, link, proof, self.memory)
+            return differing(self.steps, link, proof, self.memory), 0
         digests, heard = known_digests(self.steps, link), [one for one in said if one is not None]
         if digests is None or len(heard) < len(said):
-            return None
-        wrong, _ = judged([cells for cells, _ in heard], self.steps.table(link), digests)
-        return sorted({*wrong, *(name for _, names in heard for name in names)})
+            return None, 0
+        wrong, open = judged([one.cells for one in heard], self.steps.table(link), digests)
+        wrong = sorted({*wrong, *(name for one in heard for name in one.wrong)})
+        return wrong, len({*open} - {*wrong})
 
-    def _compare(self, report: RankReport, said: Sequence[tuple[Cells, list[str]] | None]) -> None:
-        wrong = None
+    def _compare(self, report: RankReport, said: Sequence[Said | None]) -> None:
+        wrong, open = None, 0
         if self.link is not None and self.proof is not None:
-            wrong = self._differing(self.link, self.proof, said)
+            wrong, open = self._differing(self.link, self.proof, said)
             if wrong is not None:
                 wrong += other_layers(self.engine, self.steps, self.link, self.proof)
         if self.link is None or self.proof is None or wrong is None:
             report.checked = "no map of the weights, or no slot to compare with"
             return
-        report.checked = self.proof.share(self.steps.table(self.link))
-        self._proven = self._absences
+        report.checked = self.proof.share(self.steps.table(self.link), less=open)
+        self._proven = self._proven if open else self._absences
         if wrong:
             have, need = f"other bits than step {self.link.step}", "those of the step"
             hint = "Restart the engine; until then it answers from unpublished weights."

@@ -26,23 +26,27 @@ SHAPES = {
     "fp8": ((16, 8), torch.float8_e4m3fn),
     "one": ((), torch.float32),
     "wide": ((1030, 1024), torch.bfloat16),  # of more tiles than one, and no copy is kept of it
-    "tall": ((1024, 1040), torch.bfloat16),
+    "tall": ((1024, 1040), torch.bfloat16),  # as well
     **{f"expert.{i}": ((8, 16), torch.bfloat16) for i in range(4)},
     **{f"spread.{i}": ((8, 16), torch.bfloat16) for i in range(2)},
 }
 
 
+SMALLER = {"wide": ((30, 24), torch.bfloat16), "tall": ((24, 40), torch.bfloat16)}  # for kernels that are interpreted
+
+
 class RankModel(torch.nn.Module):
     """One rank's parameters: rows of a fused one, columns, a tie, experts of its own and a part of each expert."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
+    def __init__(self, rank: int, ranks: int, large: bool = True) -> None:
         super().__init__()
+        (a, b), (c, d) = ((SHAPES if large else SMALLER)[name][0] for name in ("wide", "tall"))
         self.rank, self.ranks = rank, ranks
         n, bf = ranks, torch.bfloat16
         shapes = {
             "fused": ((48 // n, 16), bf), "down": ((12, 32 // n), bf), "embed": ((24 // n, 16), bf),
             "norm": ((16,), torch.float32), "fp8": ((8, 16 // n), torch.float8_e4m3fn), "one": ((), torch.float32),
-            "wide": ((1030, 1024 // n), bf), "tall": ((1024 // n, 1040), bf),
+            "wide": ((a, b // n), bf), "tall": ((c // n, d), bf),
             "experts": ((max(1, 4 // n), 8, 16), bf), "spread": ((2, 8 // n, 16), bf),
         }  # fmt: skip
         for name, (shape, dtype) in shapes.items():
@@ -123,9 +127,9 @@ class ThreadRank:
         return []
 
 
-def first_state():
-    generator = torch.Generator().manual_seed(7)
-    made = {n: torch.randn(shape, generator=generator).to(dtype) for n, (shape, dtype) in SHAPES.items()}
+def first_state(large=True):
+    generator, shapes = torch.Generator().manual_seed(7), {**SHAPES, **({} if large else SMALLER)}
+    made = {n: torch.randn(shape, generator=generator).to(dtype) for n, (shape, dtype) in shapes.items()}
     return {**made, "head": made["embed"].clone()}
 
 
@@ -137,11 +141,11 @@ def next_state(state, seed, share=0.05):
 class Ranks:
     """An engine that follows a run, on the device ``where``."""
 
-    def __init__(self, root, ranks=2, where="cpu", origin=True) -> None:
+    def __init__(self, root, ranks=2, where="cpu", origin=True, large=True) -> None:
         self.run = Run(root)
-        self.run.publish(first_state())
+        self.run.publish(first_state(large))
         meeting = Meeting(ranks)
-        self.models = [RankModel(rank, ranks).to(where) for rank in range(ranks)]
+        self.models = [RankModel(rank, ranks, large).to(where) for rank in range(ranks)]
         self.engines = [ThreadRank(model, meeting) for model in self.models]
         for model in self.models:
             model.load_weights(self.run.states[0].items())

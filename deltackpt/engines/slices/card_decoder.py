@@ -98,7 +98,7 @@ class CardSliceDecoder(SliceDecoder):
             if (common := meet(cell, box)) is not None:
                 inner = words[within(common, box)]
                 gains[cell] = sums_of_box(inner, common, self.tensors.tensors[name].shape)
-        made.proof = made.proof.gained(name, gains)
+        made.gain(name, gains)
         made.writes.append(BoxWrite(self.tensors, name, box, words))
 
     def _on_card(self, made: SliceStep, tasks: Sequence[BlockTask]) -> None:
@@ -110,7 +110,7 @@ class CardSliceDecoder(SliceDecoder):
             writes += coded.writes
             for name, sums in coded.gained.items():
                 (cell,) = self.cells[name]
-                made.proof = made.proof.gained(name, {cell: sums})
+                made.gain(name, {cell: sums})
         join_receiving(self.device)
         for found in decode_tasks(self.device, [one for one in tasks if not one.direct], bytes_of):
             writes += self._apart(made, found.tasks, found.decoded)
@@ -145,7 +145,7 @@ class CardSliceDecoder(SliceDecoder):
         columns = [torch.cat(column) for column in zip(*(change for *_, change in gains), strict=True)]
         sums = of_changes(columns[0], columns[1], columns[2], [len(change[0]) for *_, change in gains], most)
         for (name, cell, _), both in zip(gains, sums, strict=True):
-            made.proof = made.proof.gained(name, {cell: both})
+            made.gain(name, {cell: both})
         return [written]
 
     def _sums(self, cells: Mapping[str, Sequence[Bounds]]) -> ShareProof:

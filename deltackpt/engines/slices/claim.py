@@ -17,6 +17,14 @@ Digests = Mapping[str, TensorDigest]
 
 
 @dataclass(frozen=True)
+class Said:
+    """What a rank says of all that it holds: its ``cells``, but for the tensors that it knows to be ``wrong``."""
+
+    cells: Cells
+    wrong: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SliceClaim:
     """``before``: the sums of what the rank holds, as it was read; ``after``: of what the changes lead to. The rest is
     the same on all ranks: both steps, their ``table``, and the digests of both."""

@@ -16,6 +16,7 @@ from deltackpt.engines.memory import Memory, flat_of
 from deltackpt.engines.proof import Proof
 from deltackpt.engines.slices.box_words import BoxWords, within
 from deltackpt.engines.slices.card_decoder import CardSliceDecoder
+from deltackpt.engines.slices.claim import Said
 from deltackpt.engines.slices.decoder import SliceDecoder
 from deltackpt.engines.slices.mapped import held_tensors
 from deltackpt.errors import ChainError
@@ -56,6 +57,14 @@ class RankSlices:
     def differing(self, names: Iterable[str] | None = None) -> list[str]:
         """Of some tensors, or of all: those of which two places hold other words of one element."""
         return [name for name in (self.tensors.tensors if names is None else names) if self._differs(name)]
+
+    def said(self) -> Said:
+        """All that the rank holds, as it is now."""
+        with self.beside():
+            wrong = self.differing()
+            return Said(
+                self.decoder.sums(name for name in self.tensors.tensors if name not in wrong).cells, tuple(wrong)
+            )
 
     def beside(self) -> AbstractContextManager[None]:
         """Within the block work on a card is done beside that of the engine."""

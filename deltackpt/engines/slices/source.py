@@ -145,7 +145,7 @@ class _Moving:
     def decode(self, before: ShareProof) -> ShareProof:
         """Decode all, from what the proof is of. -> the sums of what it leads to, of the tensors that change."""
         after = self._one_hop(before) if len(self._hops) == 1 else self._several(before)
-        return ShareProof({name: cells for name, cells in after.cells.items() if name in {*self.names}})
+        return ShareProof({name: after.cells[name] for name in self.names if name in after.cells})
 
     def _one_hop(self, before: ShareProof) -> ShareProof:
         decoder = self._slices.decoder
@@ -159,16 +159,18 @@ class _Moving:
 
     def _several(self, before: ShareProof) -> ShareProof:
         """Through one step after the other, on copies of the words in host memory: some tensors at a time."""
-        tensors, proof = self._slices.tensors, before
+        tensors, proof, decoder = self._slices.tensors, before, self._slices.decoder
         changed = [name for name in self.names if name in tensors.tensors]
-        self._slices.decoder.begin()
+        decoder.begin()
         for names in grouped(changed, lambda name: _size(tensors.tensors[name]), GROUP):
             copy = HeldTensors({name: _copied(tensors.tensors[name]) for name in names})
             for hop in self._hops:
                 made = SliceStep(copy, proof, full=False)
                 for _, reader in hop:
+                    entries = [one for one in reader.share.entries if one.entry.name in copy.tensors]
+                    decoder.decoded |= {"host": decoder.decoded["host"] + len(entries)} if decoder.decoded else {}
                     with _blamed(reader):
-                        made.decode(reader, [one for one in reader.share.entries if one.entry.name in copy.tensors])
+                        made.decode(reader, entries)
                 proof = made.proof
                 for write in made.writes:
                     assert isinstance(write, ElementWrite)
