@@ -8,13 +8,15 @@ torch = pytest.importorskip("torch")
 from support.device_changes import WHERE  # noqa: E402 isort:skip
 from support.rank_engine import Ranks  # noqa: E402
 
+from deltackpt.engines.slices import rank_slices  # noqa: E402
 from deltackpt.engines.slices.card_decoder import CardSliceDecoder  # noqa: E402
 
 pytest.importorskip("triton")
 pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the interpreter takes its time
 
 
-def test_ranks_decode_on_their_card(tmp_path):
+def test_ranks_decode_on_their_card(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_slices, "kernels_on", lambda devices: torch.device(WHERE))
     one = Ranks(tmp_path, where=WHERE, large=False)
     try:
         assert all(isinstance(receiver._slices.decoder, CardSliceDecoder) for receiver in one.receivers)
