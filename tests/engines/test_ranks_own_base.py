@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from support.rank_engine import Ranks, next_state  # noqa: E402
 
 from deltackpt.engines import one_folder  # noqa: E402
-from deltackpt.engines.slices import mapped  # noqa: E402
+from deltackpt.engines.slices import mapped, source  # noqa: E402
 from deltackpt.engines.slices.slice_step import SliceStep  # noqa: E402
 from deltackpt.errors import DeltackptError  # noqa: E402
 from deltackpt.shares import HeldTensors  # noqa: E402
@@ -235,11 +235,27 @@ def test_ranks_of_unknown_weights_load_the_first_step(made):
 
 
 def test_a_tile_of_which_other_ranks_hold_elements(made, monkeypatch):
-    """Without copies of small tensors no rank can decode these alone: all load the step."""
+    """Without copies of small tensors no rank can decode these alone: they are read whole, or where they are many all
+    ranks load the step."""
     monkeypatch.setattr(mapped, "SMALL", 0)
     one = made(4)
     one.step()
     reports = one.update()
+    assert ways(reports) == {("scatter", "shares")}, [r.reason for r in reports]
+    assert one.holds(1)
+    one.step()
+    one.step()
+    assert ways(one.update()) == {("scatter", "shares")}
+    assert one.holds(3)
+    one.update("undo")
+    assert one.holds(1)
+    one.models[3].fused.data.view(torch.int16)[2, 2] ^= 1
+    reports = one.update()
+    assert "the engine's memory is not that of step 1" in reports[0].reason
+    assert one.holds(3)
+    monkeypatch.setattr(source, "WHOLE", 1000)
+    one.step()
+    reports = one.update()
     assert ways(reports) == {("reload", "reload")}
     assert "tiles of which other ranks hold elements" in reports[0].reason
-    assert one.holds(1)
+    assert one.holds(4)

@@ -3,13 +3,16 @@ that it holds itself, and proven with what the other ranks hold."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
+from deltackpt.codecs.types import Elements
 from deltackpt.engines.cached_steps import RepositorySteps
 from deltackpt.engines.context import RankContext
 from deltackpt.engines.journal_source import tie_differs
@@ -21,19 +24,21 @@ from deltackpt.engines.slices.rank_slices import RankSlices
 from deltackpt.engines.slices.slice_step import ElementWrite, SliceStep
 from deltackpt.engines.step_changes import base_blamed
 from deltackpt.errors import ChainError, FormatError
-from deltackpt.format.dtypes import storage_shape
+from deltackpt.format.dtypes import storage_shape, uint
 from deltackpt.format.manifest import File, Link
 from deltackpt.patch.index import PartIndex, Span
 from deltackpt.patch.source import PartSource
 from deltackpt.patch.tensor import check_together
 from deltackpt.repository.chain import Hop, Plan
 from deltackpt.restore.patch_reader import check_origin
-from deltackpt.shares import HeldTensors, ShareProof, ShareReader
-from deltackpt.shares.bounds import size
+from deltackpt.shares import HeldTensors, ShareProof, ShareReader, share_of
+from deltackpt.shares.bounds import Bounds, offset_of, size
+from deltackpt.shares.reader import incomplete
 from deltackpt.shares.tensors import HeldTensor, words_at
 from deltackpt.util.grouped import grouped
 
 GROUP = 256 << 20  # bytes of a rank's words that are copied to come through several steps at once, or one tensor's
+WHOLE = 1 << 30  # bytes of tensors that a rank reads whole for a step, since its slices cut tiles of theirs
 OF_OTHERS = ("base-differs", "base-shape", "part-elsewhere")  # this rank cannot: all of them load the step
 
 
@@ -54,7 +59,7 @@ class ShareSource:
         if plan.anchor is not None:
             raise Fallback(f"no patches lead from step {at.step} to {link.step}")
         digests = steps.digests(at) or {}, steps.digests(link) or {}
-        work = _Moving(slices, proof, StoredParts(steps.parts()), (at, link))
+        work = _Moving(slices, proof, steps, (at, link))
         with slices.beside(), _others_told(at):
             work.open(plan)
             names = work.changed(digests)
@@ -107,8 +112,10 @@ class SliceWrites:
 class _Moving:
     """One move of one rank. ``names``: of all tensors that the patches may change; ``writes``: what is decoded."""
 
-    def __init__(self, slices: RankSlices, proof: Proof, parts: StoredParts, ends: tuple[Link, Link]) -> None:
-        self._slices, self._proof, self._parts, self._ends = slices, proof, parts, ends
+    def __init__(self, slices: RankSlices, proof: Proof, steps: RepositorySteps, ends: tuple[Link, Link]) -> None:
+        self._slices, self._proof, self._steps, self._ends = slices, proof, steps, ends
+        self._parts = StoredParts(steps.parts())
+        self._cut: list[str] = []  # tensors of which a tile has elements of other ranks too
         self._hops: list[list[tuple[File, ShareReader]]] = []
         self.names: list[str] = []
         self.writes: list[Write] = []
@@ -121,6 +128,20 @@ class _Moving:
             self._check(hop, [reader for _, reader in self._hops[-1]])
         every = set[str]().union(*(_names(reader.index) for hop in self._hops for _, reader in hop))
         self.names = sorted(every, key=str.encode)
+        self._leave_out_cut()
+
+    def _leave_out_cut(self) -> None:
+        """Tensors with tiles that no rank decodes alone: they are read whole, if they are few."""
+        tensors, readers = self._slices.tensors, [reader for hop in self._hops for _, reader in hop]
+        cut = {one.entry.name: one for reader in readers for one in reader.share.entries if not one.complete}
+        if not cut:
+            return
+        if sum(_whole_size(tensors.tensors[name]) for name in cut) > WHOLE:
+            raise incomplete(next(iter(cut.values())), readers[0].index.where)
+        held = {name: boxes for name, boxes in tensors.held.items() if name not in cut}
+        for reader in readers:
+            reader.share = share_of(reader.index, held)
+        self._cut = sorted(cut)
 
     def changed(self, digests: tuple[Digests, Digests]) -> list[str]:
         """The tensors of ``names`` that the rank holds something of. Raises Fallback for one that cannot be written,
@@ -144,7 +165,7 @@ class _Moving:
 
     def decode(self, before: ShareProof) -> ShareProof:
         """Decode all, from what the proof is of. -> the sums of what it leads to, of the tensors that change."""
-        after = self._one_hop(before) if len(self._hops) == 1 else self._several(before)
+        after = self._read_whole(self._one_hop(before) if len(self._hops) == 1 else self._several(before))
         return ShareProof({name: after.cells[name] for name in self.names if name in after.cells})
 
     def _one_hop(self, before: ShareProof) -> ShareProof:
@@ -157,10 +178,30 @@ class _Moving:
         self.writes += made.writes
         return made.proof
 
+    def _read_whole(self, before: ShareProof) -> ShareProof:
+        """What the step has in place of the rank's words, of the tensors that were left out."""
+        held, proof = self._slices.tensors.tensors, before
+        for names in grouped(self._cut, lambda name: _whole_size(held[name]), GROUP):
+            for name, data in self._steps.read(self._ends[1], names).items():
+                new = data.view(uint(held[name].dtype.width)).reshape(held[name].shape)
+                for cell in self._slices.decoder.cells[name]:
+                    proof = self._replaced(name, cell, new[tuple(slice(*axis) for axis in cell)], proof)
+        return proof
+
+    def _replaced(self, name: str, cell: Bounds, new: Elements, before: ShareProof) -> ShareProof:
+        tensors = self._slices.tensors
+        tensors.check(name, new)
+        old, shape = tensors.words_of(name, cell), tensors.tensors[name].shape
+        at = np.nonzero(old != new)
+        where = np.ravel_multi_index(tuple(i + o for i, o in zip(at, offset_of(cell), strict=True)), shape)
+        change = where.astype(np.int64), old[at], new[at]
+        self.writes.append(ElementWrite(tensors, name, *change))
+        return before.after(name, shape, change)
+
     def _several(self, before: ShareProof) -> ShareProof:
         """Through one step after the other, on copies of the words in host memory: some tensors at a time."""
         tensors, proof, decoder = self._slices.tensors, before, self._slices.decoder
-        changed = [name for name in self.names if name in tensors.tensors]
+        changed = [name for name in self.names if name in tensors.tensors and name not in self._cut]
         decoder.begin()
         for names in grouped(changed, lambda name: _size(tensors.tensors[name]), GROUP):
             copy = HeldTensors({name: _copied(tensors.tensors[name]) for name in names})
@@ -227,6 +268,10 @@ def _names(index: PartIndex) -> Iterable[str]:
 
 def _size(tensor: HeldTensor) -> int:
     return sum(map(size, tensor.boxes)) * tensor.dtype.width
+
+
+def _whole_size(tensor: HeldTensor) -> int:
+    return math.prod(tensor.shape) * tensor.dtype.width
 
 
 def _copied(tensor: HeldTensor) -> HeldTensor:
