@@ -200,6 +200,8 @@ class HeldTensors:
 
 
 def words_at(array: Place, index: Any, *, exact: bool = True) -> Elements:
+    """The unsigned words of a place at an index, as numpy takes it: a view of an array of numpy where its indexing gives
+    one. ``exact`` as of `FarWords.read`."""
     if not isinstance(array, np.ndarray):
         return array.read(index, exact=exact)
     found: Elements = _at_least_1d(array, index)[index]
