@@ -200,7 +200,7 @@ class HeldTensors:
 
 
 def words_at(array: Place, index: Any, *, exact: bool = True) -> Elements:
-    """The unsigned words of a place at an index, as numpy takes it: a view of an array of numpy where its indexing gives
+    """The unsigned words of a place at an index, as numpy takes it: a view of an array of numpy where indexing gives
     one. ``exact`` as of `FarWords.read`."""
     if not isinstance(array, np.ndarray):
         return array.read(index, exact=exact)
