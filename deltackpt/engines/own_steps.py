@@ -32,8 +32,9 @@ class OwnSteps(RepositorySteps):
 
     @classmethod
     def open(cls, url: str, ref: str = "main", *, trusted: bool = False, alone: bool = True) -> OwnSteps:
-        """``alone`` as of the constructor; ``trusted``: only with signatures of keys that the environment of the engine names. Raises what
-        `Repository.open` and `Repository.secure` raise, UsageError ``trust-file`` where it names none."""
+        """``alone`` as of the constructor; ``trusted``: only with signatures of keys that the environment of the engine
+        names. Raises what `Repository.open` and `Repository.secure` raise, UsageError ``trust-file`` where it names
+        none."""
         repo = Repository.open(url).secure()
         if trusted and repo.trust is None:
             have, need = "no DELTACKPT_TRUST", "the keys that serve-updates trusts, or CACHE"
