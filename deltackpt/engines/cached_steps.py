@@ -25,11 +25,13 @@ from deltackpt.errors import NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import TensorDigest
+from deltackpt.patch.source import PartSource
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.materialize import check_tensor
 from deltackpt.restore.replay import Replay
+from deltackpt.restore.source import RepositorySource
 
 ReadTensor = Callable[[str], npt.NDArray[np.uint8]]  # a tensor's bytes in row-major order, by its name
 
@@ -127,6 +129,10 @@ class RepositorySteps:
     def changes(self, plan: Plan, *, late: bool = False) -> StepChanges:
         """The changed elements of a plan, to be entered; with ``late`` parts are hashed beside."""
         return StepChanges(self._repo, plan, late=late)
+
+    def parts(self) -> PartSource:
+        """The bytes of all parts."""
+        return RepositorySource(self._repo, self.ref)
 
     def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
         """Those of a step's tensors, by name: what the engine's memory is held against."""

@@ -161,14 +161,6 @@ def test_damage_leaves_the_engine_as_it_was(folder):
     assert one.holds(1)
 
 
-def test_a_rank_that_holds_a_part_needs_a_cache(folder):
-    one = Following(folder)
-    one.rank.whole = False
-    with pytest.raises(UsageError) as caught:
-        Receiver(one.rank, str(one.run.url), None, origin=str(one.run.checkpoint(0)))
-    assert caught.value.code == "engine-cache"
-
-
 def test_an_engine_is_told_whom_to_trust_by_its_own_environment(folder, monkeypatch):
     """`serve-updates --trust` without a cache: it judges the branch, and the engine what it reads itself."""
     one = Following(folder)
