@@ -150,8 +150,9 @@ class Case:
             apply(Repository.open(self.root / "repo"), folder, str(step))
         return folder
 
-    def attach(self, phase: str, step: int) -> None:
-        info = {"repository": str(self.root / "repo"), "reports": str(self.root / "reports"), "step": step}
+    def attach(self, phase: str, step: int, mode: str = "auto") -> None:
+        info = {"repository": str(self.root / "repo"), "reports": str(self.root / "reports")}
+        info |= {"step": step, "mode": mode}
         if self.cache:
             info["cache"] = str(self.root / "cache")
         self.llm.init_weight_transfer_engine({"init_info": {**info, "token": "s", "phase": phase}})
@@ -187,8 +188,8 @@ class Case:
         if self.cuda:
             self.torch.cuda.reset_peak_memory_stats()
         held = self.torch.cuda.memory_allocated() / 1e9 if self.cuda else 0.0
-        self.attach("stage", number) if mode == "auto" else None
-        staged = self.report("s-staged") if mode == "auto" else None
+        self.attach("stage", number, mode)
+        staged = self.report("s-staged")
         ready = time.monotonic()
         self.llm.start_weight_update()
         self.llm.update_weights({"update_info": {"step": number, "mode": mode, "token": "a"}})
@@ -205,7 +206,7 @@ class Case:
             "step": number, "mode": report.mode, "path": report.path, "reason": report.reason,
             "decoded": report.decoded, "elements": report.elements,
             "durable": durable - began, "staged": ready - durable, "pause": done - ready,
-            "seconds": report.seconds, "staging": staged.seconds if staged else {}, "checked": checked,
+            "seconds": report.seconds, "staging": staged.seconds, "checked": checked,
             "memory, GB": self.peak() - held,
         }  # fmt: skip
 

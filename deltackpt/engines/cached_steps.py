@@ -75,6 +75,9 @@ class Steps(Protocol):
     def held(self, link: Link, folder: str) -> AbstractContextManager[None]:
         """Within the block ``folder`` is the whole checkpoint of a step."""
 
+    def prepare(self, link: Link | None) -> None:
+        """Have ready what `folder` of a step takes long to make: it is about to be asked for. None: it is not."""
+
     def folder(self, link: Link) -> AbstractContextManager[Path]:
         """The directory of a step's checkpoint."""
 
@@ -168,6 +171,9 @@ class CachedSteps(RepositorySteps):
     def ensure(self, link: Link) -> None:
         """Move the cache to a step, unless it is there. Raises what `apply_to_cache` raises."""
         ensure_cached(self._repo, self.cache, link)
+
+    def prepare(self, link: Link | None) -> None:
+        """It is a slot, which is there."""
 
     def ensure_any(self, link: Link) -> None:
         """Move the cache to a step if it has none yet."""

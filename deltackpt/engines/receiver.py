@@ -90,7 +90,11 @@ class Receiver:
             elif want.phase != "report":
                 self._look()
                 phases = {"stage": self._stage, "apply": self._apply, "check": self._check, "undo": self._undo}
-                phases[want.phase](want, report)
+                try:
+                    phases[want.phase](want, report)
+                finally:
+                    if want.phase == "apply":
+                        self.steps.prepare(None)
         except DeltackptError as error:
             report.error = error.to_dict()
             raise
@@ -118,7 +122,9 @@ class Receiver:
         """Find the step that the engine was started from, have it in the cache, and learn the map against it."""
         self._proven = self._absences = self.engine.absences()
         self.steps: Steps = (
-            OwnSteps.open(url, ref, trusted=self._trusted) if cache is None else CachedSteps.open(url, cache, ref)
+            OwnSteps.open(url, ref, trusted=self._trusted, alone=self.engine.whole)
+            if cache is None
+            else CachedSteps.open(url, cache, ref)
         )
         self.link = self.steps.identify(origin)
         if self.link is None:

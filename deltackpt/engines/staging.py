@@ -105,6 +105,7 @@ class StagedStep:
                 self.reason = f"{listed(layers, 2)} loaded again: {self.context.why}"
         except Fallback as reason:
             self.reason = str(reason)
+        steps.prepare(link if self.scatter is None else None)
         self.seconds["prepare"] = round(time.monotonic() - began, 4)
 
     def _check_shapes(self) -> None:

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from support.engine_steps import Run, nudge  # noqa: E402
 from support.own_engine import BITS, Following, bits, first_state, next_state  # noqa: E402
 
+from deltackpt.engines import own_steps  # noqa: E402
 from deltackpt.engines.memory import Memory  # noqa: E402
 from deltackpt.engines.receiver import Receiver  # noqa: E402
 from deltackpt.engines.sglang import loader as sglang  # noqa: E402
@@ -129,6 +130,28 @@ def test_a_load_that_breaks_off_is_taken_back(folder, monkeypatch):
     monkeypatch.undo()
     assert one.update(mode="reload").path == "reload"
     assert one.holds(1)
+
+
+def test_a_checkpoint_that_is_to_be_loaded_is_made_before_the_pause(folder, monkeypatch):
+    one = Following(folder)
+    one.step()
+    one.update("stage", mode="reload", token="s")
+    one.receiver._staged.join()
+    (made,) = (folder / "tmp").glob("deltackpt-step-*/*")
+    monkeypatch.setattr(own_steps, "apply", None)  # nothing is made while the engine is paused
+    report = one.update(mode="reload")
+    assert (report.path, report.elements, one.holds(1)) == ("reload", 0, True)
+    assert {"load", "compare"} <= report.seconds.keys()
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    one.step()
+    one.update("stage", mode="reload", token="s")  # of a step that is not asked for any more
+    one.step()
+    one.update("stage", token="s")
+    one.receiver._staged.join()
+    assert not made.exists()
+    assert not list((folder / "tmp").glob("deltackpt-step-*"))
+    assert one.update().path == "patches"
 
 
 def test_where_no_patch_leads_the_whole_step_is_loaded(folder):
