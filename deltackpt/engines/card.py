@@ -15,7 +15,7 @@ from deltackpt.format.layout import TensorsByName
 from deltackpt.format.state_digest import ZERO, Sums, add
 from deltackpt.gpu.compile_ahead import join_receiving
 from deltackpt.gpu.digest import has_kernels
-from deltackpt.gpu.kept import KeptChanges
+from deltackpt.gpu.kept import TOTAL, KeptChanges
 from deltackpt.gpu.places import PlacedWords, lend_room
 from deltackpt.restore.patch_reader import PatchReader
 
@@ -28,6 +28,14 @@ class CardChanges:
     writes: list[Write] = field(default_factory=list)
     gained: dict[str, Sums] = field(default_factory=dict)
     spent: int = 0
+
+    def look(self) -> None:
+        """Of the last step that is decoded: old words are looked at before they are written over, where there is room
+        for all of them beside what is kept."""
+        placed = [write for write in self.writes if isinstance(write, PlacedWords)]
+        if self.spent + sum(write.room for write in placed) <= TOTAL:
+            for write in placed:
+                write.look()
 
 
 def card_of(found: Mapping[str, WeightPlace]) -> torch.device | None:

@@ -132,16 +132,16 @@ def _tasks(held: Sequence[_PartRows], places: Sequence[WeightPlace]) -> ColumnTa
         return DecodeTask(entry.detail, entry.dtype, words[number], start, end - start, where)
 
     all_rows, all_grids = np.concatenate(rows), np.concatenate(grids, axis=1)
-    columns, first = list[TaskColumns](), 0
+    runs, first = list[TaskColumns](), 0
     for code, some in groupby(codes):
         end = first + len(list(some))
-        columns.append(
+        runs.append(
             TaskColumns(
                 BY_CODE[code], all_rows[first:end], all_grids[:, first:end], words[first:end], task, kept, first
             )
         )
         first = end
-    return ColumnTasks(held, columns, needs)
+    return ColumnTasks(held, runs, needs)
 
 
 def _columns(

@@ -225,6 +225,13 @@ def _pieces(device: torch.device, group: GroupBytes) -> Iterator[Callable[[], to
     yield partial(_copied, *cuts[-1], data) if cuts else lambda: data
 
 
+def staged(part: TaskPart, begin: int, end: int, device: torch.device) -> torch.Tensor:
+    """Bytes of a part's payloads in host memory, from where they go to a device, as uint8 [n], filled up with 0."""
+    *_, data = (piece() for piece in _pieces(device, GroupBytes([], [(part, begin, end)], begin)))
+    assert data is not None
+    return data
+
+
 def _copied(
     part: TaskPart, begin: int, into: npt.NDArray[np.uint8], data: torch.Tensor | None
 ) -> torch.Tensor | None:  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,7 +18,7 @@ from deltackpt.engines.card_compile import compile_for
 from deltackpt.engines.module import ModuleWrite, WeightPlace, places, weights_of
 from deltackpt.engines.scatter import Scatter
 from deltackpt.engines.step_changes import StepChanges
-from deltackpt.errors import ChainError
+from deltackpt.errors import ChainError, DeltackptError
 from deltackpt.format import state_digest
 from deltackpt.format.digests import TensorDigests
 from deltackpt.format.dtypes import uint
@@ -112,11 +113,15 @@ def _refresh(
         prepare(model)
     if known is not None and (full or known.repository != repo.id):
         known = None
-    with pinned(repo, step, ref, have=known.link if known else None) as (link, _):
+    with ExitStack() as stack:
+        link, _ = stack.enter_context(pinned(repo, step, ref, have=known.link if known else None))
+        likely = _likely(repo, link, known)
+        if likely is not None:
+            stack.callback(likely.join)
         target = repo.load(link)
         found = places(model, repo.layout(target).tensors, rename)
         if known is not None and known.written != _written(found):
-            known = None
+            known = likely = None
         if known is None:
             weights = weights_of(found)
             base = identify_step(repo, weights, ref).link
@@ -125,9 +130,10 @@ def _refresh(
             known.written = _written(found)
             _MODULES[model] = known
             return RefreshResult(link.step, link.id, target.state, link.step, 0, None, 0, 0, _since(began))
-        plan = repo.resolve(link, have=known.link)
-        with StepChanges(repo, plan, late=True) as step_changes:
-            changed = _move(repo, plan, step_changes, found, known)
+        changes = likely or StepChanges(repo, repo.resolve(link, have=known.link), late=True)
+        plan = changes.plan
+        with changes:
+            changed = _move(repo, plan, changes, found, known)
     base, known.link = known.link, link
     known.written = _written(found)
     _MODULES[model] = known
@@ -142,6 +148,17 @@ def _refresh(
         read=plan.bytes,
         seconds=_since(began),
     )
+
+
+def _likely(repo: Repository, link: Link, known: _Known | None) -> StepChanges | None:
+    """What leads to a step, if the module is still what it was: its parts are hashed from now on, which takes longer
+    than anything else. None where nothing does; what is wrong then is raised when it is needed."""
+    if known is None or known.link == link:
+        return None
+    try:
+        return StepChanges(repo, repo.resolve(link, have=known.link), late=True).begin()
+    except DeltackptError:
+        return None
 
 
 def _written(found: Mapping[str, WeightPlace]) -> dict[str, tuple[int, int]]:
@@ -171,6 +188,8 @@ def _move(repo: Repository, plan: Plan, changes: StepChanges, found: dict[str, W
                 target, start = repo.load(hop.end), _Known(known.repository, hop.start, sums)
                 decoded = decode_on(card, changes.patches[number], found, spent, repo.layout(target).named)
                 spent = decoded.spent
+                if number == len(plan.patches) - 1:
+                    decoded.look()  # while the parts are still being hashed
                 sums = _hop(target, repo, changes.hop(number), found, start, written, decoded)
     except BaseException:
         for scatter in reversed(written):

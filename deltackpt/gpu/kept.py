@@ -27,7 +27,7 @@ from deltackpt.gpu.places import PlacedWords, PlaceTable
 from deltackpt.gpu.room import FOUND, Need, Room
 from deltackpt.gpu.task_columns import dtype_of
 
-TOTAL = 900 << 20
+TOTAL = 880 << 20
 SCRATCH = 176 << 20
 
 
@@ -122,8 +122,10 @@ def _other_exponents(decoded: DecodedChanges, exponent: tuple[int, int]) -> _Pla
     """The changes that led to another exponent, with their old words."""
     low, bits = exponent
     differs = ((decoded.old ^ decoded.new) & _signed(((1 << bits) - 1) << low, decoded.old.element_size())) != 0
-    before = torch.cat([differs.new_zeros(1, dtype=torch.int64), differs.cumsum(0)])
-    table = PlaceTable(decoded.table.bases, decoded.table.owner, before[decoded.table.offsets], decoded.table.held)
+    before = torch.zeros(differs.numel() + 1, dtype=torch.int32, device=differs.device)
+    torch.cumsum(differs, 0, dtype=torch.int32, out=before[1:])
+    offsets = before[decoded.table.offsets].long()
+    table = PlaceTable(decoded.table.bases, decoded.table.owner, offsets, decoded.table.held)
     return table, decoded.positions[differs], decoded.old[differs]
 
 

@@ -81,4 +81,4 @@ def reach_of(tasks: Sequence[DecodeTask]) -> int:
     """Before which element of its tensor each ends."""
     if isinstance(tasks, TaskColumns):
         return int((tasks.rows[:, AT["words"]] + tasks.rows[:, AT["origin"]]).max())
-    return max(task.words.numel() + task.origin for task in tasks)
+    return max(int(task.words.numel()) + task.origin for task in tasks)
