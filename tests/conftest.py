@@ -24,6 +24,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    """What was frozen is freed at the end of the process, as ever."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module", params=["kernels", "numpy"])
 def engine(request):
     """The compiled loops, then what stands in for them where there is no compiler: both are held to the same tests."""

@@ -5,20 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-_NAME = "deltackpt-behind"
+NAME = "deltackpt-behind"  # of each such thread
 
 
 def begin(work: Callable[[], None]) -> None:
     """Do ``work``, which raises nothing, on a thread of its own; at once where there is none to be had, as in a process
     that is at its end."""
     try:
-        threading.Thread(target=work, name=_NAME).start()
+        threading.Thread(target=work, name=NAME).start()
     except RuntimeError:
         work()
-
-
-def finish() -> None:
-    """Wait for all that was begun."""
-    for thread in threading.enumerate():
-        if thread.name == _NAME:
-            thread.join()

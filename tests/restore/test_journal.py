@@ -11,6 +11,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 from support.chains import World, next_state, small_state
+from support.finished import finish_behind
 from support.states import tree
 
 from deltackpt.cache import apply_to_cache, open_current
@@ -19,7 +20,6 @@ from deltackpt.errors import ChainError, NoSpaceError
 from deltackpt.format.manifest import Link
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.journal_files import JournalHead
-from deltackpt.util import behind
 from deltackpt.util.file_server import remove_any
 
 
@@ -237,7 +237,7 @@ def test_a_cache_has_no_files_of_journals_that_are_gone(tmp_path: Path, threads:
     world.publish(state)
     done = apply_to_cache(world.repo, cache, threads=threads)
     assert done.rebuilt is None
-    behind.finish()
+    finish_behind()
     head = JournalHead.read(cache / "journal")
     assert head is not None
     assert sorted(path.name for path in cache.glob("records-*")) == sorted(head.more)

@@ -3,13 +3,13 @@
 To be imported before Triton: on a machine without a GPU the kernels run in Triton's interpreter.
 """
 
-import os
-
 import numpy as np
 import torch
 
+from support.interpreted import interpret
+
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # is read when triton is imported
+    interpret()
 
 from deltackpt.codecs import Change, wants_base
 from deltackpt.codecs.packed import list_index

@@ -3,12 +3,12 @@
 To be imported before Triton. With cards of their own, processes take the real ones: `real_cards` says how many.
 """
 
-import os
-
 import torch
 
+from support.interpreted import interpret
+
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # is read when triton is imported
+    interpret()
 
 from deltackpt.carriers import groups
 from deltackpt.engines import card as engines_card

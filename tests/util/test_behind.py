@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+from support.finished import finish_behind
 
 from deltackpt.util import behind
 
@@ -20,7 +21,7 @@ def test_a_caller_goes_on_meanwhile() -> None:
     behind.begin(work)
     assert not done
     may_go_on.set()
-    behind.finish()
+    finish_behind()
     assert done == [1, 1]
 
 
