@@ -9,6 +9,7 @@ time is without a diff.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ def cannot(c: Child) -> str:
         return "vLLM's nccl and sparse_nccl have one sender: --trainers 1"
     if not all(find_spec(name) for name in ("vllm", "pybase64")):
         return "no vLLM in this environment"
-    return "" if find_spec(f"{WHERE}.sparse_nccl_engine") else "a vLLM without sparse_nccl, which 0.32 has"
+    return "" if find_spec(f"{WHERE}.sparse_nccl_engine") else "a vLLM without sparse_nccl, which 0.26 has"
 
 
 class Remote:
@@ -98,20 +99,58 @@ def _engine(c: Child, name: str, module: torch.nn.Module) -> Any:
     return made(WeightTransferConfig(backend=name), around, c.device, module)
 
 
+class EarlierSender:
+    """The trainer's side of releases whose engines have the function `trainer_send_weights` alone, as 0.26's."""
+
+    def __init__(self, engine: Any, module: torch.nn.Module, client: Remote, where: dict[str, Any]) -> None:
+        self._engine, self._module, self._client = engine, module, client
+        init = threading.Thread(target=client.call, args=("init_transfer_engine", {**where, "rank_offset": 1}))
+        init.start()
+        self._group = engine.trainer_init(where)
+        init.join()
+
+    def send_weights(self, sparse: list[Any] | None = None) -> None:
+        """Dense in its packed form, which is the faster one; sparse as it is."""
+        sent = list(self._module.named_parameters()) if sparse is None else [(p.name, p.values) for p in sparse]
+        own = dict(self._module.named_parameters())
+        info: dict[str, Any] = {
+            "names": [n for n, _ in sent],
+            "dtype_names": [str(t.dtype).removeprefix("torch.") for _, t in sent],
+            "shapes": [list(own[n].shape) for n, _ in sent],
+        }
+        if sparse is None:
+            info["packed"] = True
+        else:
+            info["num_updates_list"] = [p.values.numel() for p in sparse]
+        taken = threading.Thread(target=self._client.call, args=("receive_weights", info))
+        taken.start()
+        # The group is one of CUDA's current stream, and both forms take an iterator.
+        self._engine.trainer_send_weights(iter(sparse or sent), {"group": self._group, "packed": sparse is None})
+        taken.join()
+
+    def shutdown(self) -> None:
+        """Let go of the group."""
+        self._group = None
+
+
 def sender(c: Child, name: str, module: torch.nn.Module) -> tuple[Any, Remote]:
     """The trainer's side. -> it, and the engines' client"""
     from importlib import import_module
 
-    from vllm.distributed.weight_transfer.base import ModuleSource
     from vllm.utils.network_utils import get_open_port
 
     client, where = Remote(c, name), {"master_address": "127.0.0.1", "master_port": get_open_port()}
+    kind = {"nccl": "NCCL", "sparse_nccl": "SparseNCCL"}[name]
+    room = import_module(f"{WHERE}.{name}_engine")
+    if not hasattr(room, f"{kind}TrainerWeightTransferEngine"):
+        engine = getattr(room, f"{kind}WeightTransferEngine")
+        return EarlierSender(engine, module, client, {**where, "world_size": c.world}), client
+    from vllm.distributed.weight_transfer.base import ModuleSource
+
     if name == "nccl":
-        room = import_module(f"{WHERE}.nccl_engine")
         info = room.NCCLTrainerInitInfo(rank=0, world_size=c.world, **where)
         source = ModuleSource(module)
         return room.NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=source), client
-    room = import_module(f"{WHERE}.sparse_nccl_engine")
     info = room.SparseNCCLTrainerInitInfo(rank=0, world_size=c.world, **where)
     return room.SparseNCCLTrainerWeightTransferEngine.trainer_init(info, client=client), client
 
@@ -121,10 +160,12 @@ def patches(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> list[
     from vllm.distributed.weight_transfer.sparse_nccl_engine import SparseWeightPatch
 
     found = []
+    fields = SparseWeightPatch.__dataclass_fields__
     for name, tensor in new.items():
         flat = tensor.view(-1)
         at = (flat.view(torch.int16) != old[name].view(-1).view(torch.int16)).nonzero().view(-1)
-        found.append(SparseWeightPatch(name, at.to(torch.int32), flat[at], tuple(tensor.shape)))
+        shape = {"shape": tuple(tensor.shape)} if "shape" in fields else {}
+        found.append(SparseWeightPatch(name, at.to(torch.int32), flat[at], **shape))
     return found
 
 

@@ -20,15 +20,15 @@ one that is short of memory take --size 1b. Set nothing but NCCL_NVLS_ENABLE=0, 
   limited       the same, coded, with one token bucket under carrier and baseline: 25 and 1 Gb/s. Of the baseline at
                 1 Gb/s a sixteenth is sent, and the time is multiplied
   vllm          vLLM's own engines nccl and sparse_nccl between the same ranks, in turns with the plain broadcast: on
-                cards, with one trainer, where vLLM is installed; else it says why not
+                cards, with one trainer, where vLLM 0.26 or newer is; else it says why not
   shares        the engines are one of E tensor-parallel ranks, each with slices on its card: bytes that each has
                 received against its share of the parts, and the time of step()
   kill-engine   one engine is killed in each phase of a step: the others, and training, go on
   kill-trainer  the trainer's first rank is killed in each phase: engines have the old step or the new one, all of them
   hook          FSDP ranks alone: 1, 2, 4, .. of the trainers: step(), and durable; bytes and parts of a rank
 
-Seen on a CPU, in small, over Gloo and with interpreted kernels (tests/bench/test_live_cards.py): all but vllm, which
-has not run anywhere yet: run it last. With --size tiny tensors have one tile, which every rank reads.
+Seen on a CPU, in small, over Gloo and with interpreted kernels (tests/bench/test_live_cards.py): all but vllm. With
+--size tiny tensors have one tile, which every rank reads.
 
 With several trainers each owns a block of rows of every tensor, as FSDP 2 has it, and steps are coded: plain changes
 are of whole tensors. Weights begin alike on both sides, so that the first step moves nothing, unless --first-load.

@@ -235,9 +235,12 @@ class Receiver:
         """The whole checkpoint, by the engine's own loader; what is proven of it is read back. The map is learned where
         there is none yet."""
         with self.steps.folder(link) as folder:
+            began = time.monotonic()
             missing = self.engine.native(folder)
+            report.seconds["load"] = round(time.monotonic() - began, 4)
             if missing and self.link is None:  # else the step has the tensors that the engine was started from
                 raise model_differs(f"step {link.step}", missing)
+            began = time.monotonic()
             if self.proof is None:
                 self._prove(link, report)
             elif (wrong := differing(self.steps, link, self.proof, self.memory)) is not None:
@@ -245,6 +248,7 @@ class Receiver:
                     have, need = f"other bits than step {link.step} after its load", "those of the step"
                     raise ChainError("engine-refused", where=wrong[0][:80], have=have, need=need)
                 report.checked = self.proof.share(self.steps.table(link))
+                report.seconds["compare"] = round(time.monotonic() - began, 4)
 
     def _compare(self, report: RankReport) -> None:
         wrong = None

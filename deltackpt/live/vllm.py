@@ -46,7 +46,8 @@ class LiveWorker:
         """Join the session at ``address``; see `live.join`. A second call joins anew."""
         from vllm.distributed.parallel_state import get_world_group
 
-        from deltackpt.engines.vllm.rank import refuse_packed, watch_workers
+        from deltackpt.engines.vllm.rank import refuse_loose, refuse_packed, watch_workers
+        from deltackpt.engines.vllm.retied import loose
         from deltackpt.engines.vllm.world import everyone
 
         self.deltackpt_leave()
@@ -55,6 +56,7 @@ class LiveWorker:
 
         def held(welcome: Welcome) -> HeldWeights:
             refuse_packed(model)
+            refuse_loose(loose(model))
             return traced(model.load_weights, model, welcome.table, TRAITS)
 
         def come() -> LiveStep | None:
@@ -73,6 +75,8 @@ class LiveWorker:
     def deltackpt_receive(self, timeout: float = 1.0) -> dict[str, Any]:
         """Take the next step, if one is offered within ``timeout`` seconds; without the trainer, the repository's
         newest. Caches of the engine that belong to other weights are the caller's to empty where "way" is not None."""
+        from deltackpt.engines.vllm.rank import refuse_loose
+        from deltackpt.engines.vllm.retied import loose
         from deltackpt.engines.vllm.world import everyone
 
         receiver = self._deltackpt_live
@@ -81,6 +85,10 @@ class LiveWorker:
             error = UsageError("engine-unattached", where="the engine", have=have, need=need)
             return _report(None, None, False, error)
         assert receiver is not None
+        try:  # a step would be agreed on, and answered with other weights
+            refuse_loose(next((name for name in everyone(loose(self.model_runner.get_model())) if name), None))
+        except DeltackptError as error:
+            return _report(receiver, None, False, error)
         if not any(everyone(receiver.offered(timeout))):
             return _report(receiver, None, True, None)
         return self._deltackpt_together(lambda: receiver.receive(BESIDE), receiver)

@@ -11,6 +11,9 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 
+import torch
+
+from deltackpt.engines.vllm.release import EXTENSION
 from support.ending import ENDING
 from support.vllm_tiny import PROMPTS
 
@@ -24,6 +27,9 @@ def free_port():
         return s.getsockname()[1]
 
 
+# Two servers have room; and vLLM looks at every block of its cache when it drops it, of which a card has millions.
+_ON_A_CARD = ["--gpu-memory-utilization", "0.2", "--num-gpu-blocks-override", "4096"]
+SHARED_CARD = _ON_A_CARD if torch.cuda.is_available() else []
 START = 300.0  # seconds that a server may take: 104 to 154 were seen on two busy cores
 STARTED: list[subprocess.Popen] = []  # groups of processes that a test began
 
@@ -38,11 +44,17 @@ def stop_all():
         ENDING.ended(process)
 
 
-class Server:
-    """``core``: where its threads run, so that two servers do not spin on one; ``how``: options for the plugin."""
+def options_of(release):
+    """By the backend where there is one, else by the worker extension."""
+    return BACKEND if release.has_backends else ("--worker-extension-cls", EXTENSION)
 
-    def __init__(self, run, path, tp=1, core=0, ready=True, how=BACKEND):
-        self.core, self.how = core, how
+
+class Server:
+    """``core``: where its threads run, so that two servers do not spin on one; ``how``: options for the plugin;
+    ``graphs``: compiled, with CUDA graphs."""
+
+    def __init__(self, run, path, tp=1, core=0, ready=True, how=BACKEND, graphs=False):
+        self.core, self.how = core, [*how, *([] if graphs else ["--enforce-eager"]), *SHARED_CARD]
         self.run, self.path, self.tp, self.port = run, path, tp, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = (run.root / f"server-{self.port}.log").open("w")
@@ -59,7 +71,7 @@ class Server:
         env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1" if self.tp == 2 else str(self.core)
         line = [
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.path)),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--dtype", "bfloat16"),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16"),
             *("--max-model-len", "512", "--served-model-name", "tiny", "--tensor-parallel-size", str(self.tp)),
             *self.how,
         ]

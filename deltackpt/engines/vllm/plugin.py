@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import wraps
 
 NAME = "deltackpt"
 KEEP_PACKED = "DELTACKPT_KEEP_ONEDNN"
@@ -18,12 +19,28 @@ def _register_trainer() -> None:
         Trainers.register_engine(NAME, "deltackpt.engines.vllm.trainer", "DeltaTrainer")
 
 
+def _leave_unpacked() -> None:
+    """Have vLLM pack no small weights for AMX, other than INT8, which is computed by nothing else."""
+    import torch
+    from vllm.model_executor.layers import utils
+
+    packs = getattr(utils, "check_cpu_sgl_kernel", None)
+    if packs is not None and not hasattr(packs, "__wrapped__"):
+
+        @wraps(packs)
+        def only_int8(n: int, k: int, dtype: torch.dtype) -> bool:
+            return dtype == torch.int8 and packs(n, k, dtype)
+
+        utils.check_cpu_sgl_kernel = only_int8
+
+
 def register() -> None:
     """Make the backend and the load format known. Nothing else is imported until they are asked for.
 
     On a CPU, vLLM hands weights to oneDNN in a form that cannot be read back, and that leaves a tied head at old
-    weights when they are loaded again. That is switched off, unless DELTACKPT_KEEP_ONEDNN is 1; then updates are
-    refused. INT8 layers, which only oneDNN computes, keep what a reload would free (`int8`).
+    weights when they are loaded again; where the CPU has AMX, small ones are packed for kernels of its own. Both are
+    switched off, unless DELTACKPT_KEEP_ONEDNN is 1; then updates are refused. INT8 layers, which only oneDNN computes,
+    keep what a reload would free (`int8`).
     """
     from vllm.platforms import current_platform
 
@@ -35,6 +52,7 @@ def register() -> None:
         keep_scales(ops)
         if os.environ.get(KEEP_PACKED) != "1":
             ops._supports_onednn = False
+            _leave_unpacked()
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
     except ImportError:  # before vLLM had that API: the worker extension is used instead

@@ -177,6 +177,14 @@ def refuse_packed(model: torch.nn.Module) -> None:
         raise CheckpointError("weights-packed", where="the engine", have=why, need=need, hint=hint)
 
 
+def refuse_loose(layer: str | None) -> None:
+    """Raise CheckpointError ``weights-packed`` for a `loose` layer, if there is one."""
+    if layer is not None:
+        have = f"layer {layer[:80]!r}, which computes with tensors that a reload has left behind"
+        need, hint = "layers that a write reaches", "Start the engine again, from the newest step."
+        raise CheckpointError("weights-packed", where="the engine", have=have, need=need, hint=hint)
+
+
 def _packed(model: torch.nn.Module) -> str | None:
     """Why vLLM's own load in place would leave wrong weights: it packs them once only, which it does on CPUs."""
     if current_platform.is_cpu() and (why := quantized(model, TRAITS, reloads_right)):

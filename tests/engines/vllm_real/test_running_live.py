@@ -25,6 +25,14 @@ def nudge(model, step):
             p.add_((noise * (torch.rand(p.shape, generator=generator) < 0.05)).to(p.dtype))
 
 
+def left_behind(worker):
+    """On the last rank: a layer computes with what a reload has left behind, as `retied` finds it."""
+    from deltackpt.engines.vllm import retied
+
+    if worker.rank == worker.parallel_config.world_size - 1:
+        retied._LOOSE.add(worker.model_runner.get_model().model.layers[0])
+
+
 def take(llm, hook, step):
     """A step of the trainer, while the engine asks for steps. -> what each rank said of it."""
     failed = []
@@ -79,6 +87,9 @@ def test_ranks_of_a_real_engine_take_steps(tmp_path, tp, carrier, monkeypatch):
                 assert {one["state"] for one in found} == {live.state}
             llm.reset_prefix_cache()
             seen = answers(llm), checksums(llm)
+            assert llm.collective_rpc(left_behind) == [None] * tp
+            refused = llm.collective_rpc("deltackpt_receive")  # by every rank, whichever has the layer
+            assert [one["error"]["error"] for one in refused] == ["weights-packed"] * tp
             llm.collective_rpc("deltackpt_leave")
         finally:
             close(llm)

@@ -10,13 +10,14 @@ torch = pytest.importorskip("torch")
 
 import vllm  # noqa: E402
 from support.engine_steps import Run, nudge  # noqa: E402
-from support.vllm_servers import Server, events, serve, stop_all  # noqa: E402
+from support.vllm_servers import Server, events, options_of, serve, stop_all  # noqa: E402
 from support.vllm_tiny import tiny  # noqa: E402
 
-from deltackpt.engines.vllm.release import EXTENSION, release_of  # noqa: E402
+from deltackpt.engines.vllm.release import release_of  # noqa: E402
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 RELEASE = release_of(vllm.__version__, "this test")
+HOW = options_of(RELEASE)
 
 
 @pytest.fixture(autouse=True)
@@ -25,17 +26,11 @@ def _nothing_runs_on():
     stop_all()
 
 
-def how():
-    if RELEASE.has_backends:
-        return ("--weight-transfer-config", '{"backend":"deltackpt"}')
-    return ("--worker-extension-cls", EXTENSION)
-
-
 def test_a_server_follows_without_a_cache(tmp_path):
     """Four steps, one of them by a load of the whole checkpoint; then it answers as a fresh one."""
     run = Run(tmp_path, tmp_path / "side")
     run.publish(tiny(tmp_path / "side"))
-    server = Server(run, run.checkpoint(0), how=how())
+    server = Server(run, run.checkpoint(0), how=HOW)
     try:
         assert serve(run, [server], "--once", cache=None).wait(240) == 0, events(run)
         for step in (1, 2, 3):
@@ -51,7 +46,7 @@ def test_a_server_follows_without_a_cache(tmp_path):
     finally:
         server.close()
     (tmp_path / "done.json").write_text(json.dumps(str(RELEASE)))
-    fresh = Server(run, run.checkpoint(3), how=how())
+    fresh = Server(run, run.checkpoint(3), how=HOW)
     try:
         assert fresh.answers() == seen
     finally:
