@@ -7,12 +7,13 @@ too, where they repeat. After the last one a fresh engine, of a process of its o
 answers. Every case is a process of its own; what goes wrong in one is told in full, and the next one
 follows.
 
-    python bench/vllm_card.py [--case NAME ...] [--steps 12] [--size full|8b|tiny] [--tp 1|2] [--timeout 130]
+    python bench/vllm_card.py [--case NAME ...] [--steps 12] [--size full|8b|tiny] [--tp 1|2] [--cache]
+        [--timeout 130]
 
 Needs a vLLM with the plugin; on a host without a package index it is brought along in pieces. `--size tiny` is for
-trying it on a CPU, `8b` gives dense models the sizes of Qwen3 8B. `--tp 2`: two ranks on two cards, which follow by a
-cache of the host, since a rank of several cannot decode what it holds a part of. Each step is printed at once, and a
-case ends after --timeout seconds.
+trying it on a CPU, `8b` gives dense models the sizes of Qwen3 8B. `--tp 2`: two ranks on two cards, each of which
+decodes its share; with `--cache` they follow by a cache of the host. Each step is printed at once, and a case ends
+after --timeout seconds.
 """
 
 from __future__ import annotations
@@ -118,13 +119,14 @@ def trained(folder: Path, kind: str, size: str, sizes: dict[str, Any]) -> dict[s
 
 
 class Case:
-    def __init__(self, name: str, root: Path, size: str, tp: int) -> None:
+    def __init__(self, name: str, root: Path, size: str, tp: int, cache: bool) -> None:
         import torch
         from support.engine_steps import NEVER
 
         from deltackpt.hooks import TrainerHook
 
         self.torch, self.root, self.cuda, self.tp = torch, root, torch.cuda.is_available(), tp
+        self.cache = cache
         kind, sizes, graphs, recipe = CASES[name]
         self.state = trained(root / "side", kind, size, sizes)
         side = {path.name: path.read_bytes() for path in (root / "side").iterdir() if path.is_file()}
@@ -148,9 +150,10 @@ class Case:
             apply(Repository.open(self.root / "repo"), folder, str(step))
         return folder
 
-    def attach(self, phase: str, step: int) -> None:
-        info = {"repository": str(self.root / "repo"), "reports": str(self.root / "reports"), "step": step}
-        if self.tp > 1:
+    def attach(self, phase: str, step: int, mode: str = "auto") -> None:
+        info = {"repository": str(self.root / "repo"), "reports": str(self.root / "reports")}
+        info |= {"step": step, "mode": mode}
+        if self.cache:
             info["cache"] = str(self.root / "cache")
         self.llm.init_weight_transfer_engine({"init_info": {**info, "token": "s", "phase": phase}})
 
@@ -185,8 +188,8 @@ class Case:
         if self.cuda:
             self.torch.cuda.reset_peak_memory_stats()
         held = self.torch.cuda.memory_allocated() / 1e9 if self.cuda else 0.0
-        self.attach("stage", number) if mode == "auto" else None
-        staged = self.report("s-staged") if mode == "auto" else None
+        self.attach("stage", number, mode)
+        staged = self.report("s-staged")
         ready = time.monotonic()
         self.llm.start_weight_update()
         self.llm.update_weights({"update_info": {"step": number, "mode": mode, "token": "a"}})
@@ -203,7 +206,7 @@ class Case:
             "step": number, "mode": report.mode, "path": report.path, "reason": report.reason,
             "decoded": report.decoded, "elements": report.elements,
             "durable": durable - began, "staged": ready - durable, "pause": done - ready,
-            "seconds": report.seconds, "staging": staged.seconds if staged else {}, "checked": checked,
+            "seconds": report.seconds, "staging": staged.seconds, "checked": checked,
             "memory, GB": self.peak() - held,
         }  # fmt: skip
 
@@ -262,8 +265,8 @@ def tell_fresh(name: str, folder: Path, out: Path, tp: int) -> None:
     out.write_text(json.dumps({"words": words, "answers": answers(llm)}))
 
 
-def run(name: str, root: Path, steps: int, size: str, tp: int) -> None:
-    case = Case(name, root, size, tp)
+def run(name: str, root: Path, steps: int, size: str, tp: int, cache: bool) -> None:
+    case = Case(name, root, size, tp, cache)
     rows = []
     for number in range(1, steps + 1):
         row = case.step(number, "reload" if number == steps - 1 else "auto")
@@ -274,7 +277,8 @@ def run(name: str, root: Path, steps: int, size: str, tp: int) -> None:
     ours = [row for row in rows[1:] if row["mode"] != "reload"]
     middle = {k: round(statistics.median(r[k] for r in ours), 4) for k in ("durable", "staged", "pause") if ours}
     paths = [row["path"] for row in rows]
-    counts = f"{paths.count('patches')} of {steps} by patches, {paths.count('journal')} by the cache"
+    ways = (("patches", "patches"), ("shares", "shares"), ("journal", "the cache"))
+    counts = f"of {steps} " + ", ".join(f"{paths.count(path)} by {words}" for path, words in ways)
     print(f"{name}: {counts}; medians, s: {middle}", flush=True)
     print(json.dumps(case.fresh(name, steps)), flush=True)
     case.hook.close()
@@ -286,6 +290,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--size", choices=["full", "8b", "tiny"], default="full")
     parser.add_argument("--tp", type=int, choices=[1, 2], default=1, help="ranks, each on a card")
+    parser.add_argument("--cache", action="store_true", help="the engine follows by a cache of the host")
     parser.add_argument("--timeout", type=int, default=130, help="seconds of a case")
     parser.add_argument("--root", type=Path, help="of one case, which then runs in this process")
     parser.add_argument("--fresh", type=Path, help="a checkpoint, of which one process tells")
@@ -297,7 +302,7 @@ def main() -> None:
         tell_fresh(args.case[0], args.fresh, args.out, args.tp)
         return
     if args.root is not None:
-        run(args.case[0], args.root, args.steps, args.size, args.tp)
+        run(args.case[0], args.root, args.steps, args.size, args.tp, args.cache)
         return
     sys.path.insert(2, str(HERE))
     from gpu_hook import scratch
@@ -308,7 +313,7 @@ def main() -> None:
         with scratch() as folder:
             command = [sys.executable, __file__, "--case", name, "--root", str(folder), "--steps", str(args.steps)]
             try:
-                command += ["--size", args.size, "--tp", str(args.tp)]
+                command += ["--size", args.size, "--tp", str(args.tp), *(["--cache"] if args.cache else [])]
                 code = subprocess.run(command, timeout=args.timeout, check=False).returncode
             except subprocess.TimeoutExpired:
                 code = -1

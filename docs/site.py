@@ -28,7 +28,7 @@ TAKEN = {
     "SECURITY.md": "project/security.md",
 }
 SECTIONS = {
-    "Specification": ["FORMAT", "STORE", "REGISTRY", "SIGNATURES", "VERSION1", "NOTES", "INTEROP", "vectors"],
+    "Specification": ["FORMAT", "STORE", "REGISTRY", "SIGNATURES", "LIVE", "VERSION1", "NOTES", "INTEROP", "vectors"],
     "Project": ["changelog", "contributing", "security", "results"],
 }
 

@@ -1,5 +1,6 @@
 """What every test runs under: small and repeatable by default, larger and random with HYPOTHESIS_PROFILE=ci."""
 
+import gc
 import os
 import signal
 
@@ -15,6 +16,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "small"))
+
+
+def pytest_collection_finish():
+    """Thousands of tests stay to the end: no garbage collection has to look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", params=["kernels", "numpy"])

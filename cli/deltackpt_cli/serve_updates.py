@@ -68,7 +68,7 @@ def serve_updates(
     that does not take it keeps its old step, and is reported. With --json every event is a line, with its time. With
     --once the command ends with 4 if an engine is not at the newest step.
 
-    Without CACHE an engine decodes a step against its own weights, which have to be whole in one rank. An engine that
+    Without CACHE an engine decodes a step against its own weights, those of several ranks together. An engine that
     loads files, such as SGLang, needs CACHE. A key that an engine asks for is read from DELTACKPT_ENGINE_KEY, or from
     VLLM_API_KEY or SGLANG_API_KEY; a URL that may hold one is refused.
 

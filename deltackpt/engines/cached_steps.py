@@ -25,11 +25,13 @@ from deltackpt.errors import NotFoundError
 from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import TensorDigest
+from deltackpt.patch.source import PartSource
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.materialize import check_tensor
 from deltackpt.restore.replay import Replay
+from deltackpt.restore.source import RepositorySource
 
 ReadTensor = Callable[[str], npt.NDArray[np.uint8]]  # a tensor's bytes in row-major order, by its name
 
@@ -72,6 +74,9 @@ class Steps(Protocol):
 
     def held(self, link: Link, folder: str) -> AbstractContextManager[None]:
         """Within the block ``folder`` is the whole checkpoint of a step."""
+
+    def prepare(self, link: Link | None) -> None:
+        """Have ready what `folder` of a step takes long to make: it is about to be asked for. None: it is not."""
 
     def folder(self, link: Link) -> AbstractContextManager[Path]:
         """The directory of a step's checkpoint."""
@@ -128,6 +133,10 @@ class RepositorySteps:
         """The changed elements of a plan, to be entered; with ``late`` parts are hashed beside."""
         return StepChanges(self._repo, plan, late=late)
 
+    def parts(self) -> PartSource:
+        """The bytes of all parts."""
+        return RepositorySource(self._repo, self.ref)
+
     def digests(self, link: Link) -> Mapping[str, TensorDigest] | None:
         """Those of a step's tensors, by name: what the engine's memory is held against."""
         return self._repo.digests(self._repo.load(link))
@@ -162,6 +171,9 @@ class CachedSteps(RepositorySteps):
     def ensure(self, link: Link) -> None:
         """Move the cache to a step, unless it is there. Raises what `apply_to_cache` raises."""
         ensure_cached(self._repo, self.cache, link)
+
+    def prepare(self, link: Link | None) -> None:
+        """It is a slot, which is there."""
 
     def ensure_any(self, link: Link) -> None:
         """Move the cache to a step if it has none yet."""

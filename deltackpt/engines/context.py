@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from deltackpt.engines.cached_steps import Steps
 from deltackpt.engines.memory import Memory
 from deltackpt.engines.proof import Proof
+from deltackpt.engines.scatter import Write
+from deltackpt.engines.slices.rank_slices import RankSlices
 from deltackpt.engines.update import START
 from deltackpt.format.manifest import Link
 
@@ -37,6 +40,7 @@ class RankContext:
     reports: str = ""  # where what was prepared is reported
     stale: tuple[str, ...] = ()  # what no update changes
     version: str = START
+    slices: RankSlices | None = None  # of a rank of several that has no cache
     load_layers: LoadLayers | None = None  # of an engine that can load a layer alone
     loose: Callable[[], str | None] = lambda: None  # as `HasMethods.loose`
 
@@ -48,3 +52,15 @@ class RankContext:
         """Does what was prepared here fit the rank as it is now?"""
         mine, other = ((c.link, c.wedged, c.absences, c.proven) for c in (self, now))
         return mine == other and self.proof is now.proof and now.loose() is None
+
+
+class ChangeSource(Protocol):
+    """Where the changes of a step come from."""
+
+    def writes(self, context: RankContext, link: Link) -> Sequence[Write]:
+        """All that leads from the step of ``context`` to ``link`` on this rank; nothing is written yet.
+
+        The words to be overwritten have been compared with those of the step before. Called in a thread of its own,
+        with a context that has a link and a proof. Raises Fallback where the step cannot be scattered, ChainError
+        ``tied-differs`` for values that the engine cannot hold.
+        """

@@ -26,7 +26,7 @@ Change = tuple[Words, Words]  # positions and values of the elements of a tensor
 
 
 class JournalSource:
-    """Implements `scatter.ChangeSource` where the cache's last move was from the engine's step to the new one."""
+    """Implements `context.ChangeSource` where the cache's last move was from the engine's step to the new one."""
 
     path = "journal"
 

@@ -27,7 +27,7 @@ from deltackpt.format.manifest import Link
 
 
 class PatchSource:
-    """Implements `scatter.ChangeSource` for an engine that holds all of its model."""
+    """Implements `context.ChangeSource` for an engine that holds all of its model."""
 
     path = "patches"
 

@@ -48,9 +48,9 @@ class Proof:
             "again": len(self.again),
         }
 
-    def share(self, table: Mapping[str, Tensor]) -> str:
-        """How much of a step can be held against the engine's memory."""
-        return f"{len(self.regions) + len(self.again)} of {len(table)} tensors"
+    def share(self, table: Mapping[str, Tensor], less: int = 0) -> str:
+        """How much of a step can be held against the engine's memory, but for some tensors of it."""
+        return f"{len(self.regions) + len(self.again) - less} of {len(table)} tensors"
 
 
 def prove(

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from deltackpt.engines.cached_steps import CachedSteps, Steps
 from deltackpt.engines.card_compile import compile_for
-from deltackpt.engines.context import RankContext
+from deltackpt.engines.context import ChangeSource, RankContext
 from deltackpt.engines.engine import Engine, attempt, model_differs, raise_on_all
 from deltackpt.engines.held import differing, known_digests
 from deltackpt.engines.journal_source import JournalSource
 from deltackpt.engines.layer_reload import other_layers
 from deltackpt.engines.memory import memories
 from deltackpt.engines.methods import HasMethods, traced
+from deltackpt.engines.one_folder import one_folder
 from deltackpt.engines.own_steps import OwnSteps
 from deltackpt.engines.patch_source import PatchSource
 from deltackpt.engines.proof import Proof, prove
 from deltackpt.engines.rollback import Undo, backup, roll_back
-from deltackpt.engines.scatter import ChangeSource, Scatter
+from deltackpt.engines.scatter import Scatter
+from deltackpt.engines.slices.claim import Said, judged
+from deltackpt.engines.slices.rank_slices import RankSlices
+from deltackpt.engines.slices.source import ShareSource
 from deltackpt.engines.staging import StagedStep
 from deltackpt.engines.update import PHASES, START, RankReport, Update
 from deltackpt.errors import ChainError, DeltackptError, UsageError
@@ -48,9 +54,8 @@ class Receiver:
         step writes where; by default it is the journal of the cache, or without one the patches themselves.
         ``trusted``: without a cache, only what is signed by keys that the environment of the engine trusts.
 
-        Raises what opening the repository raises, ChainError ``base-differs`` where ``origin``, the checkpoint that
-        the engine was started from, is on this host and no model of this repository, and UsageError ``engine-cache``
-        where an engine cannot be its own base."""
+        Raises what opening the repository raises, and ChainError ``base-differs`` where ``origin``, the checkpoint
+        that the engine was started from, is on this host and no model of this repository."""
         self.engine, self.reports, self.version = engine, cache or "", START
         self.link: Link | None = None
         self.proof: Proof | None = None
@@ -58,7 +63,10 @@ class Receiver:
         self.wedged = False
         self.memory = memories(engine.model)
         self.compiling = compile_for(t for storage in self.memory.values() for _, t, _ in storage.tensors)
-        self._source = source or (PatchSource() if cache is None else JournalSource())
+        self._sliced = cache is None and not engine.whole  # ranks that prove a step together
+        self._slices: RankSlices | None = None
+        own = ShareSource() if self._sliced else PatchSource()
+        self._source = source or (own if cache is None else JournalSource())
         self._absences = self._proven = 0  # how often the weights were put aside, and had been when they were proven
         self._staged: StagedStep | None = None
         self._undoable: tuple[Link | None, Undo] | None = None  # the step before the last `apply`, and what undoes it
@@ -67,6 +75,7 @@ class Receiver:
         found = engine.agree((self.link, self.proof is not None))
         if any(answer != found[0] for answer in found):
             self.link, self.proof, self.why = None, None, "the ranks were not started from one step"
+            self._slices = None
 
     def update(self, want: Update, *, open: bool = False) -> RankReport:
         """Do a phase. Raises the typed error of the first rank that could not, on every rank."""
@@ -81,7 +90,11 @@ class Receiver:
             elif want.phase != "report":
                 self._look()
                 phases = {"stage": self._stage, "apply": self._apply, "check": self._check, "undo": self._undo}
-                phases[want.phase](want, report)
+                try:
+                    phases[want.phase](want, report)
+                finally:
+                    if want.phase == "apply":
+                        self.steps.prepare(None)
         except DeltackptError as error:
             report.error = error.to_dict()
             raise
@@ -108,12 +121,10 @@ class Receiver:
     def _attach(self, url: str, cache: str | None, ref: str, origin: str) -> None:
         """Find the step that the engine was started from, have it in the cache, and learn the map against it."""
         self._proven = self._absences = self.engine.absences()
-        if cache is None and not self.engine.whole:
-            need = "one that holds all of its model, or a cache"
-            hint = "Give CACHE: a rank that holds a part of a tensor cannot decode it alone."
-            raise UsageError("engine-cache", where="the engine", have="several ranks", need=need, hint=hint)
         self.steps: Steps = (
-            OwnSteps.open(url, ref, trusted=self._trusted) if cache is None else CachedSteps.open(url, cache, ref)
+            OwnSteps.open(url, ref, trusted=self._trusted, alone=self.engine.whole)
+            if cache is None
+            else CachedSteps.open(url, cache, ref)
         )
         self.link = self.steps.identify(origin)
         if self.link is None:
@@ -134,13 +145,23 @@ class Receiver:
         link = staged.link
         report.seconds.update(staged.seconds)
         raise_on_all(self.engine, staged.error)
-        answers = self.engine.agree((staged.scatter is not None, self.link, self.wedged, staged.reason))
-        report.state, report.reason = staged.state, next((reason for *_, reason in answers if reason), "")
+        claim = staged.scatter.claim if staged.scatter is not None else None
+        mine = (
+            staged.scatter is not None,
+            self.link,
+            self.wedged,
+            staged.reason,
+            claim.told if claim is not None else None,
+        )
+        answers = self.engine.agree(mine)
+        report.state, report.reason = staged.state, next((reason for *_, reason, _ in answers if reason), "")
         report.expected = staged.expected
-        if all(at == link and not wedged for _, at, wedged, _ in answers):
+        if all(at == link and not wedged for _, at, wedged, *_ in answers):
             report.mode, report.path, report.reason = "none", "none", "the engine is at this step"
             return
         writes = staged.scatter if all(mapped for mapped, *_ in answers) else None
+        if writes is not None and claim is not None and (why := claim.refuted([told for *_, told in answers])):
+            writes, report.reason = None, why
         report.mode = "reload" if writes is None else writes.mode
         report.path = staged.path(report.mode)
         if report.expected not in ("", report.path):
@@ -160,7 +181,11 @@ class Receiver:
     def _check(self, want: Update, report: RankReport) -> None:
         """Compare every proven weight with the step that the engine reports."""
         report.mode = "check"
-        error = attempt(lambda: self._compare(report))
+        said: list[Said | None] = [None]
+        if self._sliced:
+            raise_on_all(self.engine, attempt(lambda: said.append(self._say())))
+            said = self.engine.agree(said[-1])
+        error = attempt(lambda: self._compare(report, said))
         if error is not None and error.code == "engine-wedged":
             self.wedged, self.why = True, "the weights are those of no step"
         raise_on_all(self.engine, error)
@@ -189,6 +214,7 @@ class Receiver:
             absences=self._absences,
             proven=self._proven,
             reports=self.reports,
+            slices=self._slices,
             stale=tuple(self.engine.stale()),
             version=self.version,
             load_layers=self.engine.load_layers if isinstance(self.engine, HasMethods) else None,
@@ -226,7 +252,8 @@ class Receiver:
     def _write(self, writes: Scatter | None, link: Link, report: RankReport) -> DeltackptError | None:
         """Scatter or reload. -> what went wrong."""
         began = time.monotonic()
-        failed = attempt(lambda: self._reload(link, report) if writes is None else writes.write())
+        reload = self._reload_together if self._sliced else self._reload
+        failed = attempt(lambda: reload(link, report) if writes is None else writes.write())
         report.elements = 0 if writes is None or failed is not None else writes.elements
         report.seconds["write"] = round(time.monotonic() - began, 4)
         return failed
@@ -235,32 +262,62 @@ class Receiver:
         """The whole checkpoint, by the engine's own loader; what is proven of it is read back. The map is learned where
         there is none yet."""
         with self.steps.folder(link) as folder:
-            began = time.monotonic()
-            missing = self.engine.native(folder)
-            report.seconds["load"] = round(time.monotonic() - began, 4)
-            if missing and self.link is None:  # else the step has the tensors that the engine was started from
-                raise model_differs(f"step {link.step}", missing)
-            began = time.monotonic()
-            if self.proof is None:
-                self._prove(link, report)
-            elif (wrong := differing(self.steps, link, self.proof, self.memory)) is not None:
-                if wrong:
-                    have, need = f"other bits than step {link.step} after its load", "those of the step"
-                    raise ChainError("engine-refused", where=wrong[0][:80], have=have, need=need)
-                report.checked = self.proof.share(self.steps.table(link))
-                report.seconds["compare"] = round(time.monotonic() - began, 4)
+            self._load(folder, link, report)
 
-    def _compare(self, report: RankReport) -> None:
-        wrong = None
+    def _reload_together(self, link: Link, report: RankReport) -> None:
+        """The same of ranks that have no cache, from one checkpoint on each host."""
+        with one_folder(self.engine, self.steps, link) as folder:
+            failed = attempt(lambda: self._load(folder, link, report))
+        if failed is not None:
+            raise failed
+
+    def _load(self, folder: Path, link: Link, report: RankReport) -> None:
+        began = time.monotonic()
+        missing = self.engine.native(folder)
+        report.seconds["load"] = round(time.monotonic() - began, 4)
+        if missing and self.link is None:  # else the step has the tensors that the engine was started from
+            raise model_differs(f"step {link.step}", missing)
+        if self.proof is None:
+            self._prove(link, report)
+            return
+        began = time.monotonic()
+        if (wrong := differing(self.steps, link, self.proof, self.memory)) is not None:
+            if wrong:
+                have, need = f"other bits than step {link.step} after its load", "those of the step"
+                raise ChainError("engine-refused", where=wrong[0][:80], have=have, need=need)
+            report.checked = self.proof.share(self.steps.table(link))
+            report.seconds["compare"] = round(time.monotonic() - began, 4)
+        with self.steps.slot(link) as slot:
+            if self._slices is not None and slot is not None:
+                self._slices.fill(slot.read)
+
+    def _say(self) -> Said | None:
+        """What the rank holds, and what it knows itself to be wrong of it; None where it has no map."""
+        return None if self._slices is None else self._slices.said()
+
+    def _differing(self, link: Link, proof: Proof, said: Sequence[Said | None]) -> tuple[list[str] | None, int]:
+        """See `held.differing`; of ranks that prove a step together all that they hold, and how many tensors there are
+        of which that is not all."""
+        if self._slices is None:
+            return differing(self.steps, link, proof, self.memory), 0
+        digests, heard = known_digests(self.steps, link), [one for one in said if one is not None]
+        if digests is None or len(heard) < len(said):
+            return None, 0
+        wrong, open = judged([one.cells for one in heard], self.steps.table(link), digests)
+        wrong = sorted({*wrong, *(name for one in heard for name in one.wrong)})
+        return wrong, len({*open} - {*wrong})
+
+    def _compare(self, report: RankReport, said: Sequence[Said | None]) -> None:
+        wrong, open = None, 0
         if self.link is not None and self.proof is not None:
-            wrong = differing(self.steps, self.link, self.proof, self.memory)
+            wrong, open = self._differing(self.link, self.proof, said)
             if wrong is not None:
                 wrong += other_layers(self.engine, self.steps, self.link, self.proof)
         if self.link is None or self.proof is None or wrong is None:
             report.checked = "no map of the weights, or no slot to compare with"
             return
-        report.checked = self.proof.share(self.steps.table(self.link))
-        self._proven = self._absences
+        report.checked = self.proof.share(self.steps.table(self.link), less=open)
+        self._proven = self._proven if open else self._absences
         if wrong:
             have, need = f"other bits than step {self.link.step}", "those of the step"
             hint = "Restart the engine; until then it answers from unpublished weights."
@@ -285,5 +342,8 @@ class Receiver:
                 found, engine.model, self.memory, slot.table, slot.read,
                 whole=engine.whole, traits=engine.traits, digests=known_digests(self.steps, link), seen=seen,
             )  # fmt: skip
+            if self._sliced:
+                self._slices = RankSlices(slot.table, self.proof, self.memory)
+                self._slices.fill(slot.read)
             self.why = next((f"{n}: {w}" for n, w in self.proof.unproven.items()), self.proof.why_again)
         report.seconds["proof"] = round(time.monotonic() - began, 4)

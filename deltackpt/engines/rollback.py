@@ -15,7 +15,8 @@ Undo = Scatter | MemoryBackup | None  # None: the slot of the step before
 def backup(context: RankContext) -> MemoryBackup | None:
     """A copy of all weights, where no slot has those that a load will overwrite."""
     with context.steps.slot(context.link) as slot:
-        return MemoryBackup(context.memory) if slot is None else None
+        copies = context.slices.copies() if context.slices is not None else {}
+        return MemoryBackup({**context.memory, **copies}) if slot is None else None
 
 
 def roll_back(engine: Engine, before: RankContext, undo: Undo) -> None:

@@ -1,20 +1,19 @@
 """One step into an engine's memory: prepared in full, then written in one pass, and rolled back if it must be.
 
-What is written where is said by a `ChangeSource`. Where its words lie, in host memory or on a device, and how they were
-decoded is its own business: the rest of an update sees writes that are done, or undone.
+What is written where is said by a `context.ChangeSource`. Where its words lie, in host memory or on a device, and how
+they were decoded is its own business: the rest of an update sees writes that are done, or undone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
-from deltackpt.engines.context import RankContext
 from deltackpt.engines.memory import Memory
-from deltackpt.format.manifest import Link
+from deltackpt.engines.slices.claim import SliceClaim
 
 Words = npt.NDArray[Any]
 
@@ -37,16 +36,11 @@ class Write(Protocol):
         """Put the old words back."""
 
 
-class ChangeSource(Protocol):
-    """Where the changes of a step come from."""
+@runtime_checkable
+class Claiming(Protocol):
+    """A `Write` that is not proven by this rank alone."""
 
-    def writes(self, context: RankContext, link: Link) -> Sequence[Write]:
-        """All that leads from the step of ``context`` to ``link`` on this rank; nothing is written yet.
-
-        The words to be overwritten have been compared with those of the step before. Called in a thread of its own,
-        with a context that has a link and a proof. Raises Fallback where the step cannot be scattered, ChainError
-        ``tied-differs`` for values that the engine cannot hold.
-        """
+    claim: SliceClaim
 
 
 @dataclass(frozen=True)
@@ -95,6 +89,11 @@ class Scatter:
     def mode(self) -> str:
         """What it is called in reports: `scatter`, or `layers` where some are loaded again."""
         return "layers" if self.layers else "scatter"
+
+    @property
+    def claim(self) -> SliceClaim | None:
+        """What this rank says of it, where it is proven by all ranks together."""
+        return next((w.claim for w in self._writes if isinstance(w, Claiming)), None)
 
     @property
     def decoded(self) -> dict[str, int]:

@@ -76,7 +76,7 @@ def open_serving(
     progress: Progress = SILENT,
 ) -> Serving:
     """What keeps ``engines``, each a ``KIND=URL``, at the newest step of a repository: through a managed cache, or
-    without one where each engine is its own base, and a patch at a time is in host memory.
+    without one where each engine is its own base, and a patch at a time is in host memory, of ranks their share.
 
     ``emit`` and ``metrics`` are those of `Serving`. Raises UsageError ``engine-form``, ``engine-cache`` for an engine
     that needs a cache, and what opening the repository raises.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
-from deltackpt.engines.context import RankContext
+from deltackpt.engines.context import ChangeSource, RankContext
 from deltackpt.engines.engine import attempt
 from deltackpt.engines.held import differing
 from deltackpt.engines.proof import Proof
-from deltackpt.engines.scatter import ChangeSource, Fallback, Scatter
+from deltackpt.engines.scatter import Fallback, Scatter
 from deltackpt.engines.update import RankReport, Update
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
 from deltackpt.format.manifest import Link
@@ -105,6 +105,7 @@ class StagedStep:
                 self.reason = f"{listed(layers, 2)} loaded again: {self.context.why}"
         except Fallback as reason:
             self.reason = str(reason)
+        steps.prepare(link if self.scatter is None else None)
         self.seconds["prepare"] = round(time.monotonic() - began, 4)
 
     def _check_shapes(self) -> None:
@@ -127,7 +128,7 @@ class StagedStep:
             raise Fallback(context.why or "the engine's memory is not mapped")
         if (layer := context.loose()) is not None:
             raise Fallback(f"{layer} computes with tensors that a reload has left behind")
-        if context.absences != context.proven:
+        if context.absences != context.proven and context.slices is None:  # all ranks together prove these
             self._prove_all(context.link, context.proof)
         return Scatter(self._source.writes(context, self.link))
 

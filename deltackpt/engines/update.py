@@ -37,8 +37,9 @@ class RankReport:
     """Of one rank. ``seconds`` by part; ``reason`` says why the mode was chosen, ``error`` what went wrong.
 
     ``path`` is the way that the weights take: `none`, `reload`, `layers` where some layers are loaded again and the
-    rest is scattered, or the source of what is scattered, such as `journal` or `patches`; ``expected`` the one that
-    they would take if nothing were in its way, empty where none is known.
+    rest is scattered, or the source of what is scattered: `journal`, `patches`, or `shares` of ranks that decode and
+    prove a step together; ``expected`` the one that they would take if nothing were in its way, empty where none is
+    known.
     """
 
     rank: int = 0

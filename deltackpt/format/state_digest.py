@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, reduce
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -124,15 +124,18 @@ def of_box(bits: npt.NDArray[Any], offset: tuple[int, ...], shape: tuple[int, ..
     """
     if bits.size == 0:
         return ZERO
-    rows = bits.reshape(-1, bits.shape[-1]) if bits.ndim else bits.reshape(1, 1)
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    corner = sum(o * s for o, s in zip(offset, strides, strict=True))
-    total = ZERO
-    for row, index in zip(rows, np.ndindex(*bits.shape[:-1]), strict=True):
-        total = add(total, of_run(row, corner + sum(i * s for i, s in zip(index, strides, strict=False))))
-    return total
+    strides, axis = [1] * len(shape), len(shape) - 1
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * shape[i + 1]
+    while axis > 0 and bits.shape[axis:] == shape[axis:]:  # runs go on over axes that it has whole
+        axis -= 1
+    firsts = np.array([sum(o * s for o, s in zip(offset, strides, strict=True))], np.int64)
+    for n, step in zip(bits.shape[: max(axis, 0)], strides, strict=False):
+        firsts = (firsts[:, None] + np.arange(n) * step).ravel()
+    rows = bits.reshape(len(firsts), -1)
+    if kernels.LIB is not None:
+        return kernels.digest_rows(rows, firsts)
+    return reduce(add, (of_run(row, first) for row, first in zip(rows, firsts.tolist(), strict=True)), ZERO)
 
 
 def xxh3(data: npt.NDArray[np.uint8] | memoryview | bytes) -> bytes:

@@ -102,6 +102,20 @@ def digest_run(words: Array, first: int) -> tuple[int, int]:
     return int(sums[0]), int(sums[1])
 
 
+def digest_rows(rows: Array, firsts: Array) -> tuple[int, int]:
+    """Both sums, modulo 2^64, of rows of unsigned words, [rows, n] at any distance, each of which begins at the element
+    of its tensor that ``firsts``, int64 [rows], says.
+    """
+    assert LIB is not None
+    sums, firsts = np.zeros(2, np.uint64), np.ascontiguousarray(firsts, np.int64)
+    if rows.strides[1] != rows.itemsize or rows.strides[0] < 0:
+        rows = np.ascontiguousarray(rows)
+    (high, wide), (pitch, _) = rows.shape, rows.strides
+    assert len(firsts) == high
+    LIB.dk_digest_rows(rows.ctypes.data, high, wide, rows.itemsize, pitch, address(firsts), address(sums))
+    return int(sums[0]), int(sums[1])
+
+
 def digest_change(positions: Array, old: Array, new: Array) -> tuple[int, int]:
     """What is added to both sums, modulo 2^64, when the unsigned words at ``positions``, int64 [n], change from ``old``
     to ``new``, [n] each.

@@ -47,6 +47,12 @@ EXPORT void dk_digest_run(const void *words, int64_t n, int width, int64_t first
     }
 }
 
+/* sums += D of rows of n elements each, ``pitch`` bytes apart in memory; where each begins in its tensor is in first. */
+EXPORT void dk_digest_rows(const uint8_t *words, int64_t rows, int64_t n, int width, int64_t pitch,
+                           const int64_t *first, uint64_t *sums) {
+    for (int64_t row = 0; row < rows; row++) dk_digest_run(words + row * pitch, n, width, first[row], sums);
+}
+
 /* sums += what D gains when n elements at ``positions`` turn from old to new. */
 EXPORT void dk_digest_change(const int64_t *positions, const void *old, const void *new, int64_t n, int width,
                              uint64_t *sums) {

@@ -23,6 +23,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_guard_remove": (None, [_N]),
     "dk_digest_start": (None, []),
     "dk_digest_run": (None, [_P, _N, _I, _N, _P]),
+    "dk_digest_rows": (None, [_P, _N, _N, _I, _N, _P, _P]),
     "dk_digest_change": (None, [_P, _P, _P, _N, _I, _P]),
     "dk_diff_many": (None, [_P, _N, _I, _P, _P, _P]),
     "dk_population": (None, [_P, _P, _P, _P, _P, _P]),

@@ -2,194 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 
-from deltackpt.codecs.bits import starts
-from deltackpt.engines.card import decode_and_keep
 from deltackpt.engines.card_memory import aside
-from deltackpt.engines.card_tasks import TensorTask, decode_tasks
-from deltackpt.engines.card_writes import CardWrites
-from deltackpt.engines.scatter import Write
-from deltackpt.errors import ChainError
-from deltackpt.format.manifest import File
+from deltackpt.engines.slices.card_decoder import CardSliceDecoder
 from deltackpt.format.state_digest import Sums
-from deltackpt.gpu.compile_ahead import join_receiving
-from deltackpt.gpu.decode import DecodedChanges
-from deltackpt.gpu.digest import of_changes
-from deltackpt.gpu.places import Place, by_width, other
-from deltackpt.gpu.transfers import put
-from deltackpt.live.box_words import all_on_card, in_box, place_in, sums_of_box, within, words_there
-from deltackpt.live.card_tiles import BlockTask, block_tasks
 from deltackpt.live.parts import StepParts
-from deltackpt.live.slice_step import BoxWrite, SliceStep, all_of_a_box, box_of
 from deltackpt.live.slices import PreparedSlices, SlicedWeights
-from deltackpt.patch.index import Span
-from deltackpt.shares import EntryShare, HeldTensors, ShareProof, ShareReader, coalesce
-from deltackpt.shares.bounds import Bounds, meet, shape_of
-from deltackpt.shares.reader import incomplete
-from deltackpt.torch_views.words import INTS
-
-
-@dataclass
-class SharePart:
-    """The bytes of a part that a rank has, uint8 on the card: those of ``spans``, one after the other."""
-
-    where: str
-    spans: Sequence[Span]
-    data: torch.Tensor
-
-
-def bytes_of(part: SharePart, begin: int, end: int, device: torch.device) -> torch.Tensor:
-    """See `card_tasks.BytesOf`."""
-    return part.data[begin:end]
+from deltackpt.shares import HeldTensors
 
 
 class CardSlices(SlicedWeights):
-    """Implements `HeldWeights` for boxes of tensors on one card.
-
-    Tiles of `packed` have kernels. What has none, and words in another form, are decoded on the host, from a copy of
-    the old words, and written to the card.
-    """
+    """Implements `HeldWeights` for boxes of tensors on one card; see `CardSliceDecoder`."""
 
     def __init__(self, tensors: HeldTensors, device: torch.device) -> None:
-        super().__init__(tensors)
+        super().__init__(tensors, CardSliceDecoder(tensors, device))
         self.device = device
-        self.decoded = {"card": 0, "host": 0}  # entries of the last step, by where they were decoded
-        self._spent = 0
+
+    @property
+    def decoded(self) -> Mapping[str, int]:
+        """Entries of the last step, by where they were decoded."""
+        return self.decoder.decoded
 
     def take(self, parts: StepParts, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> PreparedSlices:
         """See `SlicedWeights.take`. What is changed comes to the card, and does not leave it."""
-        self.decoded, self._spent = {"card": 0, "host": 0}, 0
         with aside(self.device):
             return super().take(parts, known, want)
-
-    def _decode(self, made: SliceStep, reader: ShareReader, file: File, parts: StepParts) -> None:
-        """See `SlicedWeights`."""
-        part = SharePart(reader.index.where, (), torch.empty(0, dtype=torch.uint8, device=self.device))
-        tasks, mine, left = list[BlockTask](), list[EntryShare](), list[EntryShare]()
-        for one in reader.share.entries:
-            tensor = self.tensors.tensors[one.entry.name]
-            if made.full and parts.to_card and all_of_a_box(one) and all_on_card(tensor):
-                self._load(made, one, parts.source.of(file).tensors(file, one.spans))
-                self.decoded["card"] += 1
-                continue
-            found = None if made.full else block_tasks(one, tensor, len(self._cells[one.entry.name]), part)
-            if found is None:
-                left.append(one)
-                continue
-            if not one.complete:
-                raise incomplete(one, part.where)
-            mine.append(one)
-            tasks += found
-        self.decoded["card"] += len(mine)
-        self.decoded["host"] += len(left)
-        made.decode(reader, left)
-        if tasks:
-            part.spans = coalesce([span for one in mine for span in one.spans])
-            part.data = _fetched(parts, file, part.spans, self.device)
-            self._on_card(made, _with_bytes(tasks, reader, part))
-
-    def _load(self, made: SliceStep, one: EntryShare, data: Sequence[torch.Tensor]) -> None:
-        """Take all words of a box, which came to the card as they are."""
-        name, box = one.entry.name, box_of(one)
-        words = torch.cat(list(data)).view(INTS[one.entry.dtype.width]).reshape(shape_of(box))
-        gains = {}
-        for cell in self._cells[name]:
-            if (common := meet(cell, box)) is not None:
-                inner = words[within(common, box)]
-                gains[cell] = sums_of_box(inner, common, self.tensors.tensors[name].shape)
-        made.proof = made.proof.gained(name, gains)
-        made.writes.append(BoxWrite(self.tensors, name, box, words))
-
-    def _on_card(self, made: SliceStep, tasks: Sequence[BlockTask]) -> None:
-        writes = list[Write]()
-        direct = [one for one in tasks if one.direct]
-        if direct:
-            coded = decode_and_keep(self.device, direct, self._spent, bytes_of)
-            self._spent = coded.spent
-            writes += coded.writes
-            for name, sums in coded.gained.items():
-                (cell,) = self._cells[name]
-                made.proof = made.proof.gained(name, {cell: sums})
-        join_receiving(self.device)
-        for found in decode_tasks(self.device, [one for one in tasks if not one.direct], bytes_of):
-            writes += self._apart(made, found.tasks, found.decoded)
-        made.writes.append(CardWrites(self.device, writes, dict(self.decoded)))
-
-    def _apart(self, made: SliceStep, tasks: Sequence[TensorTask], decoded: DecodedChanges) -> list[Write]:
-        """Changes of copies of tiles, wherever the rank holds these elements; and what its cells gain."""
-        places, names = list[Place](), list[str]()
-        gains: list[tuple[str, Bounds, tuple[torch.Tensor, ...]]] = []
-        most, at = 1, 0
-        for one, count in zip(tasks, decoded.counts, strict=True):
-            assert isinstance(one, BlockTask)
-            local, old, new = (a[at : at + count] for a in (decoded.positions, decoded.old, decoded.new))
-            at += count
-            tensor, positions = self.tensors.tensors[one.name], one.block.positions(local)
-            for box, words in tensor.places:
-                places.append(place_in(words, box, tensor.shape, (positions, new, old)))
-                names.append(one.name)
-            cells = self._cells[one.name]
-            most = max(most, int(np.prod(tensor.shape, dtype=np.int64)))
-            for cell in cells:
-                mine = in_box(positions, tensor.shape, cell)[0] if len(cells) > 1 else slice(None)
-                gains.append((one.name, cell, (positions[mine], old[mine], new[mine])))
-        some = [i for i, place in enumerate(places) if place.positions.numel()]
-        if not some:
-            return []
-        (written,) = by_width(places)
-        if (number := other([places[i] for i in some], written)) is not None:
-            have, need = "other words in another place", "the step's in all places"
-            hint = "Other code wrote to the weights."
-            raise ChainError("base-differs", where=names[some[number]][:80], have=have, need=need, hint=hint)
-        columns = [torch.cat(column) for column in zip(*(change for *_, change in gains), strict=True)]
-        sums = of_changes(columns[0], columns[1], columns[2], [len(change[0]) for *_, change in gains], most)
-        for (name, cell, _), both in zip(gains, sums, strict=True):
-            made.proof = made.proof.gained(name, {cell: both})
-        return [written]
-
-    def _sums_of_cells(self) -> ShareProof:
-        """See `SlicedWeights`: of words where they are, but for those in another form."""
-        found: dict[str, dict[Bounds, Sums]] = {}
-        for name, cells in self._cells.items():
-            tensor = self.tensors.tensors[name]
-            there = {cell: words_there(tensor, cell, self.device) for cell in cells}
-            views = {cell: words for cell, words in there.items() if words is not None}
-            if len(views) < len(there):
-                found[name] = dict(ShareProof.of(self.tensors, {name: cells}).cells[name])
-            else:
-                found[name] = {cell: sums_of_box(words, cell, tensor.shape) for cell, words in views.items()}
-        return ShareProof(found)
-
-
-def _fetched(parts: StepParts, file: File, spans: Sequence[Span], device: torch.device) -> torch.Tensor:
-    """The bytes of spans, on the card: there they arrive where the carrier brings them."""
-    if parts.to_card:
-        return torch.cat(parts.source.of(file).tensors(file, spans))
-    found = [np.frombuffer(data, np.uint8) for data in parts.source.of(file).ranges(file, spans)]
-    return put(np.concatenate(found), device)
-
-
-def _with_bytes(tasks: Sequence[BlockTask], reader: ShareReader, part: SharePart) -> list[BlockTask]:
-    """Tasks that know where in the bytes of the share their tiles are: one after the other, so that blocks whose tiles
-    lie apart there get a copy of them at its end."""
-    made, extra, end = list[BlockTask](), [part.data], part.data.numel()
-    first = np.array([start for start, _ in part.spans], np.int64)
-    here = starts(np.array([stop - start for start, stop in part.spans], np.int64))
-    for one in tasks:
-        every = starts(one.block.every.lengths)[:-1] + reader.index.payload(one.block.entry)[0]
-        has = one.block.index.lengths > 0
-        begin, lengths = every[one.block.tiles[has]], one.block.index.lengths[has]
-        span = np.searchsorted(first, begin, side="right") - 1
-        begin = begin - first[span] + here[span]
-        at = int(begin[0])
-        if (begin[1:] != begin[:-1] + lengths[:-1]).any():
-            extra += [part.data[a : a + n] for a, n in zip(begin.tolist(), lengths.tolist(), strict=True)]
-            at, end = end, end + int(lengths.sum())
-        made.append(replace(one, task=replace(one.task, begin=at)))
-    part.data = torch.cat(extra) if len(extra) > 1 else part.data
-    return made

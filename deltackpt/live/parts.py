@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
-from deltackpt.carriers.pulled import ManySources
+import torch
+
+from deltackpt.carriers.pulled import ManySources, PulledParts
 from deltackpt.format.manifest import File
 from deltackpt.live.card_part import ArrivingPart, CardPart
+from deltackpt.patch.index import Span
 from deltackpt.patch.part import NOWHERE, Near, Origin
 from deltackpt.patch.tensor import PartsPatch
 from deltackpt.repository.chain import Hop
@@ -32,6 +35,14 @@ class StepParts:
     def files(self) -> tuple[File, ...]:
         """Of every rank of the trainer."""
         return self.hop.files
+
+    def of(self, file: File) -> PulledParts:
+        """Who offers a part: see `ManySources.of`."""
+        return self.source.of(file)
+
+    def tensors(self, file: File, spans: Sequence[Span]) -> list[torch.Tensor]:
+        """The bytes of every span of a part, uint8, on the card where the carrier brings them there."""
+        return self.source.tensors(file, spans)
 
     def patch(self) -> AbstractContextManager[PatchReader]:
         """All of them, fetched and proven by sha256. Raises what `PatchReader.open` raises."""

@@ -10,18 +10,18 @@ import numpy.typing as npt
 
 from deltackpt.engines.cached_steps import ReadTensor
 from deltackpt.engines.scatter import Scatter
+from deltackpt.engines.slices.decoder import SliceDecoder
+from deltackpt.engines.slices.slice_step import SliceStep
 from deltackpt.errors import ChainError
 from deltackpt.format import state_digest
 from deltackpt.format.dtypes import uint
-from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
 from deltackpt.live.parts import StepParts
-from deltackpt.live.slice_step import SliceStep
 from deltackpt.live.weights import check_sums
 from deltackpt.patch.base import Patch
 from deltackpt.restore.patch_reader import check_origin
 from deltackpt.shares import Cut, HeldTensors, ShareProof, ShareReader
-from deltackpt.shares.bounds import Bounds, disjoint, whole
+from deltackpt.shares.bounds import Bounds
 
 Words = npt.NDArray[Any]
 
@@ -54,25 +54,20 @@ class PreparedSlices:
 class SlicedWeights:
     """Implements `HeldWeights` for the boxes of tensors that a rank holds.
 
-    Boxes of ranks that share an engine are the same or apart. Where no rank of the engine holds some elements of a
-    tensor, sums do not prove it: then its bytes have to have checksums.
+    Where no rank of the engine holds some elements of a tensor, sums do not prove it: then its bytes have to have
+    checksums.
     """
 
     whole = False
 
-    def __init__(self, tensors: HeldTensors) -> None:
-        self.tensors = tensors
-        # Who has a copy of all of a tensor proves all of it, as do those of the other ranks that hold some of it.
-        self._cells = {
-            name: [all_of] if (all_of := whole(tensor.shape)) in tensor.boxes else disjoint(list(tensor.boxes))
-            for name, tensor in tensors.tensors.items()
-        }
+    def __init__(self, tensors: HeldTensors, decoder: SliceDecoder | None = None) -> None:
+        self.tensors, self.decoder = tensors, decoder or SliceDecoder(tensors)
         self._proof: ShareProof | None = None
 
     @property
     def cells(self) -> Mapping[str, Sequence[Bounds]]:
         """What its proofs are of: boxes of each tensor, disjoint."""
-        return self._cells
+        return self.decoder.cells
 
     def digest(self) -> dict[str, Sums]:
         """Of no tensor: slices have the sums of cells, which are proven with those of other ranks."""
@@ -85,18 +80,19 @@ class SlicedWeights:
         Raises ChainError ``base-shape`` where a tile needs old elements that other ranks hold, ``base-differs`` for a
         tensor of which the step has no sums, ``value-inexact``, and what `ShareReader` raises.
         """
-        empty = {name: dict.fromkeys(cells, state_digest.ZERO) for name, cells in self._cells.items()}
+        self.decoder.begin()
+        empty = {name: dict.fromkeys(cells, state_digest.ZERO) for name, cells in self.cells.items()}
         made = SliceStep(self.tensors, ShareProof(empty) if parts.full else self._known_proof(), parts.full)
         unchecked: set[str] = set()
         for file in parts.files:
-            reader = ShareReader(parts.source.of(file), file, self.tensors.held)
+            reader = ShareReader(parts.of(file), file, self.tensors.held)
             check_origin(reader.index, parts.hop)
             for one in reader.share.entries:
                 if one.entry.name not in want:  # [F-APPLY-5]: no sum would prove it
                     have, need = "changes of it", "changes of tensors that the step has sums of"
                     raise ChainError("base-differs", where=one.entry.name[:80], have=have, need=need)
             unchecked |= {one.entry.name for one in reader.share.entries if one.cut is Cut.ELEMENTS}
-            self._decode(made, reader, file, parts)
+            self.decoder.decode(made, reader, file, parts)
         proof = made.proof
         told = ShareProof({name: cells for name, cells in proof.cells.items() if name in want})
 
@@ -104,10 +100,6 @@ class SlicedWeights:
             self._proof = proof
 
         return PreparedSlices({}, told.to_dict(), sorted(unchecked), Scatter(made.writes), done)
-
-    def _decode(self, made: SliceStep, reader: ShareReader, file: File, parts: StepParts) -> None:
-        """Decode this rank's share of a part into ``made``; nothing is written."""
-        made.decode(reader, reader.share.entries)
 
     def prepare(self, patch: Patch, known: Mapping[str, Sums], want: Mapping[str, Sums]) -> PreparedSlices:
         """Never: a repository's step is loaded, since a patch needs whole tensors."""
@@ -134,9 +126,5 @@ class SlicedWeights:
 
     def _known_proof(self) -> ShareProof:
         if self._proof is None:
-            self._proof = self._sums_of_cells()
+            self._proof = self.decoder.sums()
         return self._proof
-
-    def _sums_of_cells(self) -> ShareProof:
-        """Of all words that are here."""
-        return ShareProof.of(self.tensors, self._cells)

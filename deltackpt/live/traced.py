@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 
-from deltackpt.codecs.types import Elements
 from deltackpt.engines.card import kernels_on
 from deltackpt.engines.card_compile import compile_for
-from deltackpt.engines.memory import Memory, memories
+from deltackpt.engines.memory import memories
 from deltackpt.engines.proof import prove
-from deltackpt.engines.regions import Region
+from deltackpt.engines.slices.mapped import held_tensors
 from deltackpt.engines.tracing import Load, trace
 from deltackpt.engines.traits import EngineTraits
 from deltackpt.errors import CheckpointError
-from deltackpt.format.dtypes import DTYPES, storage_shape, uint
 from deltackpt.format.safetensors_header import Tensor
-from deltackpt.format.widening import Widening
-from deltackpt.live.box_words import BoxWords
 from deltackpt.live.card_slices import CardSlices
 from deltackpt.live.slices import SlicedWeights
-from deltackpt.shares import HeldTensors
-from deltackpt.shares.bounds import Bounds, of_strided, shape_of, whole
-from deltackpt.shares.tensors import FarWords, HeldTensor, Place, WideWords
 from deltackpt.torch_views.names import listed
-from deltackpt.torch_views.words import INTS
-
-SMALL = 1 << 20  # elements up to which a rank keeps a copy of all of a tensor of which it has slices
 
 
 def traced(
@@ -48,60 +37,9 @@ def traced(
         wrong = [f"{name}: {why}" for name, why in {**proof.ties, **proof.unproven}.items()]
         need, hint = "a loader that only copies", "This rank goes by the repository: `deltackpt serve-updates`."
         raise CheckpointError("model-differs", where="the model", have=listed(sorted(wrong), 3), need=need, hint=hint)
-    regions = {name: some for name, some in proof.regions.items() if some}
-    device = kernels_on(memory[region.memory].flat.device for some in regions.values() for region in some)
-    if device is not None:
-        compile_for(tensor for storage in memory.values() for _, tensor, _ in storage.tensors)
-        held = {name: _held(table[name], some, memory, device) for name, some in regions.items()}
-        return CardSlices(HeldTensors(held), device)
-    return SlicedWeights(HeldTensors({name: _held(table[name], some, memory) for name, some in regions.items()}))
-
-
-def _elements(tensor: Tensor) -> int:
-    return int(np.prod(storage_shape(DTYPES[tensor.dtype], tensor.shape), dtype=np.int64))
-
-
-def _held(
-    tensor: Tensor, regions: Sequence[Region], memory: Mapping[int, Memory], device: torch.device | None = None
-) -> HeldTensor:  # fmt: skip
-    dtype = DTYPES[tensor.dtype]
-    shape = storage_shape(dtype, tensor.shape)
-    boxes: dict[Bounds, Place] = {}
-    copies: list[tuple[Bounds, Place]] = []
-    for region in regions:
-        widening = Widening.between(tensor.dtype, region.wide)
-        for box, words in _views(region, shape, memory[region.memory], far=device is not None):
-            array = words if widening is None else WideWords(words, widening, tensor.name)
-            if boxes.setdefault(box, array) is not array:
-                copies.append((box, array))
-    if _elements(tensor) <= SMALL:  # it has few tiles, or one, so that no slice has all the old words of one
-        if device is None:
-            boxes.setdefault(whole(shape), np.zeros(shape, uint(dtype.width)))
-        else:
-            boxes.setdefault(whole(shape), BoxWords(torch.zeros(shape, dtype=INTS[dtype.width], device=device)))
-    return HeldTensor(dtype, shape, boxes, copies)
-
-
-def _views(
-    region: Region, shape: tuple[int, ...], memory: Memory, *, far: bool
-) -> Iterator[tuple[Bounds, Elements | FarWords]]:  # fmt: skip
-    """The boxes of a region, each with its view of the memory: numpy's unless it is ``far``, on a card."""
-    steps = [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
-    strides = [_target_stride(region, step) for step in steps]
-    words = None if far or memory.flat.device.type != "cpu" else memory.words()
-    for box in of_strided(shape, region.source, [(n, s) for n, s, _ in region.dims]):
-        first = sum(start * step for (start, _), step in zip(box, steps, strict=True))
-        _, where = region.select(np.array([first], np.int64), -1)
-        if words is None:
-            yield box, BoxWords(memory.flat.as_strided(shape_of(box), strides, int(where[0])))
-            continue
-        apart = [stride * words.itemsize for stride in strides]
-        yield box, np.lib.stride_tricks.as_strided(words[int(where[0]) :], shape_of(box), apart)
-
-
-def _target_stride(region: Region, step: int) -> int:
-    """How far apart in the memory elements are that are ``step`` apart in the tensor."""
-    for _, source, target in region.dims:
-        if source <= step:
-            return target * (step // source)
-    return 0  # an axis of one element
+    device = kernels_on(memory[region.memory].flat.device for some in proof.regions.values() for region in some)
+    held = held_tensors(table, proof.regions, memory, device)
+    if device is None:
+        return SlicedWeights(held)
+    compile_for(tensor for storage in memory.values() for _, tensor, _ in storage.tensors)
+    return CardSlices(held, device)

@@ -67,7 +67,7 @@ class WideWords:
 
     def read(self, index: Any, *, exact: bool = True) -> Elements:
         """The words there; see `Widening.narrow`."""
-        return self.widening.narrow(_words(self.memory, index), self.name, exact=exact)
+        return self.widening.narrow(words_at(self.memory, index), self.name, exact=exact)
 
     def write(self, index: Any, words: Elements) -> None:
         """Put words there. Raises ChainError ``value-inexact``."""
@@ -82,12 +82,14 @@ class HeldTensor:
     """The words of boxes of one tensor, each an array of its box's shape. ``shape`` is the tensor's storage shape.
 
     ``copies``: boxes whose words lie in other memory too, as those of tied weights; they are written, and not read.
+    ``kept``: the box of all of it is no weight, but a copy that the rank keeps to decode by.
     """
 
     dtype: DType
     shape: Shape
     boxes: Mapping[Bounds, Place]
     copies: Sequence[tuple[Bounds, Place]] = ()
+    kept: bool = False
 
     @property
     def places(self) -> list[tuple[Bounds, Place]]:
@@ -126,7 +128,7 @@ class HeldTensors:
         box = tuple((o, o + n) for o, n in zip(offset, shape, strict=True))
         for mine, array in self._boxes(entry.name, shape if not entry.boxed else entry.whole):
             if (common := meet(mine, box)) is not None:
-                flat.reshape(shape)[_within(common, box)] = _words(array, _within(common, mine), exact=False)
+                flat.reshape(shape)[_within(common, box)] = words_at(array, _within(common, mine), exact=False)
         return flat
 
     def old(self, name: str, positions: npt.NDArray[np.int64], *, known: bool | None = None) -> Elements:
@@ -141,7 +143,7 @@ class HeldTensors:
         read = np.zeros(len(positions), np.bool_)
         for box, array in tensor.places if known else tensor.boxes.items():
             mine, index = _locate(positions, tensor.shape, box)
-            words = _words(array, index, exact=known is not False)
+            words = words_at(array, index, exact=known is not False)
             if known and (found[mine] != words)[read[mine]].any():
                 have, need = f"other words in two places, in {list(box)}"[:120], "the same in all places"
                 hint = "Other code wrote to the weights."
@@ -181,7 +183,7 @@ class HeldTensors:
         found = np.zeros(shape_of(box), uint(tensor.dtype.width))
         for mine, array in tensor.boxes.items():
             if (common := meet(mine, box)) is not None:
-                found[_within(common, box)] = _words(array, _within(common, mine))
+                found[_within(common, box)] = words_at(array, _within(common, mine))
         return found
 
     def _boxes(self, name: str, shape: Shape) -> Iterator[tuple[Bounds, Place]]:
@@ -190,14 +192,16 @@ class HeldTensors:
             yield from tensor.boxes.items()
             return
         for box, array in tensor.boxes.items():  # a packed dtype in a part of version 1: the same bytes, in rows
-            array = _words(array, ...)
+            array = words_at(array, ...)
             at, length = runs(tensor.shape, offset_of(box), shape_of(box))
             flat = array.reshape(-1)
             for number, start in enumerate(at.tolist()):
                 yield from _as_boxes(flat[number * length : (number + 1) * length], start, shape)
 
 
-def _words(array: Place, index: Any, *, exact: bool = True) -> Elements:
+def words_at(array: Place, index: Any, *, exact: bool = True) -> Elements:
+    """The unsigned words of a place at an index, as numpy takes it: a view of an array of numpy where indexing gives
+    one. ``exact`` as of `FarWords.read`."""
     if not isinstance(array, np.ndarray):
         return array.read(index, exact=exact)
     found: Elements = _at_least_1d(array, index)[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from support.doc_blocks import (
 )
 
 PAGES = [page for page in pages() if any(True for _ in blocks(page))]
-BEGINNINGS = {"nothing": [], "the session": [DOCS / "start.md"]}
 MOST_THAT_CANNOT = 0.4  # of all blocks: documents that nobody can try are not documents
 
 
@@ -60,6 +60,24 @@ def test_most_blocks_run() -> None:
     assert len(cannot) <= MOST_THAT_CANNOT * len(found)
 
 
+@pytest.fixture(scope="session")
+def nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nothing")
+
+
+@pytest.fixture(scope="session")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the blocks of the first session ran."""
+    work, environment = tmp_path_factory.mktemp("session"), tools(tmp_path_factory.mktemp("bin"))
+    for block in blocks(DOCS / "start.md"):
+        if not block.impossible:
+            run(block, work, environment)
+    return work
+
+
+BEGINNINGS = {"nothing": "nothing", "the session": "session"}  # the fixture of each
+
+
 def readme(work: Path, said: list[str]) -> None:
     assert (work / "restored/config.json").read_bytes() == (work / "step_1/config.json").read_bytes()
     assert (work / "rollout/current/config.json").is_file()
@@ -89,14 +107,10 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """In order, in one folder, each in a process of its own."""
     environment, work = tools(tmp_path / "bin"), tmp_path / "work"
-    work.mkdir()
-    for beginning in BEGINNINGS[begins_with(page)]:
-        for block in blocks(beginning):
-            if not block.impossible:
-                run(block, work, environment)
+    shutil.copytree(request.getfixturevalue(BEGINNINGS[begins_with(page)]), work, symlinks=True)
     mine = [block for block in blocks(page) if not block.impossible]
     said = [run(block, work, environment) for block in mine if not block.missing]
     missing = [need for block in mine for need in block.missing]

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from support.engine_steps import Run, nudge  # noqa: E402
 from support.own_engine import BITS, Following, bits, first_state, next_state  # noqa: E402
 
+from deltackpt.engines import own_steps  # noqa: E402
 from deltackpt.engines.memory import Memory  # noqa: E402
 from deltackpt.engines.receiver import Receiver  # noqa: E402
 from deltackpt.engines.sglang import loader as sglang  # noqa: E402
@@ -131,6 +132,28 @@ def test_a_load_that_breaks_off_is_taken_back(folder, monkeypatch):
     assert one.holds(1)
 
 
+def test_a_checkpoint_that_is_to_be_loaded_is_made_before_the_pause(folder, monkeypatch):
+    one = Following(folder)
+    one.step()
+    one.update("stage", mode="reload", token="s")
+    one.receiver._staged.join()
+    (made,) = (folder / "tmp").glob("deltackpt-step-*/*")
+    monkeypatch.setattr(own_steps, "apply", None)  # nothing is made while the engine is paused
+    report = one.update(mode="reload")
+    assert (report.path, report.elements, one.holds(1)) == ("reload", 0, True)
+    assert {"load", "compare"} <= report.seconds.keys()
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    one.step()
+    one.update("stage", mode="reload", token="s")  # of a step that is not asked for any more
+    one.step()
+    one.update("stage", token="s")
+    one.receiver._staged.join()
+    assert not made.exists()
+    assert not list((folder / "tmp").glob("deltackpt-step-*"))
+    assert one.update().path == "patches"
+
+
 def test_where_no_patch_leads_the_whole_step_is_loaded(folder):
     one = Following(folder)
     one.run.publish(next_state(one.run.states[0], 1), anchor=AnchorPolicy(every=1))
@@ -159,14 +182,6 @@ def test_damage_leaves_the_engine_as_it_was(folder):
     patch.write_bytes(whole)
     assert one.update().path == "patches"
     assert one.holds(1)
-
-
-def test_a_rank_that_holds_a_part_needs_a_cache(folder):
-    one = Following(folder)
-    one.rank.whole = False
-    with pytest.raises(UsageError) as caught:
-        Receiver(one.rank, str(one.run.url), None, origin=str(one.run.checkpoint(0)))
-    assert caught.value.code == "engine-cache"
 
 
 def test_an_engine_is_told_whom_to_trust_by_its_own_environment(folder, monkeypatch):

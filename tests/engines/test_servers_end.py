@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.running import python_path
 
 TESTS = Path(__file__).parents[1]
 RUN = """
@@ -35,7 +36,7 @@ def there(group: int) -> bool:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_servers_end_with_the_run(how):
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment = {**os.environ, "PYTHONPATH": python_path(TESTS)}
     with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True, env=environment) as run:
         assert run.stdout is not None
         group = int(run.stdout.readline())

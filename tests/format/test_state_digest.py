@@ -123,7 +123,10 @@ def test_boxes_add_up_however_they_are_cut(seed, width, shape):
         boxes += [(*box[:axis], half, *box[axis + 1 :]) for half in halves if half.stop > half.start]
     total = state_digest.ZERO
     for box in rng.permutation(np.array(boxes, object)):
-        share = state_digest.of_box(np.ascontiguousarray(bits[tuple(box)]), tuple(s.start for s in box), shape)
+        corner = tuple(s.start for s in box)
+        share = state_digest.of_box(np.ascontiguousarray(bits[tuple(box)]), corner, shape)
+        assert state_digest.of_box(bits[tuple(box)], corner, shape) == share  # where it lies in another
+        assert state_digest.of_box(np.asfortranarray(bits[tuple(box)]), corner, shape) == share
         total = state_digest.add(total, share)
     assert total == state_digest.of_run(bits.reshape(-1))
 

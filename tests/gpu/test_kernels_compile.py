@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support.device_changes import case, check, words_of  # noqa: E402
+from support.running import python_path  # noqa: E402
 
 from deltackpt.codecs import select  # noqa: E402
 from deltackpt.codecs.packed import codec  # noqa: E402
@@ -74,7 +75,7 @@ def test_all_kernels_that_the_interpreter_runs(tmp_path, monkeypatch):
     assert {line.split('"')[1].rpartition(".")[2] for line in written} >= modules - helpers
     (tmp_path / "kernels").write_text("\n".join(written))
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment |= {"PYTHONPATH": python_path(TESTS, TESTS.parent), "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "support.kernel_signatures", str(tmp_path / "kernels")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -1,6 +1,5 @@
 """A training whose group moves cards' memory alone, as NCCL's does: the hook's messages go over a group of its own."""
 
-import multiprocessing
 import os
 import traceback
 
@@ -8,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
+
+from support.forked import forked  # noqa: E402
 
 from deltackpt.hooks import TrainerHook  # noqa: E402
 from deltackpt.hooks.process_group import Processes  # noqa: E402
@@ -66,8 +67,8 @@ def _main(rank, world, root):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_hook_needs_no_backend_for_host_memory(tmp_path):
-    context, world = multiprocessing.get_context("spawn"), 2
-    processes = [context.Process(target=_main, args=(rank, world, tmp_path)) for rank in range(world)]
+    world = 2
+    processes = [forked(_main, rank, world, tmp_path) for rank in range(world)]
     for process in processes:
         process.start()
     for process in processes:

@@ -1,12 +1,12 @@
 """What goes wrong behind the training: nothing is lost, nothing hangs, nothing is left behind."""
 
 import _thread
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -406,16 +406,14 @@ for step in range(1000):
 @pytest.mark.heavy
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_trainer_is_resumed(tmp_path, how):
-    tests = Path(__file__).parent.parent
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={"PYTHONPATH": f"{tests}:{tests.parent}", "PATH": "/usr/bin:/bin"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
-    for line in process.stdout:
-        if int(line) >= 6:
-            break
+    came = next((line for line in process.stdout if int(line) >= 6), None)
     process.send_signal(how)
-    process.communicate()
+    _, told = process.communicate(timeout=60)
+    assert came is not None, told
     repo = Repository.open(tmp_path / "repo")
     at = repo.load(repo.ref().link).step
     assert at >= 3

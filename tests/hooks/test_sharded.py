@@ -1,8 +1,8 @@
 """Ranks that publish together: each what it owns, nobody all of it, and a step only if all were there."""
 
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -84,12 +84,11 @@ def test_rank_0_alone_publishes_replicas(tmp_path):
 @pytest.mark.parametrize("world", [2, 4])
 def test_under_torchrun(tmp_path, world):
     """FSDP 2, as a training is started; `ranks.fsdp` compares every step with full checkpoints."""
-    tests = Path(__file__).parent.parent
     script = tmp_path / "train.py"
     script.write_text(JOB)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", script, tmp_path],
-        env={"PYTHONPATH": f"{tests}:{tests.parent}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.running import python_path
 
 from deltackpt import kernels
 from deltackpt.kernels import build
@@ -35,7 +36,7 @@ def run(folder: Path) -> Run:
         return subprocess.run(
             [sys.executable, "-c", script, *arguments],
             cwd=folder,
-            env={**kept, "PYTHONPATH": f"{folder}:{ROOT / 'cli'}", **more},
+            env={**kept, "PYTHONPATH": python_path(folder, ROOT / "cli"), **more},
             capture_output=True,
             text=True,
             timeout=60,

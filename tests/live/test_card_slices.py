@@ -22,9 +22,9 @@ from support.share_states import (  # noqa: E402
 )
 from support.states import ORIGIN, part_of, value  # noqa: E402
 
+from deltackpt.engines.slices.box_words import BoxWords  # noqa: E402
 from deltackpt.errors import ChainError, FormatError  # noqa: E402
 from deltackpt.format.manifest import Link  # noqa: E402
-from deltackpt.live.box_words import BoxWords  # noqa: E402
 from deltackpt.live.card_slices import CardSlices  # noqa: E402
 from deltackpt.live.parts import StepParts  # noqa: E402
 from deltackpt.live.slices import SlicedWeights  # noqa: E402

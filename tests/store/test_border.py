@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from support.chains import World
 from support.fake_bucket import FakeBucket
+from support.running import python_path
 from support.states import tree
 
 from deltackpt.errors import DeltackptError, NoSpaceError, StoreError
@@ -278,7 +279,7 @@ def test_the_command_says_our_words_alone(url: str, options: list[str]) -> None:
         keys = f"DefaultEndpointsProtocol=http;AccountName=me;AccountKey=aHVudGVyMg==;BlobEndpoint={at}/me;"
         environment = {
             **os.environ,
-            **{"PYTHONPATH": f"{root}{os.pathsep}{root / 'cli'}", "AWS_DEFAULT_REGION": "us-east-1"},
+            **{"PYTHONPATH": python_path(root, root / "cli"), "AWS_DEFAULT_REGION": "us-east-1"},
             **dict.fromkeys(("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "HF_ENDPOINT", VARIABLE), at),
             **dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"), SECRET),
             "AZURE_STORAGE_CONNECTION_STRING": keys,

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from support.running import python_path
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RUN = ("bash", "python")
@@ -104,12 +106,11 @@ def tools(folder: Path) -> dict[str, str]:
         script.chmod(0o755)
     kept = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR")}
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    library = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
     # Two ranks and a test beside them share two cores.
     return {
         **kept,
         "PATH": path,
-        "PYTHONPATH": library,
+        "PYTHONPATH": python_path(ROOT, ROOT / "cli"),
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "200",
         "DELTACKPT_TRUST_DIR": str(folder / "trust"),

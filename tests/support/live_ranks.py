@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import torch
 
 from deltackpt.hooks import TrainerHook
 from deltackpt.live import LiveEvent, Session, join
+from support.forked import forked
 from support.live import TOKEN, Engine, make_model, nudge, raw, until
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["support.live_ranks"])
 
 
 def digest(model: torch.nn.Module) -> str:
@@ -123,7 +120,7 @@ def sharded(rank: int, world: int, root: Path, carrier: str, *, device: str) -> 
 
 def start(work, *args: Any):
     """In a process of its own."""
-    process = CONTEXT.Process(target=work, args=args, daemon=True)
+    process = forked(work, *args, daemon=True)
     process.start()
     return process
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from deltackpt.codecs import select
 from deltackpt.hooks import TrainerHook, anchors
 from deltackpt.repository import Repository
+from support.forked import forked, fresh
 from support.training import Ledger, Net, exact_copy, published, raw, train_step
 
 SEEDED = 17
@@ -24,8 +24,8 @@ SEEDED = 17
 
 def spawn(world: int, work: Callable[..., None], root: Path, *args: Any, device: str = "cpu") -> list[str]:
     """Run ``work(rank, world, root, *args)`` in as many processes; -> what each failed with, "" if it did not."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_main, args=(r, world, work, root, args, device)) for r in range(world)]
+    begin = forked if device == "cpu" else fresh
+    processes = [begin(_main, rank, world, work, root, args, device) for rank in range(world)]
     for process in processes:
         process.start()
     for process in processes:

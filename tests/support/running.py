@@ -53,10 +53,14 @@ def command(*args: object, before: str = "pass") -> list[str]:
     return [sys.executable, "-c", f"{before}\n{RUN}", *map(str, args)]
 
 
+def python_path(*folders: Path | str) -> str:
+    """PYTHONPATH with some folders first; what lies in the one that the tests have may be there alone."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def environment(**more: str) -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
     kept = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR", "_DELTACKPT_COMPLETE")}
-    return {**kept, "PYTHONPATH": path, "COLUMNS": "200", **more}
+    return {**kept, "PYTHONPATH": python_path(ROOT, ROOT / "cli"), "COLUMNS": "200", **more}
 
 
 def deltackpt(*args: object, before: str = "pass", **more: str) -> Done:

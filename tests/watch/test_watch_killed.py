@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.running import python_path
 from support.states import tree
 from support.watch_lives import weights
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 def run(kind: str, root: Path, steps: int, seed: int, keep: int = 0) -> list[int]:
     command = [sys.executable, str(ROOT / "tests/support/watch_lives.py"), kind]
     command += map(str, (root, steps, seed, keep))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -29,7 +29,7 @@ def _leave_unpacked() -> None:
 
         @wraps(packs)
         def only_int8(n: int, k: int, dtype: torch.dtype) -> bool:
-            return dtype == torch.int8 and packs(n, k, dtype)
+            return bool(dtype == torch.int8 and packs(n, k, dtype))
 
         utils.check_cpu_sgl_kernel = only_int8
 

@@ -51,3 +51,27 @@ def test_a_server_follows_without_a_cache(tmp_path):
         assert fresh.answers() == seen
     finally:
         fresh.close()
+
+
+def test_two_ranks_follow_without_a_cache(tmp_path):
+    """Each decodes its share; one step is loaded whole, by both. A fresh engine answers alike."""
+    run = Run(tmp_path, tmp_path / "side")
+    run.publish(tiny(tmp_path / "side"))
+    server = Server(run, run.checkpoint(0), tp=2, how=HOW)
+    try:
+        for step in (1, 2, 3):
+            run.publish(nudge(run.states[step - 1], step, share=0.3))
+            more = ["--mode", "reload"] if step == 2 else ["--check"]
+            assert serve(run, [server], "--once", *more, cache=None).wait(240) == 0, events(run)
+            seen = server.answers()
+        taken = [e for e in events(run) if e["event"] == "taken"]
+        assert [(e["step"], e["mode"], e["path"]) for e in taken] == [
+            (1, "scatter", "shares"), (2, "reload", "reload"), (3, "scatter", "shares"),
+        ]  # fmt: skip
+    finally:
+        server.close()
+    fresh = Server(run, run.checkpoint(3), tp=2, how=HOW)
+    try:
+        assert fresh.answers() == seen
+    finally:
+        fresh.close()

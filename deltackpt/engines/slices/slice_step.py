@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,15 +67,23 @@ class BoxWrite:
         """Nothing: there is no step to go back to."""
 
 
-@dataclass
 class SliceStep:
-    """``proof``: of the rank's cells, once all of ``writes`` are done. ``full``: the parts have all of the weights, and
-    the proof begins at zero."""
+    """``writes``: what is decoded. ``full``: the parts have all of the weights, and the proof begins at zero."""
 
-    tensors: HeldTensors
-    proof: ShareProof
-    full: bool
-    writes: list[Write] = field(default_factory=list)
+    def __init__(self, tensors: HeldTensors, proof: ShareProof, full: bool) -> None:
+        """``proof``: of the rank's cells, before."""
+        self.tensors, self.full = tensors, full
+        self.writes: list[Write] = []
+        self._cells = dict(proof.cells)
+
+    @property
+    def proof(self) -> ShareProof:
+        """Of the rank's cells, once all of ``writes`` are done."""
+        return ShareProof(dict(self._cells))
+
+    def gain(self, name: str, gains: Mapping[Bounds, Sums]) -> None:
+        """The sums of some cells of a tensor gain what a change adds to them."""
+        self._cells |= ShareProof({name: self._cells[name]}).gained(name, gains).cells
 
     def decode(self, reader: ShareReader, entries: Sequence[EntryShare]) -> None:
         """Read and decode some entries of a part in host memory. Raises what `ShareReader.changes` raises, ChainError
@@ -91,7 +99,8 @@ class SliceStep:
             before = np.zeros_like(old) if self.full else old
             self.writes.append(ElementWrite(self.tensors, name, found.positions, old, found.values))
             change = found.positions, before, found.values
-            self.proof = self.proof.after(name, self.tensors.tensors[name].shape, change)
+            shape = self.tensors.tensors[name].shape
+            self._cells |= ShareProof({name: self._cells[name]}).after(name, shape, change).cells
 
     def _box(self, one: EntryShare, data: memoryview) -> None:
         """Take all words of a box as they are: no positions of so many elements are made."""
@@ -99,12 +108,12 @@ class SliceStep:
         found = words(data, one.entry.dtype.width).reshape(shape_of(box))
         self.tensors.check(name, found)
         gains: dict[Bounds, Sums] = {}
-        for cell in self.proof.cells[name]:
+        for cell in self._cells[name]:
             if (common := meet(cell, box)) is not None:
                 inner = found[tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(common, box, strict=True))]
                 part = np.ascontiguousarray(inner).reshape(shape_of(common))
                 gains[cell] = state_digest.of_box(part, offset_of(common), self.tensors.tensors[name].shape)
-        self.proof = self.proof.gained(name, gains)
+        self.gain(name, gains)
         self.writes.append(BoxWrite(self.tensors, name, box, found))
 
 

@@ -16,10 +16,10 @@ from deltackpt.codecs.packed.encoding import PackedCodec
 from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.engines.card_tasks import TaskPart, TensorTask
+from deltackpt.engines.slices.box_words import BoxWords, within, words_there
 from deltackpt.format.dtypes import storage_shape
 from deltackpt.gpu.decode import DecodeTask, takes
 from deltackpt.gpu.digest import out_of_box
-from deltackpt.live.box_words import BoxWords, within, words_there
 from deltackpt.shares import EntryShare
 from deltackpt.shares.bounds import Bounds, meet, of_run, offset_of, shape_of, size
 from deltackpt.shares.tensors import HeldTensor
