@@ -136,6 +136,7 @@ class Receiver:
             self.why = f"step {self.link.step} is not in the cache"
         elif not self.proof.regions and self.proof.mismatch:
             self.link, self.proof, self.why = None, None, "the engine's weights are not those of its checkpoint"
+            self._slices = None
 
     def _stage(self, want: Update, report: RankReport) -> None:
         self._staged = StagedStep(self._context(), self._source, self._target(want), want, open=report.open)

@@ -107,6 +107,25 @@ def test_one_rank_that_cannot_lets_all_load_the_step_once_for_the_host(made, mon
     assert one.holds(1)
 
 
+def test_a_load_that_breaks_off_in_one_rank_is_taken_back_by_all(made, monkeypatch):
+    one = made()
+    one.step()
+    model = one.models[1]
+
+    def breaks(folder):
+        model.load_weights(one.run.states[1].items())
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(one.engines[1], "native", breaks)
+    with pytest.raises(DeltackptError, match="the disk is gone"):
+        one.update(mode="reload")
+    assert one.holds(0)
+    assert not any(receiver.wedged for receiver in one.receivers)
+    monkeypatch.undo()
+    assert ways(one.update()) == {("scatter", "shares")}  # copies of small tensors were taken back as well
+    assert one.holds(1)
+
+
 def test_ranks_of_several_hosts_have_a_checkpoint_on_each(made, monkeypatch):
     one, asked = made(4), itertools.count()
     monkeypatch.setattr(one_folder, "host", lambda: next(asked) // 2)
