@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,16 @@ class State(Protocol):
         """The caller is done with the tensor, or with its bytes from ``start`` to ``end``: their memory may go."""
 
 
+@runtime_checkable
+class ReadsPieces(Protocol):
+    """A `State` whose tensors are made anew when they are asked for, and need not be held whole."""
+
+    def pieces(self, name: str) -> Iterator[npt.NDArray[np.uint8]] | None:
+        """`State.bytes_of` from first to last, piece by piece, of whole words: uint8 [n], each valid until the next is
+        asked for. None where that is not possible. Where they end early something is wrong, and `bytes_of` says
+        what."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """How one tensor differs. ``change`` is None where it is gone; its ``base`` is None where it is new or reshaped.
@@ -77,7 +87,8 @@ class Comparison:
     def __init__(self, most: int, width: np.dtype[Any]) -> None:
         size = most if kernels.LIB is not None else 0
         self._buffers = np.empty(size, np.int64), np.empty(size, width), np.empty(size, width)
-        self._found = [ChangedElements(np.zeros(0, np.int64), np.zeros(0, width), np.zeros(0, width))]
+        self._found = [_nothing(width)]
+        self.count = 0
 
     def add(self, old: npt.NDArray[Any], new: npt.NDArray[Any], first: int) -> None:
         """Compare two contiguous runs, unsigned words [n] each, that begin at word ``first`` of the tensor.
@@ -92,6 +103,7 @@ class Comparison:
             found = ChangedElements(*(array[:count].copy() for array in self._buffers))
         if len(found.positions):
             self._found.append(found)
+            self.count += len(found.positions)
 
     def changes(self) -> ChangedElements:
         """All that was found, by rising position."""
@@ -133,9 +145,12 @@ def difference(name: str, old: State, new: State, *, most: int | None = None) ->
     target = new.bytes_of(name)
     if a is None or (a.dtype, a.shape) != (b.dtype, b.shape):
         old_xxh3 = xxh3(old.bytes_of(name)) if a else None
-        none = np.zeros(0, width)
-        change = Change(dtype, shape, np.zeros(0, np.int64), none, none, None, target.view(width))
+        change = Change(dtype, shape, *_nothing(width), None, target.view(width))
         return Difference(name, change, old_xxh3, xxh3(target))
+    if most is not None and len(target) > spill.spill_above() and kernels.LIB is not None:
+        change = Change(dtype, shape, *_nothing(width), target.view(width), target.view(width), spill.room, after=True)
+        if (made := _by_pieces(name, old, new, change)) is not None:
+            return made
     base = old.bytes_of(name)
 
     keep = most is not None and len(target) <= KEPT
@@ -200,6 +215,39 @@ class _ChangesSoFar:
     def all(self) -> ChangedElements:
         """Of all words, by rising position."""
         return ChangedElements(*(array[: self._count] for array in self._arrays))
+
+
+def _nothing(width: np.dtype[Any]) -> ChangedElements:
+    return ChangedElements(np.zeros(0, np.int64), np.zeros(0, width), np.zeros(0, width))
+
+
+def _by_pieces(name: str, old: State, new: State, change: Change) -> Difference | None:
+    """`difference` of a tensor whose old elements are not held: ``change`` is of no element, all of which are the new
+    ones. None where the old state cannot do so, or much has changed.
+    """
+    if not isinstance(old, ReadsPieces) or (pieces := old.pieces(name)) is None:
+        return None
+    target, first, released = change.target, 0, 0
+    step = CHUNK // target.itemsize
+    compared, hashes = Comparison(step, target.dtype), (xxhash.xxh3_128(), xxhash.xxh3_128())
+    for piece in pieces:
+        words = piece.view(target.dtype)
+        for at in range(0, len(words), step):
+            x = words[at : at + step]
+            y = target[first : first + len(x)]
+            compared.add(x, y, first)
+            for hashed, run in zip(hashes, (x, y), strict=True):
+                hashed.update(run.data)
+            first += len(x)
+        if compared.count > min(len(target) // (2 * DENSE), GATHERED):
+            return None
+        if target.nbytes > KEPT:
+            new.release(name, released, first * target.itemsize)
+            released = first * target.itemsize
+    if first < len(target):
+        return None
+    found = replace(change, **compared.changes()._asdict())
+    return Difference(name, found, hashes[0].digest(), hashes[1].digest())
 
 
 def _in_chunks(old: npt.NDArray[Any], new: npt.NDArray[Any], most: int | None, release: _Release) -> _Found:

@@ -185,7 +185,7 @@ class EntryTable(Sequence[Entry]):
         rows_of = self.rows[regular]
         columns = zip(
             form[regular].tolist(), rows_of[_DETAIL].tolist(), rows_of["changes"].tolist(),
-            self._chosen[regular].tolist(), strict=True,
+            self.chosen[regular].tolist(), strict=True,
         )  # fmt: skip
         found = []
         for number, row in zip(numbers, rows.tolist(), strict=True):
@@ -211,7 +211,7 @@ class EntryTable(Sequence[Entry]):
         return found
 
     @cached_property
-    def _chosen(self) -> Ints:
+    def chosen(self) -> Ints:
         """What all lists of each row choose: int64 [rows]. Every row has a tile, and that a list."""
         found: Ints = np.add.reduceat(self.counts, self.rows["list"]) if len(self.rows) else np.zeros(0, np.int64)
         return found
@@ -231,7 +231,12 @@ class EntryTable(Sequence[Entry]):
         known: dict[Form, int] = {}
         keys = np.concatenate([self.rows["dtype"][:, None], self.rows["rank"][:, None], self.rows["dims"]], axis=1)
         cuts = [0, *(np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1).tolist()] if len(keys) else []
-        numbers = [known.setdefault(_form(row), len(known)) for row in self.rows[cuts]]
+        seen: dict[bytes, int] = {}
+        numbers = list[int]()
+        for raw, at in zip(keys[cuts].view(f"V{keys[:1].nbytes}").ravel().tolist() if cuts else (), cuts, strict=True):
+            if raw not in seen:
+                seen[raw] = known.setdefault(_form(self.rows[at]), len(known))
+            numbers.append(seen[raw])
         return list(known), np.repeat(np.array(numbers, np.int64), np.diff([*cuts, len(keys)]))
 
     def _detail(self, row: tuple[int, ...]) -> ListIndex:
@@ -240,11 +245,13 @@ class EntryTable(Sequence[Entry]):
         scale = _scale(classes, sized, top, anchor)
         counts = self.counts[first : first + tiles * scale.lists].reshape(tiles, scale.lists)
         checksums = np.frombuffer(self.data, "<u4", tiles, begin)
-        return ListIndex(_grid(height, width, rows, columns), scale, counts, self.lengths[at : at + tiles], checksums)
+        return ListIndex(
+            grid_of_row(height, width, rows, columns), scale, counts, self.lengths[at : at + tiles], checksums
+        )
 
 
 # Layers have the same ones, and so do steps: what is known of an object need not be found again.
-_grid = lru_cache(maxsize=4096)(TileGrid)
+grid_of_row = lru_cache(maxsize=4096)(TileGrid)
 _scale = lru_cache(maxsize=4096)(ClassScale)
 
 

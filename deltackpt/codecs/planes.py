@@ -151,13 +151,13 @@ def chunks(elements: int) -> int:
 
 def encode(change: Change) -> Encoded | None:
     """All elements as zigzag differences to the old ones; None where there is no old tensor of the same shape."""
-    if change.base is None:
+    if (base := change.all_old()) is None:
         return None
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
     payload = _Payload(change)
     sizes, checksums = [], []
     for at in range(0, change.elements, CHUNK):
-        zigzag = _zigzag(change.base[at : at + CHUNK], change.target[at : at + CHUNK], change.dtype)
+        zigzag = _zigzag(base[at : at + CHUNK], change.target[at : at + CHUNK], change.dtype)
         checksum, row = 0, []
         for j in range(change.dtype.width):
             plane = zigzag.view(np.uint8)[j :: change.dtype.width].tobytes()

@@ -58,6 +58,16 @@ class Change:
     withheld: int | None = None  # so many changed, too many to hold: the arrays of what changed are empty
     shares: int = 0  # ranks of which each reads a share, for which tiles are cut
     threads: int = 1  # that may encode it: the bytes are the same
+    after: bool = False  # ``base`` is ``target``: old elements are those, but where they changed
+
+    def all_old(self) -> Elements | None:
+        """``base`` as it is otherwise, words [n]: made anew where it was not kept."""
+        if not self.after:
+            return self.base
+        old = self.room(self.target.nbytes).view(self.target.dtype)
+        old[:] = self.target
+        scatter(old, self.positions, self.old)
+        return old
 
     @property
     def count(self) -> int:

@@ -25,9 +25,10 @@ from deltackpt.format.manifest import Link
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import Sums, TensorDigest
 from deltackpt.gpu.compile_ahead import join_receiving
-from deltackpt.gpu.decode import DecodedChanges, scratch
+from deltackpt.gpu.decode import DecodedChanges
 from deltackpt.gpu.kept import KeptChanges
 from deltackpt.gpu.places import Place, by_width
+from deltackpt.gpu.room import NOTHING, Need, need_of
 from deltackpt.patch.tensor import EncodedTensor
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.torch_views.words import from_host, on_host
@@ -41,7 +42,7 @@ class _Held:
     tensor: Tensor
     regions: Sequence[Region]
     size: int  # bytes that it takes on the card: of a copy, and of what is sent of it
-    need: int = 0  # and while it is decoded where it lies
+    need: Need = NOTHING  # of its decoding, where it lies
 
     @property
     def name(self) -> str:
@@ -161,7 +162,7 @@ class CardDecoding:
         """Decode on the card. -> writes; changes of copies become places of the group instead."""
         made = list[Write]()
         try:
-            for found in decode_tasks(self._device, tasks):
+            for found in decode_tasks(self._device, tasks, room=None if group.copied else self._kept.room):
                 decoded = found.decoded
                 for one, sums in zip(found.tasks, decoded.sums, strict=True):
                     group.gain(one.name, sums)
@@ -208,9 +209,12 @@ def _entries(patch: PatchReader, name: str) -> Sequence[Entry]:
     return found.entries if found is not None else ()
 
 
-def _need(entries: Sequence[Entry], total: int) -> int:
-    found = [entry.detail for entry in entries if isinstance(entry.detail, ListIndex)]
-    return sum(scratch(index, total, entries[0].dtype.width) for index in found)
+def _need(entries: Sequence[Entry], total: int) -> Need:
+    found = NOTHING
+    for entry in entries:
+        if isinstance(entry.detail, ListIndex):
+            found = found.also(need_of(entry.detail, total, entry.dtype.width, entry.payload))
+    return found
 
 
 def _groups(held: Sequence[_Held]) -> Iterator[list[_Held]]:

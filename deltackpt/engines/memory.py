@@ -60,12 +60,17 @@ class MemoryBackup:
     """All words of an engine, copied to host memory for a rollback."""
 
     def __init__(self, memory: Mapping[int, Memory]) -> None:
-        self._copies = [(storage, storage.words().copy()) for storage in memory.values()]
+        self._copies = [(storage, _copied(storage)) for storage in memory.values()]
 
     def rollback(self) -> None:
         """Put all of them back."""
         for storage, words in self._copies:
             storage.flat.copy_(from_host(words, "cpu"))
+
+
+def _copied(storage: Memory) -> Words:
+    words = storage.words()
+    return words.copy() if storage.flat.device.type == "cpu" else words
 
 
 def memories(model: torch.nn.Module) -> dict[int, Memory]:

@@ -138,8 +138,8 @@ class _PlacePlan:
     shared: frozenset[str]
 
 
-# Name, the tensor that it is of, dtype and shape, and what widens it.
-_Part = tuple[str, str, Slice, DType, tuple[int, ...], Widening | None]
+# Name, the tensor that it is of, the slice of that (None: all of it), dtype and shape, and what widens it.
+_Part = tuple[str, str, Slice | None, DType, tuple[int, ...], Widening | None]
 _Memory = tuple[str, int, torch.Size, tuple[int, ...], torch.dtype]  # name, address, shape, strides, dtype
 _PLANS: WeakKeyDictionary[torch.nn.Module, _PlacePlan] = WeakKeyDictionary()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -163,7 +163,8 @@ def places(
         plan = _PLANS[model] = _plan(model, state, table, rename, memory, wide)
     found = {}
     for name, source, part, dtype, shape, widening in plan.parts:
-        found[name] = WeightPlace(name, whole_view(state[source], part), dtype, shape, name in plan.shared, widening)
+        view = state[source].detach() if part is None else whole_view(state[source], part)
+        found[name] = WeightPlace(name, view, dtype, shape, name in plan.shared, widening)
     return found
 
 
@@ -193,7 +194,7 @@ def _plan(
         shape, alias[name] = shape_of(view, dtype), _alias(view)
         if name in table and wide and (widening := Widening.between(table[name].dtype, dtype.name)) is not None:
             dtype = widening.source
-        parts.append((name, source, part, dtype, shape, widening))
+        parts.append((name, source, None if part.is_all(state[source]) else part, dtype, shape, widening))
         if name in table and (dtype.name, shape) != (table[name].dtype, tuple(table[name].shape)):
             wrong.append(f"{name} is {dtype.name} {list(shape)}, not {table[name].dtype} {list(table[name].shape)}")
     known = {alias[name] for name in alias if name in table}

@@ -20,7 +20,7 @@ from deltackpt.engines.engine import Engine, attempt, model_differs, raise_on_al
 from deltackpt.engines.held import differing, known_digests
 from deltackpt.engines.journal_source import JournalSource
 from deltackpt.engines.layer_reload import other_layers
-from deltackpt.engines.memory import memories
+from deltackpt.engines.memory import MemoryBackup, memories
 from deltackpt.engines.methods import HasMethods, traced
 from deltackpt.engines.one_folder import one_folder
 from deltackpt.engines.own_steps import OwnSteps
@@ -168,7 +168,7 @@ class Receiver:
         if report.expected not in ("", report.path):
             log.warning("step %s goes by %s, not by %s: %s", link.step, report.path, report.expected, report.reason)
         report.decoded = writes.decoded if writes is not None else {}
-        undo = self._undo_of(writes)
+        undo = self._undo_of(writes, staged.backup)
         failed = self._write(writes, link, report)
         try:
             raise_on_all(self.engine, failed)
@@ -244,10 +244,10 @@ class Receiver:
         staged.join()
         return staged
 
-    def _undo_of(self, writes: Scatter | None) -> Undo:
-        """What undoes an update, prepared before it begins."""
+    def _undo_of(self, writes: Scatter | None, copied: MemoryBackup | None) -> Undo:
+        """What undoes an update, prepared before it begins. ``copied``: all weights, where that was done before."""
         undo: list[Undo] = []
-        raise_on_all(self.engine, attempt(lambda: undo.append(writes or backup(self._context()))))
+        raise_on_all(self.engine, attempt(lambda: undo.append(writes or copied or backup(self._context()))))
         return undo[0]
 
     def _write(self, writes: Scatter | None, link: Link, report: RankReport) -> DeltackptError | None:

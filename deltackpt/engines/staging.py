@@ -8,7 +8,9 @@ import time
 from deltackpt.engines.context import ChangeSource, RankContext
 from deltackpt.engines.engine import attempt
 from deltackpt.engines.held import differing
+from deltackpt.engines.memory import MemoryBackup
 from deltackpt.engines.proof import Proof
+from deltackpt.engines.rollback import backup
 from deltackpt.engines.scatter import Fallback, Scatter
 from deltackpt.engines.update import RankReport, Update
 from deltackpt.errors import ChainError, CheckpointError, DeltackptError
@@ -29,6 +31,7 @@ class StagedStep:
         self.context, self.link, self.want, self.open = context, link, want, open
         self._source = source
         self.scatter: Scatter | None = None
+        self.backup: MemoryBackup | None = None  # of all weights, where they will be loaded and no slot has them
         self.state = self.reason = ""
         self.error: DeltackptError | None = None
         self.seconds: dict[str, float] = {}
@@ -106,6 +109,8 @@ class StagedStep:
         except Fallback as reason:
             self.reason = str(reason)
         steps.prepare(link if self.scatter is None else None)
+        if self.scatter is None:
+            self.backup = backup(self.context)
         self.seconds["prepare"] = round(time.monotonic() - began, 4)
 
     def _check_shapes(self) -> None:

@@ -43,6 +43,17 @@ class StepChanges:
         self._patches: Sequence[PatchReader] = ()
         self._whole: Replay | None = None
 
+    @property
+    def plan(self) -> Plan:
+        """What leads to the target."""
+        return self._plan
+
+    def begin(self) -> StepChanges:
+        """Begin to hash what is hashed late, before the block; `join` ends that too where there is none."""
+        if self._late is not None:
+            self._late.begin(file for hop in self._plan.patches for file in hop.files)
+        return self
+
     def __enter__(self) -> StepChanges:
         if self._plan.anchor is not None:
             self._whole = self._stack.enter_context(Replay.open(self._repo, self._plan))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from deltackpt.engines.card import CardChanges, card_of, decode_on
@@ -16,16 +18,18 @@ from deltackpt.engines.card_compile import compile_for
 from deltackpt.engines.module import ModuleWrite, WeightPlace, places, weights_of
 from deltackpt.engines.scatter import Scatter
 from deltackpt.engines.step_changes import StepChanges
-from deltackpt.errors import ChainError
+from deltackpt.errors import ChainError, DeltackptError
 from deltackpt.format import state_digest
+from deltackpt.format.digests import TensorDigests
 from deltackpt.format.dtypes import uint
+from deltackpt.format.layout import TensorsByName
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.format.state_digest import Sums, TensorDigest
 from deltackpt.gpu.compile_ahead import CompileAhead
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
-from deltackpt.restore.identify import identify_step, state_of
+from deltackpt.restore.identify import identify_step
 from deltackpt.torch_views.names import Rename
 from deltackpt.util.garbage import collections_put_off
 
@@ -109,11 +113,15 @@ def _refresh(
         prepare(model)
     if known is not None and (full or known.repository != repo.id):
         known = None
-    with pinned(repo, step, ref, have=known.link if known else None) as (link, _):
+    with ExitStack() as stack:
+        link, _ = stack.enter_context(pinned(repo, step, ref, have=known.link if known else None))
+        likely = _likely(repo, link, known)
+        if likely is not None:
+            stack.callback(likely.join)
         target = repo.load(link)
         found = places(model, repo.layout(target).tensors, rename)
         if known is not None and known.written != _written(found):
-            known = None
+            known = likely = None
         if known is None:
             weights = weights_of(found)
             base = identify_step(repo, weights, ref).link
@@ -122,9 +130,10 @@ def _refresh(
             known.written = _written(found)
             _MODULES[model] = known
             return RefreshResult(link.step, link.id, target.state, link.step, 0, None, 0, 0, _since(began))
-        plan = repo.resolve(link, have=known.link)
-        with StepChanges(repo, plan, late=True) as step_changes:
-            changed = _move(repo, plan, step_changes, found, known)
+        changes = likely or StepChanges(repo, repo.resolve(link, have=known.link), late=True)
+        plan = changes.plan
+        with changes:
+            changed = _move(repo, plan, changes, found, known)
     base, known.link = known.link, link
     known.written = _written(found)
     _MODULES[model] = known
@@ -139,6 +148,17 @@ def _refresh(
         read=plan.bytes,
         seconds=_since(began),
     )
+
+
+def _likely(repo: Repository, link: Link, known: _Known | None) -> StepChanges | None:
+    """What leads to a step, if the module is still what it was: its parts are hashed from now on, which takes longer
+    than anything else. None where nothing does; what is wrong then is raised when it is needed."""
+    if known is None or known.link == link:
+        return None
+    try:
+        return StepChanges(repo, repo.resolve(link, have=known.link), late=True).begin()
+    except DeltackptError:
+        return None
 
 
 def _written(found: Mapping[str, WeightPlace]) -> dict[str, tuple[int, int]]:
@@ -166,8 +186,10 @@ def _move(repo: Repository, plan: Plan, changes: StepChanges, found: dict[str, W
         else:
             for number, hop in enumerate(plan.patches):
                 target, start = repo.load(hop.end), _Known(known.repository, hop.start, sums)
-                decoded = decode_on(card, changes.patches[number], found, spent)
+                decoded = decode_on(card, changes.patches[number], found, spent, repo.layout(target).named)
                 spent = decoded.spent
+                if number == len(plan.patches) - 1:
+                    decoded.look()  # while the parts are still being hashed
                 sums = _hop(target, repo, changes.hop(number), found, start, written, decoded)
     except BaseException:
         for scatter in reversed(written):
@@ -183,7 +205,7 @@ def _hop(
 ) -> dict[str, Sums]:  # fmt: skip
     """Prove and write one move, whose scatter joins ``written``; -> the sums after it."""
     writes = _prepare(changes, found, card.gained.keys())
-    sums = _check(target, repo.digests(target), found, writes, known, card.gained)
+    sums = _check(target, repo.digests(target), repo.layout(target).named, found, writes, known, card.gained)
     changes.join()  # the parts have their sha256
     written.append(Scatter([*writes.values(), *card.writes]))
     written[-1].write()
@@ -212,6 +234,7 @@ def _prepare(changes: StepChanges, found: dict[str, WeightPlace], done: Abstract
 def _check(
     target: Manifest,
     digests: Mapping[str, TensorDigest],
+    named: TensorsByName,
     found: dict[str, WeightPlace],
     changes: Changes,
     known: _Known,
@@ -221,16 +244,18 @@ def _check(
     sums = known.sums | {name: state_digest.add(known.sums[name], gain) for name, gain in gained.items()}
     for name, w in changes.items():
         sums[name] = state_digest.add(sums[name], state_digest.of_change(w.positions, w.old, w.new))
-    for name, want in digests.items():
-        if sums[name] != want.sums:  # [F-APPLY-5]
-            raise ChainError(
-                "base-differs",
-                where=name[:80],
-                have=f"weights that do not lead to step {target.step}",
-                need=f"those of step {known.link.step}",
-                hint="Other code wrote to the module. Load it again; `full=True` digests all of it.",
-            )
-    state = state_of({name: (*place.known, sums[name]) for name, place in found.items()})
+    assert found.keys() == named.numbers.keys(), "what `places` has seen to"
+    have = np.array([*map(sums.__getitem__, named.names)], np.uint64).reshape(-1, state_digest.LANES)
+    if not np.array_equal(have, TensorDigests.of(named, digests).sums):  # [F-APPLY-5]
+        name = next(name for name, want in digests.items() if sums[name] != want.sums)
+        raise ChainError(
+            "base-differs",
+            where=name[:80],
+            have=f"weights that do not lead to step {target.step}",
+            need=f"those of step {known.link.step}",
+            hint="Other code wrote to the module. Load it again; `full=True` digests all of it.",
+        )
+    state = named.state_text.digest(have)
     if state != target.state:  # [F-APPLY-5]
         raise ChainError("base-differs", where="the model", have=f"state {state[:16]}", need=target.state[:16])
     check_ties(found, changes)

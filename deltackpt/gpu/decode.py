@@ -18,15 +18,15 @@ import torch
 from deltackpt.codecs.packed import decoder
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.decode_tables import TileTables, tables_of
-from deltackpt.gpu.decode_task import SCRATCH, DecodeTask, groups, scratch, takes
+from deltackpt.gpu.decode_task import DecodeTask, groups, takes
 from deltackpt.gpu.digest import keys, power
 from deltackpt.gpu.places import PlacedWords, PlaceTable
+from deltackpt.gpu.task_columns import dtype_of, reach_of, words_of
 from deltackpt.gpu.transfers import Copy, current
 from deltackpt.torch_views.words import INTS
 
 __all__ = [
-    "SCRATCH", "DecodeTask", "DecodedChanges", "TaskGroup", "decode", "decode_back", "decode_groups", "groups",
-    "scratch", "takes",
+    "DecodeTask", "DecodedChanges", "TaskGroup", "decode", "decode_back", "decode_groups", "groups", "takes",
 ]  # fmt: skip
 
 
@@ -91,9 +91,18 @@ def decode_groups(found: Iterable[TaskGroup]) -> Iterator[DecodedChanges]:
     tile's number tells apart.
     """
     ahead: Callable[[], DecodedChanges] | None = None
-    for group in found:
-        with current(group.data.device):
-            after = _launch(group)
+    groups = iter(found)
+    while True:
+        try:
+            if (group := next(groups, None)) is None:
+                break
+            with current(group.data.device):
+                after = _launch(group)
+        except Exception:
+            if ahead is not None:
+                ahead()  # what is wrong there comes first
+            raise
+        del group
         if ahead is not None:
             yield ahead()
         ahead = after  # its kernels run while the host prepares the next group's
@@ -117,7 +126,7 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
     from deltackpt.gpu.triton.unlist import unlist
 
     tasks, data, padded = group.tasks, group.data, _as_words(group.data)
-    dtype, device = tasks[0].dtype, data.device
+    dtype, device = dtype_of(tasks), data.device
     t = group.tables or tables_of(device, [(tasks, group.begin)])[0]
     t.check(tasks, data)
     # What the host is told comes in one copy: the sums, and behind them the defects.
@@ -125,7 +134,17 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
     sums = told[: 2 * len(tasks)].view(-1, 2)
     defects = first_defects(data, t.spans, t.checksums, told[2 * len(tasks) :].view(torch.int32)[: t.owner.numel()])
     counted = scan(
-        t.grids, t.owner, t.places, t.block_tiles, t.segments, t.scales, t.owner, dtype.width, dtype.exponent, False
+        t.grids,
+        t.owner,
+        t.places,
+        t.block_tiles,
+        t.segments,
+        t.scales,
+        t.owner,
+        dtype.width,
+        dtype.exponent,
+        False,
+        t.far,
     )
     lists = unlist(
         t.grids, t.owner, t.places, counted[1], t.scales, padded, t.spans, t.counts, t.firsts, t.numbers, defects
@@ -134,7 +153,7 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
         t.grids, t.owner, t.places, t.scales, counted, t.starts, t.firsts, t.counts, lists, defects, t.total,
         INTS[dtype.width], dtype.exponent,
     )  # fmt: skip
-    table = keys(device, power(max(task.words.numel() + task.origin for task in tasks)))
+    table = keys(device, power(reach_of(tasks)))
     new = step(
         t.grids, t.owner, t.scales, padded, t.spans, lists.runs, t.starts, found, table, sums, defects, dtype.exponent,
         back,
@@ -145,8 +164,8 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
         told, *short = (a.numpy() for a in known.wait())
         gained, flags = told[: 2 * len(tasks)].reshape(-1, 2), told[2 * len(tasks) :].view(np.int32)[: t.owner.numel()]
         _refuse(tasks, t, flags, short)
-        both = [(int(x) % (1 << 64), int(y) % (1 << 64)) for x, y in gained.tolist()]
-        table = PlaceTable(t.bases, t.owner, t.starts, [task.words for task in tasks])
+        both = [(x, y) for x, y in gained.view(np.uint64).tolist()]
+        table = PlaceTable(t.bases, t.owner, t.starts, words_of(tasks))
         return DecodedChanges(tasks, t.of, found[0], found[1], new, both, table)
 
     return finish

@@ -3,8 +3,8 @@ kernels, or here in numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import accumulate, groupby
 
 import numpy as np
@@ -17,6 +17,7 @@ from deltackpt.gpu.blocks import SPAN, BlockPlan
 from deltackpt.gpu.changes import NARROW
 from deltackpt.gpu.decode_task import MAX_TILE_BYTES, DecodeTask
 from deltackpt.gpu.native_tables import filled
+from deltackpt.gpu.room import NEAR
 from deltackpt.gpu.tile_tables import ARRAYS, LISTS, TileTables, made_of, sizes_of
 from deltackpt.gpu.tiles import each, elements, fits, grid_table, segments
 from deltackpt.gpu.transfers import Tables
@@ -28,7 +29,14 @@ Flags = npt.NDArray[np.bool_]
 
 def tables_of(device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int]]) -> list[TileTables]:
     """The tables of some groups: the tasks of each, and the first byte of its part that it has. In one copy."""
-    return _Tables(found).send(device) if kernels.LIB is None else filled(device, found)
+    return begin_tables(device, found)()
+
+
+def begin_tables(
+    device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int]]
+) -> Callable[[], list[TileTables]]:  # fmt: skip
+    """The same in two: what can be done by any thread is done, and the rest where what is returned is called."""
+    return partial(_Tables(found).send, device) if kernels.LIB is None else filled(device, found)
 
 
 class _Tables:
@@ -105,7 +113,8 @@ class _Tables:
             room = int(self.plan.first_segment[b] - self.plan.first_segment[a])
             end = int((self.begins[i:j] + self.sizes[i:j]).max(initial=0))
             counted = int(changes[b] - changes[a]), int(numbers[b] - numbers[a]), of[i:j]
-            made.append(made_of(sent, n, counted, self._short(a, b), room, end, odd[n]))
+            far = any(index.scale.classes > NEAR for index in self.indices[i:j])
+            made.append(made_of(sent, n, counted, self._short(a, b), room, end, odd[n], far))
         return made
 
     def _short(self, a: int, b: int) -> list[tuple[int, int, int, int]]:

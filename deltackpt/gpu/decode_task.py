@@ -12,10 +12,9 @@ import torch
 from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.format.dtypes import DType
+from deltackpt.gpu.room import Need, Room, need_of
 from deltackpt.gpu.tiles import fits
-from deltackpt.util.grouped import grouped
 
-SCRATCH = 352 << 20  # bytes that tiles take which are decoded at once; see `kept` for all that a step takes
 MAX_TILE_BYTES = 1 << 28  # from here on its bits are not counted in int32
 
 
@@ -36,9 +35,9 @@ class DecodeTask:
     tiles: Ints | None = None
 
     @cached_property
-    def scratch(self) -> int:
-        """About the bytes that it takes on the device while it is decoded."""
-        return scratch(self.index, self.words.numel(), self.dtype.width)
+    def need(self) -> Need:
+        """About the bytes that it takes on the device."""
+        return need_of(self.index, self.words.numel(), self.dtype.width, self.size)
 
 
 def takes(task: DecodeTask) -> bool:
@@ -49,14 +48,11 @@ def takes(task: DecodeTask) -> bool:
     return fits(index.grid) and small and (task.dtype.exponent[1] > 0 or index.scale.classes == 1)
 
 
-def groups(tasks: Sequence[DecodeTask]) -> Iterator[list[DecodeTask]]:
-    """Runs of tasks of one dtype whose decoding takes SCRATCH bytes on the device, unless one takes more."""
+def groups(tasks: Sequence[DecodeTask], room: Room | None = None) -> Iterator[list[DecodeTask]]:
+    """Runs of tasks of one dtype whose decoding takes what there is ``room`` for, unless one takes more."""
+    room = room or Room()
     for _, of_dtype in groupby(tasks, lambda task: task.dtype):
-        yield from grouped(of_dtype, lambda task: task.scratch, SCRATCH)
-
-
-def scratch(index: ListIndex, elements: int, width: int) -> int:
-    """About the bytes that an entry of so many elements takes on the device while it is decoded: for each 64 elements
-    32 of counts; for each change a position, an excess and two words; for each number in unary 8."""
-    changes, long = index.totals
-    return elements // 2 + changes * (5 + 2 * width) + 8 * (changes + 2 * long)
+        some, at = list(of_dtype), 0
+        for count in room.counts(task.need for task in some):
+            yield some[at : at + count]
+            at += count

@@ -1,14 +1,13 @@
 """What a step keeps on a device between the moment that it is decoded and proven and the one that it is final.
 
-Beside the weights a step takes, in bytes, with S the scratch memory of the largest group that is decoded at once
-(`decode.scratch`: half a byte an element, 5 bytes and two words a change, 8 bytes a number in unary, of which there is
-one a change, and two more for a long one; `decode.SCRATCH`, unless one tensor takes more):
+Beside the weights a step takes at most TOTAL bytes; where much is kept already, groups are small (`room.Room`):
 
-    S               while a group is decoded
-    S / 2           what was found in the group before, until it is kept or dropped
-    TOTAL - 3 S / 2 positions and words, 4 bytes and a word a change, of the groups that are kept
+    scratch memory  while a group is decoded: `room.need`
+    what is found   in the group before, until it is kept or dropped: 4 bytes and two words a change
+    what is kept    of all groups before that: positions and words, 4 bytes and a word a change
     1 to 2 % of 6   a change, of groups for which that has no room: those that led to another exponent
-    2,000           a tile, of tables: tiles have some 2,048 changes
+
+So much is kept that SCRATCH bytes, or those that one tensor takes, are left for groups to come.
 
 A group that is not kept is decoded again when it is written: its bytes stay in host memory. To be undone, it is decoded
 once more, in the light of the words that it led to. Where these lie in a tile follows from the exponents of all its
@@ -23,20 +22,30 @@ from dataclasses import replace
 import torch
 
 from deltackpt.errors import ChainError, FormatError
-from deltackpt.gpu.decode import SCRATCH, DecodedChanges, TaskGroup, decode_back, decode_groups
+from deltackpt.gpu.decode import DecodedChanges, TaskGroup, decode_back, decode_groups
 from deltackpt.gpu.places import PlacedWords, PlaceTable
+from deltackpt.gpu.room import FOUND, Need, Room
+from deltackpt.gpu.task_columns import dtype_of
 
-TOTAL = 1000 << 20
+TOTAL = 880 << 20
+SCRATCH = 176 << 20
 
 
 class KeptChanges:
     """Decides, group by group of a step, what is kept."""
 
-    def __init__(self, needs: Iterable[int], spent: int = 0) -> None:
-        """``needs``: the scratch memory of each tensor that will be decoded (`decode.scratch`); ``spent``: bytes of
-        changes that are kept already, of the steps before."""
+    def __init__(self, needs: Iterable[Need], spent: int = 0) -> None:
+        """``needs``: of each tensor that will be decoded; ``spent``: bytes of changes that are kept already, of the
+        steps before."""
         needs, self.spent = list(needs), spent
-        self._most = TOTAL - 3 * max(min(sum(needs), SCRATCH), *needs, 0, 0) // 2
+        scratch = max([min(sum(one.scratch for one in needs), SCRATCH), *(one.scratch for one in needs)])
+        found = min(sum(one.found for one in needs), max([FOUND, *(one.found for one in needs)]))
+        self._most = TOTAL - scratch - found
+
+    @property
+    def room(self) -> Room:
+        """For the groups of what will be decoded."""
+        return Room(TOTAL, self._most, self.spent)
 
     def keep(
         self, decoded: DecodedChanges, source: TaskGroup, *, always: bool = False
@@ -67,7 +76,7 @@ class LateWords:
         if self._moved is not None:
             return
         decoded = self._decoded()
-        moved = _other_exponents(decoded, self._source.tasks[0].dtype.exponent)
+        moved = _other_exponents(decoded, dtype_of(self._source.tasks).exponent)
         self._out = decoded  # at any instant from here on `revert` has the old words
         _put((decoded.table, decoded.positions, decoded.new))
         self._moved, self._out = moved, None
@@ -113,8 +122,10 @@ def _other_exponents(decoded: DecodedChanges, exponent: tuple[int, int]) -> _Pla
     """The changes that led to another exponent, with their old words."""
     low, bits = exponent
     differs = ((decoded.old ^ decoded.new) & _signed(((1 << bits) - 1) << low, decoded.old.element_size())) != 0
-    before = torch.cat([differs.new_zeros(1, dtype=torch.int64), differs.cumsum(0)])
-    table = PlaceTable(decoded.table.bases, decoded.table.owner, before[decoded.table.offsets], decoded.table.held)
+    before = torch.zeros(differs.numel() + 1, dtype=torch.int32, device=differs.device)
+    torch.cumsum(differs, 0, dtype=torch.int32, out=before[1:])
+    offsets = before[decoded.table.offsets].long()
+    table = PlaceTable(decoded.table.bases, decoded.table.owner, offsets, decoded.table.held)
     return table, decoded.positions[differs], decoded.old[differs]
 
 

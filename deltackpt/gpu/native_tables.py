@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from deltackpt import kernels
@@ -16,27 +15,21 @@ from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.gpu.blocks import SPAN, BlockPlan
 from deltackpt.gpu.decode_task import DecodeTask
+from deltackpt.gpu.room import NEAR
+from deltackpt.gpu.task_columns import AT, TASK, TaskColumns
 from deltackpt.gpu.tile_tables import ARRAYS, LISTS, TileTables, made_of, sizes_of
 from deltackpt.gpu.tiles import each, elements, fits, grid_rows, segments
 from deltackpt.gpu.transfers import Tables
 from deltackpt.kernels import address
 
-# Columns of a task, as the kernels read them; what they write; and what is wanted of it here.
-_TASK = [
-    *("counts", "lengths", "checksums", "elements", "rooms", "blocks", "tiles"),
-    *("lists", "classes", "cut", "begin", "size"),
-    *("changes", "numbers", "shorter", "odd"),
-    *("first", "top", "anchor", "all_blocks", "origin", "address", "words", "unused"),
-]
-_AT = {name: number for number, name in enumerate(_TASK)}
-_SCALE = [_AT[name] for name in ("classes", "first", "top", "anchor")]
+_SCALE = [AT[name] for name in ("classes", "first", "top", "anchor")]
 _LISTS = "counts", "owner", "places", "block_tiles", "spans", "starts", "firsts", "checksums"
 _GROUP = [*_LISTS, "first_task", "tasks", "segments"]
 _INT, _CHECKSUM = np.dtype(np.int64), np.dtype(np.uint32)
 
 
-class _TaskGrid:
-    """What is said of the tiles of a grid: ``known`` are the columns of `_TASK` from ``elements`` to ``tiles``."""
+class TaskGrid:
+    """What is said of the tiles of a grid: ``known`` are the columns of `TASK` from ``elements`` to ``tiles``."""
 
     def __init__(self, grid: TileGrid) -> None:
         plan = BlockPlan(segments(grid, SPAN))
@@ -48,23 +41,23 @@ class _TaskGrid:
         assert fits(grid)
 
 
-_grid = lru_cache(maxsize=512)(_TaskGrid)  # layers have the same grids, and so do steps
+grid_of = lru_cache(maxsize=512)(TaskGrid)  # layers have the same grids, and so do steps
 
 
-def filled(device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int]]) -> list[TileTables]:
-    """What `decode_tables.tables_of` returns."""
+def filled(
+    device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int]]
+) -> Callable[[], list[TileTables]]:  # fmt: skip
+    """What `decode_tables.begin_tables` returns."""
     assert kernels.LIB is not None
-    tasks = [task for some, _ in found for task in some]
     cuts = [0, *accumulate(len(some) for some, _ in found)]
-    of_grids = each([task.index.grid for task in tasks], _grid)  # whose memory is read until the end
-    held: list[npt.NDArray[Any]] = []
-    rows = np.array([_row(task, grid, held) for task, grid in zip(tasks, of_grids, strict=True)], np.int64)
-    rows = rows.reshape(-1, len(_TASK))
-    column = {name: rows[:, number] for name, number in _AT.items()}
+    held: list[Any] = []  # whose memory is read until the end
+    columns = [_columns(some, held) for some, _ in found]
+    rows = np.concatenate([of_tasks for of_tasks, _ in columns])  # a copy: the kernels write to it
+    table = np.concatenate([of_grids for _, of_grids in columns], axis=1)
+    column = {name: rows[:, number] for name, number in AT.items()}
     column["begin"] -= np.repeat([begin for _, begin in found], np.diff(cuts))
     assert int(column["begin"].min(initial=0)) >= 0
-    table = grid_rows([task.index.grid for task in tasks], column["address"])
-    assert np.array_equal(table[11:], rows[:, [_AT["tiles"], _AT["words"]]].T)
+    assert np.array_equal(table[11:], rows[:, [AT["tiles"], AT["words"]]].T)
     tiles, blocks = starts(column["tiles"]), starts(column["all_blocks"])
     spans = list(pairwise(cuts))
     tables = Tables(device, [
@@ -82,19 +75,35 @@ def filled(device: torch.device, found: Sequence[tuple[Sequence[DecodeTask], int
     written = np.array(groups, np.int64).reshape(-1, len(_GROUP))
     kernels.LIB.dk_decode_tables(address(rows), address(written), len(groups))
     del held  # until here
-    sent = tables.send(bypass=False)
     ends = column["begin"] + column["size"]
-    made = []
-    for n, (i, j) in enumerate(spans):
-        counted = int(column["changes"][i:j].sum()), int(column["numbers"][i:j].sum()), column["changes"][i:j].tolist()
-        short = _short(tasks[i:j], rows[i:j]) if column["shorter"][i:j].any() else []
-        odd, room = bool(column["odd"][i:j].any()), int(written[n, -1])
-        made.append(made_of(sent, n, counted, short, room, int(ends[i:j].max(initial=0)), odd))
-    return made
+
+    def send() -> list[TileTables]:
+        sent, made = tables.send(bypass=False), list[TileTables]()
+        for n, (i, j) in enumerate(spans):
+            of = column["changes"][i:j].tolist()
+            counted = int(column["changes"][i:j].sum()), int(column["numbers"][i:j].sum()), of
+            short = _short(found[n][0], rows[i:j]) if column["shorter"][i:j].any() else []
+            odd, room = bool(column["odd"][i:j].any()), int(written[n, -1])
+            far = int(column["classes"][i:j].max(initial=0)) > NEAR
+            made.append(made_of(sent, n, counted, short, room, int(ends[i:j].max(initial=0)), odd, far))
+        return made
+
+    return send
 
 
-def _row(task: DecodeTask, grid: _TaskGrid, held: list[npt.NDArray[Any]]) -> tuple[int, ...]:
-    """A task as `_TASK`. ``held``: whose memory it points to joins it."""
+def _columns(tasks: Sequence[DecodeTask], held: list[Any]) -> tuple[Ints, Ints]:
+    """The rows of tasks as `TASK`, int64, and those of their grids, as `grid_rows`."""
+    if isinstance(tasks, TaskColumns):
+        return tasks.rows, tasks.grids
+    grids = each([task.index.grid for task in tasks], grid_of)
+    held.append(grids)
+    rows = np.array([_row(task, grid, held) for task, grid in zip(tasks, grids, strict=True)], np.int64)
+    rows = rows.reshape(-1, len(TASK))
+    return rows, grid_rows([task.index.grid for task in tasks], rows[:, AT["address"]])
+
+
+def _row(task: DecodeTask, grid: TaskGrid, held: list[Any]) -> tuple[int, ...]:
+    """A task as `TASK`. ``held``: whose memory it points to joins it."""
     index, words = task.index, task.words
     scale, counts, lengths, checksums = index.scale, index.counts, index.lengths, index.checksums
     if counts.dtype is not _INT or lengths.dtype is not _INT or checksums.dtype is not _CHECKSUM:
@@ -120,7 +129,7 @@ def _row(task: DecodeTask, grid: _TaskGrid, held: list[npt.NDArray[Any]]) -> tup
 def _short(tasks: Sequence[DecodeTask], rows: Ints) -> list[tuple[int, int, int, int]]:
     """See `TileTables`."""
     found, first = [], 0
-    for task, begin, few in zip(tasks, rows[:, _AT["begin"]].tolist(), rows[:, _AT["shorter"]].tolist(), strict=True):
+    for task, begin, few in zip(tasks, rows[:, AT["begin"]].tolist(), rows[:, AT["shorter"]].tolist(), strict=True):
         lengths = task.index.lengths
         if few:
             at = begin + np.cumsum(lengths) - lengths

@@ -74,6 +74,14 @@ class PlacedWords:
         if self._old is None:
             self._room = room[: self.room].view(self._words.dtype)
 
+    def look(self) -> None:
+        """Note what is there now, in memory of its own: less is left to do where words are written. Nothing else writes
+        there until then."""
+        if self._old is None and not self._done:
+            found = torch.empty_like(self._words)
+            self._fetch(found)
+            self._old = found
+
     def apply(self) -> None:
         """Put the new words in place."""
         if self._old is not None:

@@ -22,7 +22,8 @@ class TileTables:
 
     ``total``: changes, ``of`` each task. ``numbers``: at most so many are in unary. ``short``: of every tile below 4
     bytes, its number, where it begins, its bytes, its crc32. ``segments``: room for so many.
-    ``end``: of the last byte that is read, among the group's. ``odd``: there is an index that is refused.
+    ``end``: of the last byte that is read, among the group's. ``odd``: there is an index that is refused; ``far``: one
+    of more than `room.NEAR` classes.
     """
 
     grids: torch.Tensor
@@ -43,6 +44,7 @@ class TileTables:
     segments: int
     end: int
     odd: bool
+    far: bool
     sent: Sent
 
     def check(self, tasks: Sequence[DecodeTask], data: torch.Tensor) -> None:
@@ -57,7 +59,7 @@ class TileTables:
 
 def made_of(
     sent: Sent, number: int, counted: tuple[int, int, list[int]], short: list[tuple[int, int, int, int]],
-    room: int, end: int, odd: bool,
+    room: int, end: int, odd: bool, far: bool,
 ) -> TileTables:  # fmt: skip
     """The tables of the group ``number`` of some whose arrays, those of `sizes_of` of each, are ``sent``. ``counted``:
     ``total``, ``numbers`` and ``of``."""
@@ -66,7 +68,7 @@ def made_of(
     ]
     return TileTables(
         grids, owner, places, block_tiles, scales, spans, starts, firsts, checksums, counts.view(torch.int32), bases,
-        *counted, short, room, end, odd, sent,
+        *counted, short, room, end, odd, far, sent,
     )  # fmt: skip
 
 

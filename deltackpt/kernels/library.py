@@ -32,7 +32,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_crc32": (ctypes.c_uint32, [_P, _N]),
     "dk_scan_level": (_I, [_I]),
     "dk_lists_read": (_I, [_P, _N, _I, _P]),
-    "dk_lists_chain": (_I, [_P, _N, _N, _I]),
+    "dk_lists_chain": (_I, [_P, _N, _N, _N, _N, _I]),
     "dk_move": (_I, [_P, _P]),
     "dk_lists_measure": (_I, [_P, _N, _I]),
     "dk_lists_write": (_I, [_P, _N, _I]),

@@ -4,6 +4,11 @@
 
 #include "lists_read.h"
 
+#define ALONE (2 << 20) /* bytes of a tile up to which it may be changed by itself */
+#define NARROW 256 /* bytes of a line */
+#define AHEAD 4096 /* bytes of lines that are on their way from memory at a time */
+enum { TILE = 6 };
+
 typedef struct {
     int64_t tensor, tile; /* -1: all tiles, patch by patch, as they are not the same in all of them */
 } part_t;
@@ -34,30 +39,77 @@ static int cut_alike(const read_job_t *jobs, int64_t patches) {
     return 1;
 }
 
-static int read_row(const chain_t *c, int64_t job, int64_t row, scratch_t *scratch, seen_t *seen) {
-    const place_t place = {job, row, c->begins[c->first[job] + row], 0};
-    return lists_read_tile(c->jobs + job, c->scan, place, scratch, seen);
+/* Lines of ``size`` bytes: those to write to are ``step`` bytes apart, those to read from ``skip``. No processor guesses
+ * where the next but one is. */
+INLINE void copy_lines(uint8_t *to, int64_t step, const uint8_t *from, int64_t skip, int64_t size, int64_t lines) {
+    const int64_t ahead = size ? AHEAD / size + 1 : 0;
+    for (; lines > 0; lines--, to += step, from += skip) {
+        if (lines > ahead && size < AHEAD)
+            for (int64_t i = 0; i < size; i += 64) {
+                if (skip > size) __builtin_prefetch(from + ahead * skip + i);
+                if (step > size) __builtin_prefetch(to + ahead * step + i, 1);
+            }
+        memcpy(to, from, (size_t)size);
+    }
+}
+
+/* Is a tile of ``bytes``, in lines of ``size``, better by itself? To copy it takes as long as what some patches gain: others'
+ * elements are not near it in the cache then. */
+INLINE int alone(int64_t bytes, int64_t size, int64_t patches) {
+    return size < bytes && bytes <= ALONE && patches >= (size < NARROW ? 3 : 7);
+}
+
+/* One tile through all patches. */
+static int read_tile(const chain_t *c, int64_t tensor, int64_t tile, scratch_t *scratch) {
+    const int64_t first = tensor * c->patches, end = first + c->patches;
+    int64_t number = first;
+    while (!c->jobs[number].tiles) number++;
+    const read_job_t *const job = c->jobs + number;
+    const tile_at_t at = tile_at(&job->form, tile);
+    const int64_t word = job->form.word, all = at.elements * word, size = at.contiguous ? all : at.wide * word;
+    const int64_t lines = size ? all / size : 0, step = job->form.width * word;
+    uint8_t *const among = job->elements + at.origin * word;
+    seen_t seen = {.tile = alone(all, size, c->patches) ? scratch_room(scratch, TILE, (size_t)all) : NULL};
+    if (seen.tile) copy_lines(seen.tile, size, among, step, size, lines);
+    for (; number < end; number++) {
+        if (__atomic_load_n(&c->bad, __ATOMIC_RELAXED)) return OK;
+        if (!c->jobs[number].tiles) continue;
+        const place_t place = {number, tile, c->begins[c->first[number] + tile], 0};
+        const int code = lists_read_tile(c->jobs + number, c->scan, place, scratch, &seen);
+        if (code) return code;
+    }
+    if (seen.tile) copy_lines(among, step, seen.tile, size, size, lines);
+    return OK;
+}
+
+/* All tiles, patch by patch. */
+static int read_tensor(const chain_t *c, int64_t tensor, scratch_t *scratch) {
+    const int64_t first = tensor * c->patches, end = first + c->patches;
+    for (int64_t number = first; number < end; number++)
+        for (int64_t row = 0; row < c->jobs[number].tiles; row++) {
+            if (__atomic_load_n(&c->bad, __ATOMIC_RELAXED)) return OK;
+            const place_t place = {number, row, c->begins[c->first[number] + row], 0};
+            const int code = lists_read_tile(c->jobs + number, c->scan, place, scratch, NULL);
+            if (code) return code;
+        }
+    return OK;
 }
 
 static void read_part(void *shared, int64_t unit, scratch_t *scratch) {
     chain_t *c = shared;
     const part_t part = c->parts[unit];
-    const int64_t first = part.tensor * c->patches;
-    int code = OK;
-    seen_t seen = {0};
-    for (int64_t job = first; job < first + c->patches && !code; job++) {
-        if (__atomic_load_n(&c->bad, __ATOMIC_RELAXED)) return;
-        if (part.tile >= 0 && c->jobs[job].tiles) code = read_row(c, job, part.tile, scratch, &seen);
-        for (int64_t row = 0; part.tile < 0 && row < c->jobs[job].tiles && !code; row++)
-            code = read_row(c, job, row, scratch, NULL);
-    }
+    const int code = part.tile < 0 ? read_tensor(c, part.tensor, scratch) : read_tile(c, part.tensor, part.tile, scratch);
     if (code) __atomic_store_n(&c->bad, 1, __ATOMIC_RELAXED);
 }
 
 /* ``tensors`` x ``patches`` jobs, those of a tensor side by side in the order of its patches; one without tiles changes
  * nothing. New elements go to where the old ones are, which all jobs of a tensor have at one address; nothing else is
- * asked for. -> 0, or 1 where a job has a defect, or there is no memory; what was written is then worth nothing. */
-EXPORT int dk_lists_chain(const read_job_t *jobs, int64_t tensors, int64_t patches, int threads) {
+ * asked for. Of tensors that all of their patches cut alike, only the rows of tiles from ``top`` to ``bottom`` are done,
+ * and the elements of others need not be there.
+ *
+ * -> 0, or 1 where a job has a defect, or there is no memory; what was written is then worth nothing. */
+EXPORT int dk_lists_chain(const read_job_t *jobs, int64_t tensors, int64_t patches, int64_t top, int64_t bottom,
+                          int threads) {
     int64_t rows = 0, units = 0;
     for (int64_t j = 0; j < tensors * patches; j++) {
         if (jobs[j].tiles && lists_check(jobs + j)) return 1;
@@ -77,15 +129,15 @@ EXPORT int dk_lists_chain(const read_job_t *jobs, int64_t tensors, int64_t patch
         }
     }
     for (int64_t t = 0; t < tensors && !c.bad; t++) {
-        const read_job_t *const of = jobs + t * patches;
-        int64_t tiles = 0;
-        for (int64_t p = 0; p < patches; p++) tiles = of[p].tiles > tiles ? of[p].tiles : tiles;
-        if (!tiles) continue;
-        if (!cut_alike(of, patches)) {
+        const read_job_t *job = jobs + t * patches, *const last = job + patches - 1;
+        while (job < last && !job->tiles) job++;
+        if (!job->tiles) continue;
+        if (!cut_alike(jobs + t * patches, patches)) {
             parts[units++] = (part_t){t, -1};
             continue;
         }
-        for (int64_t tile = 0; tile < tiles; tile++) parts[units++] = (part_t){t, tile};
+        const int64_t end = least(job->form.rows, bottom) * job->form.columns;
+        for (int64_t tile = top * job->form.columns; tile < end; tile++) parts[units++] = (part_t){t, tile};
     }
     if (!c.bad) work_through(read_part, &c, units, threads);
     free(parts);

@@ -15,6 +15,7 @@ typedef struct {
     const read_job_t *job;
     const form_t *form;
     const scan_t *scan;
+    uint8_t *elements; /* of the tensor, or of the tile alone */
     tile_at_t at;
     const int64_t *counts;
     const uint8_t *bytes, *limit; /* ``limit``: the end of the payload, from which on nothing is read */
@@ -33,7 +34,7 @@ INLINE int64_t chunks_of(int64_t elements) { return (elements + CHUNK - 1) / CHU
 
 /* Block ``at`` (in elements) of the tile, looked at. */
 static void look(tile_t *t, int64_t at, int64_t n, uint8_t *class, uint8_t *rows, uint32_t *counts) {
-    t->scan->classify(block_of(t->form, &t->at, t->job->elements, at, n, t->room), t->form, class, rows, counts);
+    t->scan->classify(block_of(t->form, &t->at, t->elements, at, n, t->room), t->form, class, rows, counts);
 }
 
 /* How many elements each class has. */
@@ -193,8 +194,8 @@ INLINE int measure(const tile_t *t, int64_t *bits, const int word) {
     for (int e = 0; e < EXPONENTS; e++) raw[e] = (uint8_t)(class_of(e, f) >= first ? raw_bits(e, f) : 0);
     const int64_t ahead = f->classes == 1 ? AHEAD : t->changes; /* a scan has just brought them all */
     for (int64_t i = 0; i < t->changes; i++) {
-        if (i + ahead < t->changes) __builtin_prefetch(t->job->elements + flat(&t->at, t->ranks[i + ahead]) * word);
-        t->old[i] = (uint32_t)load(t->job->elements, flat(&t->at, t->ranks[i]), word);
+        if (i + ahead < t->changes) __builtin_prefetch(t->elements + flat(&t->at, t->ranks[i + ahead]) * word);
+        t->old[i] = (uint32_t)load(t->elements, flat(&t->at, t->ranks[i]), word);
         const int64_t width = raw[exponent_of(t->old[i], type)] + (int64_t)(*excess & -(uint32_t)t->is_long[i]);
         excess += t->is_long[i]; /* no branch: which are long, no processor guesses */
         widest = width > widest ? width : widest;
@@ -223,8 +224,6 @@ INLINE void count_ones(const tile_t *t, int64_t bit, const int word) {
 INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int word) {
     const read_job_t *job = t->job;
     const int sign_magnitude = t->form->exponent_bits;
-    const type_t type = type_of(t->form);
-    const uint32_t field = t->seen && t->seen->chunks ? ((1u << type.exponent_bits) - 1) << type.exponent_start : 0;
     if (job->ones) count_ones(t, bit, word);
     if (!job->in_place && !job->new && !job->positions) return;
     for (int64_t i = 0; i < t->changes; i++) {
@@ -236,10 +235,9 @@ INLINE void write_values(const tile_t *t, int64_t bit, int64_t to, const int wor
         const uint32_t old = in_order(t->old[i], word, sign_magnitude);
         const uint32_t new = in_order((old + ((step ^ down) - down)) & mask_of(word), word, sign_magnitude);
         const int64_t at = flat(&t->at, t->ranks[i]);
-        if (job->in_place) store(job->elements, at, new, word);
+        if (job->in_place) store(t->elements, at, new, word);
         if (job->new) store(job->new, to + i, new, word);
         if (job->positions) store(job->positions, to + i, (uint64_t)at, job->wide);
-        if ((t->old[i] ^ new) & field) reclass(t, t->ranks[i], exponent_of(t->old[i], type), exponent_of(new, type));
     }
 }
 
@@ -249,15 +247,56 @@ INLINE void write_ones(const tile_t *t, int64_t bit, int64_t to, const int word)
     const int sign_magnitude = t->form->exponent_bits;
     const uint32_t mask = mask_of(word);
     for (int64_t i = 0; i < t->changes; i++, bit++) {
-        if (i + AHEAD < t->changes) __builtin_prefetch(job->elements + flat(&t->at, t->ranks[i + AHEAD]) * word);
+        if (i + AHEAD < t->changes) __builtin_prefetch(t->elements + flat(&t->at, t->ranks[i + AHEAD]) * word);
         const int64_t at = flat(&t->at, t->ranks[i]);
         const uint32_t down = t->bytes[bit >> 3] >> (bit & 7) & 1;
-        const uint32_t old = in_order((uint32_t)load(job->elements, at, word), word, sign_magnitude);
+        const uint32_t old = in_order((uint32_t)load(t->elements, at, word), word, sign_magnitude);
         const uint32_t new = in_order((old + 1 - 2 * down) & mask, word, sign_magnitude);
-        if (job->in_place) store(job->elements, at, new, word);
+        if (job->in_place) store(t->elements, at, new, word);
         if (job->new) store(job->new, to + i, new, word);
         if (job->positions) store(job->positions, to + i, (uint64_t)at, job->wide);
     }
+}
+
+/* Both at once, where new elements go to their places and nowhere else: old elements are asked for once, and what is
+ * written before a defect is found is worth nothing. Classes that have no sizes come first: a bit for each change. */
+INLINE int advance(const tile_t *t, int64_t bit, int64_t *end, const int word) {
+    const form_t *f = t->form;
+    const type_t type = type_of(f);
+    const int first = f->classes - f->sized, sign_magnitude = f->exponent_bits;
+    const uint32_t field = t->seen->chunks ? ((1u << type.exponent_bits) - 1) << type.exponent_start : 0;
+    const uint32_t mask = mask_of(word), *excess = t->codes, *ranks = t->ranks;
+    uint8_t *const elements = t->elements;
+    const int64_t sized = t->begins[first], changes = t->changes;
+    int64_t i = 0, widest = 0;
+    uint8_t raw[EXPONENTS];
+    for (; i < sized; i++, bit++) {
+        const int64_t at = flat(&t->at, ranks[i]);
+        const uint32_t before = (uint32_t)load(elements, at, word), down = t->bytes[bit >> 3] >> (bit & 7) & 1;
+        const uint32_t new = in_order((in_order(before, word, sign_magnitude) + 1 - 2 * down) & mask, word, sign_magnitude);
+        store(elements, at, new, word);
+        if ((before ^ new) & field) reclass(t, ranks[i], exponent_of(before, type), exponent_of(new, type));
+    }
+    if (i < changes)
+        for (int e = 0; e < EXPONENTS; e++) raw[e] = (uint8_t)(class_of(e, f) >= first ? raw_bits(e, f) : 0);
+    for (; i < changes; i++) {
+        const int64_t at = flat(&t->at, ranks[i]);
+        const uint32_t before = (uint32_t)load(elements, at, word), is_long = t->is_long[i];
+        const int64_t stated = raw[exponent_of(before, type)] + (int64_t)(*excess & -is_long);
+        const int width = (int)stated & 63;
+        excess += is_long; /* no branch: which are long, no processor guesses */
+        widest = stated > widest ? stated : widest;
+        const uint64_t value = word_at(t->bytes + (bit >> 3), t->limit) >> (bit & 7) & ((2ull << width) - 1);
+        bit += width + 1;
+        const uint32_t step = ((uint32_t)(value >> 1) | (uint32_t)((uint64_t)is_long << width)) + 1;
+        const uint32_t down = -(uint32_t)(value & 1); /* two's complement */
+        const uint32_t old = in_order(before, word, sign_magnitude);
+        const uint32_t new = in_order((old + ((step ^ down) - down)) & mask, word, sign_magnitude);
+        store(elements, at, new, word);
+        if ((before ^ new) & field) reclass(t, ranks[i], exponent_of(before, type), exponent_of(new, type));
+    }
+    *end = bit;
+    return widest < 8 * word ? OK : STEP_OUTSIDE;
 }
 
 /* Functions of their own, so that the compiler has all registers for each. */
@@ -270,10 +309,21 @@ INLINE void write_ones(const tile_t *t, int64_t bit, int64_t to, const int word)
     }                                                                                                                  \
     static __attribute__((noinline)) void write_ones_##word(const tile_t *t, int64_t bit, int64_t to) {                \
         write_ones(t, bit, to, word);                                                                                  \
+    }                                                                                                                  \
+    static __attribute__((noinline)) int advance_##word(const tile_t *t, int64_t bit, int64_t *end) {                  \
+        return advance(t, bit, end, word);                                                                             \
     }
 APART(1)
 APART(2)
 APART(4)
+
+/* Is ``end`` where the tile's bits have to end? */
+static int check_end(const tile_t *t, int64_t end) {
+    if (end > t->bits) return TILE_SHORT;
+    if (octets(end) * 8 != t->bits) return TILE_LENGTH;
+    if ((end & 7) && t->bytes[end >> 3] >> (end & 7)) return PADDING;
+    return OK;
+}
 
 static int read_tile(tile_t *t, int64_t to) {
     int64_t end, bits;
@@ -284,14 +334,17 @@ static int read_tile(tile_t *t, int64_t to) {
     if (code) return code;
     find_places(t);
     const int word = t->form->word, ones = t->form->classes == 1 && !t->form->sized && !t->job->ones;
+    if (t->seen) {
+        if (end + t->changes > t->bits) return TILE_SHORT; /* a bit each at least */
+        code = word == 1 ? advance_1(t, end, &end) : word == 2 ? advance_2(t, end, &end) : advance_4(t, end, &end);
+        return code ? code : check_end(t, end);
+    }
     if (ones)
         bits = t->changes;
     else
         code = word == 1 ? measure_1(t, &bits) : word == 2 ? measure_2(t, &bits) : measure_4(t, &bits);
+    if (!code) code = check_end(t, end + bits);
     if (code) return code;
-    if (end + bits > t->bits) return TILE_SHORT;
-    if (octets(end + bits) * 8 != t->bits) return TILE_LENGTH;
-    if (((end + bits) & 7) && t->bytes[(end + bits) >> 3] >> ((end + bits) & 7)) return PADDING;
     if (ones) {
         if (word == 1) write_ones_1(t, end, to);
         if (word == 2) write_ones_2(t, end, to);
@@ -313,6 +366,11 @@ int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t p, scratc
     t.bits = 8 * length;
     if (crc32_of(t.bytes, length) != (uint32_t)load(job->checksums, p.row, 4)) return TILE_CHECKSUM;
     t.at = tile_at(f, job->numbers ? job->numbers[p.row] : p.row);
+    t.elements = job->elements;
+    if (seen && seen->tile) {
+        t.elements = seen->tile;
+        t.at = (tile_at_t){.elements = t.at.elements, .wide = t.at.elements, .contiguous = 1};
+    }
     t.counts = job->counts + p.row * (f->classes + f->sized);
     for (int c = 0; c < f->classes; c++) t.begins[c + 1] = t.changes += t.counts[c];
     return read_tile(&t, p.changes);

@@ -28,6 +28,7 @@ typedef struct {
 /* What a look at all old elements of a tile has found, for the next patch of the same tile: no chunks, nothing. The
  * classes of its elements, and how many of each its chunks have, are in the scratch; changes are kept up with. */
 typedef struct {
+    uint8_t *tile; /* the tile's elements by themselves; NULL: they are among the job's */
     int64_t chunks;
     int32_t classes, top; /* of the form that they are by */
     uint32_t counts[ROW];

@@ -101,8 +101,28 @@ static int64_t change_at(const write_job_t *job, int64_t position) {
     return low;
 }
 
-/* Ranks and classes of the changes of one tile, and its candidates. */
-static int rank_tile(const write_job_t *job, const scan_t *scan, int64_t number, rank_t *r, scratch_t *scratch) {
+/* The ``n`` old elements of a tile from ``first`` on, of which new ones are at hand: a copy with what changed put back.
+ * ``id`` and ``begin`` as place_tile has them. */
+static block_t old_block(const write_job_t *job, const tile_at_t *at, int64_t first, int64_t n, const rank_t *r,
+                         const int64_t *id, int64_t begin, uint8_t *room) {
+    const int word = job->form.word;
+    int64_t row = first / at->wide, column = first % at->wide;
+    uint8_t *to = room;
+    for (int64_t left = n; left; row++, column = 0) {
+        const int64_t here = least(left, at->contiguous ? left : at->wide - column);
+        const int64_t from = at->contiguous ? first : row * job->form.width + column;
+        memcpy(to, job->base + (at->origin + from) * word, (size_t)(here * word));
+        to += here * word;
+        left -= here;
+    }
+    for (int64_t i = r->next; i < r->changes && r->local[i] < first + n; i++)
+        store(room, (int64_t)r->local[i] - first, load(job->old, id ? id[i] : begin + i, word), word);
+    return (block_t){room, n, INT64_MAX, 0, 0, 0};
+}
+
+/* Ranks and classes of the changes of one tile, and its candidates. ``id`` and ``begin`` as place_tile has them. */
+static int rank_tile(const write_job_t *job, const scan_t *scan, int64_t number, rank_t *r, const int64_t *id,
+                     int64_t begin, scratch_t *scratch) {
     const form_t *f = &job->form;
     const tile_at_t at = tile_at(f, number);
     uint32_t *spans = job->state->spans + number * MAX_CLASSES;
@@ -118,7 +138,9 @@ static int rank_tile(const write_job_t *job, const scan_t *scan, int64_t number,
     for (int64_t first = 0; first < at.elements; first += BLOCK_ELEMENTS) {
         const int64_t n = least(BLOCK_ELEMENTS, at.elements - first);
         uint32_t counts[ROW] = {0};
-        scan->classify(block_of(f, &at, job->base, first, n, room), f, class, rows, counts);
+        const block_t block = job->after ? old_block(job, &at, first, n, r, id, begin, room)
+                                         : block_of(f, &at, job->base, first, n, room);
+        scan->classify(block, f, class, rows, counts);
         scan->rank(class, rows, (n + CHUNK - 1) / CHUNK, (uint32_t)first, r);
         for (int c = 0; c < f->classes; c++) r->seen[c] += counts[c];
     }
@@ -211,8 +233,8 @@ static int sort_band(write_job_t *job, const scan_t *scan, int64_t band, scratch
     for (int64_t c = 0; c < f->columns; c++) {
         const int64_t number = band * f->columns + c, at = starts[c];
         rank_t r = {.local = local + at, .rank = rank + at, .class = class + at, .changes = starts[c + 1] - at};
-        if (!rank_tile(job, scan, number, &r, scratch)) return 0;
         const int64_t *ids = id ? id + at : NULL;
+        if (!rank_tile(job, scan, number, &r, ids, begin + at, scratch)) return 0;
         if (f->word == 1) place_tile_1(job, number, &r, ids, begin + at);
         if (f->word == 2) place_tile_2(job, number, &r, ids, begin + at);
         if (f->word == 4) place_tile_4(job, number, &r, ids, begin + at);

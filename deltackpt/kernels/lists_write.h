@@ -26,6 +26,7 @@ typedef struct {
     state_t *state;
     void *room; /* for the state, if it has ``room_bytes`` enough; the caller's */
     int64_t room_bytes;
+    int64_t after; /* ``base`` are all new elements: old ones are those, but where they changed */
 } write_job_t;
 
 void choose_grid(form_t *f, int64_t slices, int64_t changes, int64_t shares);

@@ -19,7 +19,7 @@ from deltackpt import kernels
 from deltackpt.codecs.bits import Ints, starts
 from deltackpt.codecs.packed.jobs import DecodeJob
 from deltackpt.codecs.packed.native import READ
-from deltackpt.codecs.packed.native_rows import PackedRows, Positions32, decode_chains
+from deltackpt.codecs.packed.native_rows import ChainJobs, PackedRows, Positions32
 from deltackpt.codecs.types import Decoded, Elements
 from deltackpt.errors import DeltackptError
 from deltackpt.format.dtypes import DTYPES, uint
@@ -291,18 +291,23 @@ def advance_through(held: Sequence[_Found], run: TensorRun, threads: int = 1) ->
     # These go through their patches by themselves, also where one has rows of them.
     apart = np.zeros(len(run.tensors), bool)
     apart[[number for one in held for number, _ in one.others]] = True
-    at = address(run.data) + run.starts
-    if not apart.all():
-        jobs = np.zeros((len(run.tensors), len(held)), READ)
-        for k, one in enumerate(held):
-            for which, rows in one.batches:
-                jobs[which, k] = rows.jobs(at[which], in_place=1)
-        if not decode_chains(jobs[~apart] if apart.any() else jobs, threads):
-            return False
+    chain = chain_of(held, run)
+    if not (ChainJobs(chain.jobs[~apart]) if apart.any() else chain).decode(threads):
+        return False
     try:
         return not apart.any() or all(_advance_apart(one, run, apart) for one in held)
     except DeltackptError:
         return False
+
+
+def chain_of(held: Sequence[_Found], run: TensorRun) -> ChainJobs:
+    """What the kernels are to do with a run in its ``data``, but for tensors that are decoded by themselves."""
+    at = address(run.data) + run.starts
+    jobs = np.zeros((len(run.tensors), len(held)), READ)
+    for k, one in enumerate(held):
+        for which, rows in one.batches:
+            jobs[which, k] = rows.jobs(at[which], in_place=1)
+    return ChainJobs(jobs)
 
 
 def _advance_apart(one: _Found, run: TensorRun, apart: npt.NDArray[np.bool_]) -> bool:

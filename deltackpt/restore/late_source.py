@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 
 from deltackpt.format.manifest import File
@@ -16,6 +18,7 @@ from deltackpt.util.guard import map_guarded
 from deltackpt.util.mapped_file import FileMapping
 
 HASHERS = 4  # parts that are hashed at a time
+AHEAD = 16  # and that are opened before they are asked for
 
 
 class LateSource(RepositorySource):
@@ -24,8 +27,16 @@ class LateSource(RepositorySource):
     def __init__(self, repo: Repository, ref: str = "main") -> None:
         super().__init__(repo, ref)
         self._files: dict[File, HeldFile] = {}
-        self._hashing: list[Future[None]] = []
+        self._begun: dict[File, Future[memoryview]] = {}
+        self._asked: list[File] = []
+        self._hashing: dict[File, Future[None]] = {}
         self._pool: ThreadPoolExecutor | None = None
+
+    def begin(self, files: Iterable[File]) -> None:
+        """Open and hash some of what `part` will be asked for, from now on. What is wrong with one is raised there."""
+        for file in islice(files, AHEAD):
+            if self._local(file) is not None:
+                self._begun[file] = self._threads.submit(self._open, file)
 
     @property
     def parallel(self) -> int:
@@ -34,10 +45,26 @@ class LateSource(RepositorySource):
 
     def part(self, file: File) -> memoryview:
         """The bytes of a part, mapped. Raises FormatError ``object-hash`` for another size, and where `part` hashes."""
-        store = self._repo.store
-        local = store.local_path(file.name) if store.capabilities.local else None
-        if local is None or file.size <= SMALL:
+        if self._local(file) is None:
             return super().part(file)
+        self._asked.append(file)
+        begun = self._begun.pop(file, None)
+        return begun.result() if begun is not None else self._open(file)
+
+    def _local(self, file: File) -> Path | None:
+        """Where a part is that is hashed beside its use."""
+        store = self._repo.store
+        return store.local_path(file.name) if store.capabilities.local and file.size > SMALL else None
+
+    @property
+    def _threads(self) -> ThreadPoolExecutor:
+        self._pool = self._pool or ThreadPoolExecutor(HASHERS, "deltackpt-hash")
+        return self._pool
+
+    def _open(self, file: File) -> memoryview:
+        """Map a part, and begin to hash it."""
+        store, local = self._repo.store, self._local(file)
+        assert local is not None
         store.stat(file.name)  # an object, not a link or a pipe in its place
         with local.open("rb") as found:
             size = found.seek(0, 2)
@@ -45,8 +72,7 @@ class LateSource(RepositorySource):
                 raise object_differs(f"{store.url}/{file.name}", size, file)
             mapping = map_guarded(found.fileno(), size, Path(local))[0]
             self._files[file] = HeldFile(found.fileno(), f"{store.url}/{file.name}")
-        self._pool = self._pool or ThreadPoolExecutor(HASHERS, "deltackpt-hash")
-        self._hashing.append(self._pool.submit(self._check, mapping, file))
+        self._hashing[file] = self._threads.submit(self._check, mapping, file)
         return mapping.view
 
     def reads(self, file: File) -> ReadInto | None:
@@ -61,10 +87,15 @@ class LateSource(RepositorySource):
             raise object_differs(f"{self._repo.store.url}/{file.name}", file.size, file)
 
     def join(self) -> None:
-        """Wait until all parts were hashed. Raises FormatError ``object-hash`` for the first that has other bytes."""
-        hashing, self._hashing = self._hashing, []
+        """Wait until all parts were hashed. Raises FormatError ``object-hash`` for the first that was asked for and has
+        other bytes."""
+        begun, self._begun = self._begun, {}
+        wait(begun.values())  # which nobody asked for: each of them begins to hash, or will not
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
-        for found in hashing:
-            found.result()
+        asked, self._asked = self._asked, []
+        hashing, self._hashing = self._hashing, {}
+        for file in asked:
+            if file in hashing:
+                hashing[file].result()

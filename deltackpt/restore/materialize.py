@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from deltackpt import kernels
 from deltackpt.checkpoint.batch import hash_rows
@@ -23,7 +25,7 @@ from deltackpt.format.layout import Layout, Shard
 from deltackpt.format.manifest import File
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.state_digest import TensorDigest, xxh3
-from deltackpt.patch.many import RunRoom, TensorRun, runs
+from deltackpt.patch.many import KEPT, RunRoom, TensorRun, runs
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
@@ -216,6 +218,10 @@ def build(
     def place(item: tuple[Shard, list[Tensor]]) -> int:
         shard, tensors = item
         size = tensors[-1].end - tensors[0].start
+        if isinstance(state, Replay) and size > KEPT and len(tensors) == 1:
+            want = digests[tensors[0].name].xxh3
+            if _by_bands(state, tensors[0], want, lambda data, start: write(shard, data, tensors[0].start + start)):
+                return size
         if isinstance(state, Replay) and size:
             run = room.run(tensors, layout.named)
             if state.write_run(run) and unproven(run, digests) is None:
@@ -235,6 +241,21 @@ def build(
         path.parent.mkdir(parents=True, exist_ok=True)
         save(repo, side.file, path)
         progress.advance(side.file.size)
+
+
+def _by_bands(state: Replay, tensor: Tensor, want: bytes, write: Callable[[npt.NDArray[np.uint8], int], None]) -> bool:
+    """``write`` a tensor band by band, uint8 [n], each with its first byte; False where that is not possible, or
+    anything is wrong: then it is to be written again, and what does that says what is wrong."""
+    if (bands := state.bands(tensor)) is None:
+        return False
+    memory, hashed = np.empty(bands.largest, np.uint8), xxhash.xxh3_128()
+    for number, (start, end) in enumerate(pairwise(bands.edges)):
+        data = memory[: end - start]
+        if not state.write_band(tensor, bands, number, data):
+            return False
+        hashed.update(data.data)
+        write(data, start)
+    return hashed.digest() == want
 
 
 def save(repo: Repository, file: File, path: Path) -> None:

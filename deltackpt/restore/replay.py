@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -12,108 +11,26 @@ import numpy as np
 from deltackpt import kernels
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import State
-from deltackpt.checkpoint.rows import MappedFiles, TensorRows
+from deltackpt.checkpoint.rows import TensorRows
 from deltackpt.codecs.base import Effect
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.layout import Layout, TensorsByName
-from deltackpt.format.manifest import File, Manifest
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.format.tensor_columns import NameRange
 from deltackpt.kernels import address, addresses
 from deltackpt.patch.apply import changes_elements, decode_step, replace_whole, write_step
+from deltackpt.patch.bands import Bands, bands_of
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch, describe
 from deltackpt.patch.many import TensorRun, advance_through, decode_run, found_in_all
 from deltackpt.patch.tensor import names_outside
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
+from deltackpt.restore.anchor import Anchor
 from deltackpt.restore.journal import Journal
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.scratch import SpillBuffer, writable_copy
-from deltackpt.restore.source import RepositorySource
-from deltackpt.store.readahead import ObjectRange, ReadAhead
-from deltackpt.util.guard import map_guarded
-from deltackpt.util.mapped_file import FileMapping
+from deltackpt.util import reuse
 from deltackpt.util.spill import room
-
-
-class Anchor:
-    """The tensors of an anchor in its store: mapped where the store is local, read by range where it is not."""
-
-    def __init__(
-        self, repo: Repository, step: Manifest, files: Sequence[File] | None = None, order: Iterable[str] = ()
-    ) -> None:
-        """``files`` if an edge names them, and not the step's own manifest. ``order``: names of tensors that will be
-        asked for one after the other, and so can be read ahead; it then has to be closed.
-        """
-        files = files or step.anchor or ()
-        layout = repo.layout(step)
-        if [f.size for f in files] != [s.size for s in layout.shards]:  # [F-MAN-9]
-            have, need = f"{len(files)} files of other sizes", f"the {len(layout.shards)} shards of the layout"
-            raise ChainError("anchor-files", where=f"step {step.step}", have=have, need=need)
-        self.tensors: Mapping[str, Tensor] = layout.tensors
-        self._store = repo.store
-        self._held = [(file.name, shard.header) for file, shard in zip(files, layout.shards, strict=True)]
-        self._maps: dict[str, FileMapping] = {}
-        # Of a store that is not trusted, all of it is proven first: the digests of tensors withstand no forger.
-        self._proven = {} if repo.trust is None else _proven(repo, files)  # [S-SIG-14]
-        for file in files if repo.store.capabilities.local and not self._proven else ():
-            if (path := repo.store.local_path(file.name)) is not None and repo.store.stat(file.name).size == file.size:
-                with path.open("rb") as f:
-                    self._maps[file.name], _ = map_guarded(f.fileno(), file.size, path)  # proven as it is used
-        here = self._maps.keys() | self._proven.keys()
-        ahead = []
-        if len(here) < len(files):
-            held = ((name, at) for name in order if (at := self._at.get(name)) is not None)
-            ahead = [(name, at) for name, at in held if at.length and at.file not in here]
-        self.files: MappedFiles | None = None
-        if len(self._maps) == len(files) > 0:
-            maps = [self._maps[file.name] for file in files]
-            self.files = MappedFiles(layout.named, maps.__getitem__, maps.__getitem__)
-        self._runs = ReadAhead(repo.store, ahead) if ahead else None
-
-    @cached_property
-    def _at(self) -> dict[str, ObjectRange]:
-        return {
-            t.name: ObjectRange(file, header.data_start + t.start, t.end - t.start)
-            for file, header in self._held
-            for t in header.tensors
-        }
-
-    def bytes_of(self, name: str) -> Bytes:
-        """All bytes of a tensor: uint8, read-only, not proven. Raises what `Store.get_range` raises."""
-        at = self._at[name]
-        if at.file in self._proven:
-            return self._proven[at.file][at.start : at.end]
-        if at.file in self._maps:
-            return self._maps[at.file].data[at.start : at.end]
-        if self._runs is not None and (found := self._runs.take(name)) is not None:
-            return found
-        return np.frombuffer(self._store.get_range(at.file, at.start, at.length) if at.length else b"", np.uint8)
-
-    def side_by_side(self, names: Sequence[str]) -> Bytes | None:
-        """See `deltackpt.checkpoint.Checkpoint.side_by_side`: uint8 [n]; None also where the store is not local."""
-        places = [self._at[name] for name in names]
-        if places[0].file not in self._maps or any(a.end != b.start or a.file != b.file for a, b in pairwise(places)):
-            return None
-        return self._maps[places[0].file].data[places[0].start : places[-1].end]
-
-    def release(self, name: str, start: int = 0, end: int | None = None) -> None:
-        """See `deltackpt.checkpoint.diff.State`."""
-        at = self._at[name]
-        first, last = at.start + start, at.end if end is None else at.start + end
-        if at.file in self._maps and first < last:
-            self._maps[at.file].release((first, last))
-
-    def close(self) -> None:
-        """Read nothing more ahead."""
-        if self._runs is not None:
-            self._runs.close()
-
-
-def _proven(repo: Repository, files: Sequence[File]) -> dict[str, Bytes]:
-    """The bytes of files by name, uint8, proven by sha256: mapped, where the store is remote from temporary copies."""
-    source = RepositorySource(repo)
-    return {file.name: np.frombuffer(source.part(file), np.uint8) for file in files}
 
 
 def check_left_over(base: Iterable[str], patches: Sequence[Patch], layout: Layout) -> None:
@@ -193,7 +110,7 @@ class Replay:
     def read_many(self, names: Sequence[str]) -> tuple[Sequence[Bytes], Sequence[int]]:
         """`bytes_of` of each tensor, [n] uint8, and the address of its first one."""
         tensors = [self.tensors[name] for name in names]
-        run = TensorRun(tensors, np.empty(sum(t.end - t.start for t in tensors), np.uint8), self.named)
+        run = TensorRun(tensors, reuse.empty(sum(t.end - t.start for t in tensors), np.uint8), self.named)
         if not tensors or self._journal is not None or not self.write_run(run):
             data = [self.bytes_of(name) for name in names]
             return data, addresses(*data)
@@ -235,6 +152,32 @@ class Replay:
             changes.write_to(run)
         return True
 
+    def bands(self, tensor: Tensor) -> Bands | None:
+        """How `write_band` writes a tensor, with bytes; None where it cannot, or where anything is wrong."""
+        base = self._base.files if isinstance(self._base, Anchor) else None
+        if self._journal is not None or base is None or base.named is not self.named or kernels.LIB is None:
+            return None
+        return bands_of(self._patches, tensor, self.named)
+
+    def pieces(self, name: str) -> Iterator[Bytes] | None:
+        """See `deltackpt.checkpoint.diff.ReadsPieces`: uint8 [n] each."""
+        tensor = self.tensors[name]
+        bands = self.bands(tensor) if tensor.end > tensor.start else None
+        return None if bands is None else self._pieces(tensor, bands)
+
+    def _pieces(self, tensor: Tensor, bands: Bands) -> Iterator[Bytes]:
+        memory = reuse.empty(bands.largest, np.uint8)
+        for number, (start, end) in enumerate(pairwise(bands.edges)):
+            data = memory[: end - start]
+            if not self.write_band(tensor, bands, number, data):
+                return
+            yield data
+
+    def write_band(self, tensor: Tensor, bands: Bands, number: int, data: Bytes) -> bool:
+        """Put a band of a tensor, not proven yet, into ``data``, uint8 [n]; False as of `write_run`."""
+        assert isinstance(self._base, Anchor)
+        return self._base.read_part(tensor, self.named, bands.edges[number], data) and bands.advance(number, data)
+
     def read_base(self, run: TensorRun) -> bool:
         """Put a run's tensors before the first patch into its ``data``. False where one is not of its dtype and shape.
 
@@ -262,6 +205,8 @@ class Replay:
         files = self._base.files if isinstance(self._base, Anchor | Checkpoint) else None
         if files is None or files.named is not run.named or kernels.LIB is None:
             return False
+        if isinstance(self._base, Anchor) and self._base.read_into(run):
+            return True
         rows = files.read(run.numbers)
         to, sizes = run.places.T
         kernels.copy_many(np.array([to, rows.addresses, sizes]).T)

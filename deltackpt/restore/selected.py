@@ -19,9 +19,10 @@ from deltackpt.patch.tensor import PartsPatch
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop, Plan
 from deltackpt.repository.leases import pinned
+from deltackpt.restore.anchor import Anchor
 from deltackpt.restore.materialize import again_if_gone, beside, check_tensor
 from deltackpt.restore.patch_reader import ranged_parts
-from deltackpt.restore.replay import Anchor, Replay
+from deltackpt.restore.replay import Replay
 from deltackpt.restore.source import FETCHES
 from deltackpt.util.disk import ensure_space, fsync_dir, link_or, space_errors
 from deltackpt.util.file_server import link, rename

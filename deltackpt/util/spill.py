@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltackpt.errors import UsageError
+from deltackpt.util import reuse
 from deltackpt.util.mapped_file import FileMapping
 
 SETTING = "DELTACKPT_SPILL"  # bytes above which room is in a file of TMPDIR; its pages are the system's
@@ -35,7 +36,8 @@ def room(size: int) -> npt.NDArray[np.uint8]:
     if size > spill_above():
         with suppress(OSError, AttributeError):  # not every system can promise the place
             return _in_a_file(size)
-    return np.empty(size, np.uint8)
+    found: npt.NDArray[np.uint8] = reuse.empty(size, np.uint8)
+    return found
 
 
 def _in_a_file(size: int) -> npt.NDArray[np.uint8]:

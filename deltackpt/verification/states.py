@@ -23,9 +23,10 @@ from deltackpt.patch.base import describe
 from deltackpt.patch.many import RunRoom, TensorRun, advance_run
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
+from deltackpt.restore.anchor import Anchor
 from deltackpt.restore.materialize import hash_run, rows_of, runs_of, unproven
 from deltackpt.restore.patch_reader import PatchReader
-from deltackpt.restore.replay import Anchor, Replay
+from deltackpt.restore.replay import Replay
 from deltackpt.verification.findings import Findings
 from deltackpt.verification.tensor import check_stored, tensor_differs
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from support.engine_steps import Run, nudge  # noqa: E402
 from support.own_engine import BITS, Following, bits, first_state, next_state  # noqa: E402
 
-from deltackpt.engines import own_steps  # noqa: E402
+from deltackpt.engines import own_steps, receiver  # noqa: E402
 from deltackpt.engines.memory import Memory  # noqa: E402
 from deltackpt.engines.receiver import Receiver  # noqa: E402
 from deltackpt.engines.sglang import loader as sglang  # noqa: E402
@@ -139,6 +139,7 @@ def test_a_checkpoint_that_is_to_be_loaded_is_made_before_the_pause(folder, monk
     one.receiver._staged.join()
     (made,) = (folder / "tmp").glob("deltackpt-step-*/*")
     monkeypatch.setattr(own_steps, "apply", None)  # nothing is made while the engine is paused
+    monkeypatch.setattr(receiver, "backup", None)
     report = one.update(mode="reload")
     assert (report.path, report.elements, one.holds(1)) == ("reload", 0, True)
     assert {"load", "compare"} <= report.seconds.keys()

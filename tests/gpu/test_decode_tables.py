@@ -92,7 +92,9 @@ def test_the_kernels_write_what_numpy_does(seed):
             at = int(rng.integers(len(tasks)))
             found[number][0][at] = replace(tasks[at], index=odd(tasks[at].index, rng))
     with np.errstate(over="ignore"):
-        for one, other in zip(native_tables.filled(HERE, found), decode_tables._Tables(found).send(HERE), strict=True):
+        for one, other in zip(
+            native_tables.filled(HERE, found)(), decode_tables._Tables(found).send(HERE), strict=True
+        ):
             check_same(one, other)
 
 
@@ -108,7 +110,7 @@ def test_the_kernels_take_arrays_of_any_kind():
         {"checksums": index.checksums.astype(np.int64)},
     ):  # fmt: skip
         check_same(
-            native_tables.filled(HERE, [([replace(tasks[0], index=replace(index, **change)), *tasks[1:]], begin)])[0],
+            native_tables.filled(HERE, [([replace(tasks[0], index=replace(index, **change)), *tasks[1:]], begin)])()[0],
             want,
         )
 

@@ -1,6 +1,7 @@
 """Every kernel compiles for a card: Triton brings its own assembler, so that none is needed."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,12 @@ from deltackpt.gpu.plain import PlainWords, look_at  # noqa: E402
 from deltackpt.torch_views.words import INTS, from_host  # noqa: E402
 
 pytest.importorskip("triton")
-from support.kernel_signatures import IN_PLACE, noted, waits_before_stores  # noqa: E402
+from support.kernel_signatures import (  # noqa: E402
+    IN_PLACE,
+    noted,
+    stores_after_barriers,
+    waits_before_stores,
+)
 
 TESTS = Path(__file__).parent.parent
 NAMES = ["BF16", "F32"]
@@ -95,3 +101,17 @@ def test_a_store_that_does_not_wait_is_seen():
     assert not waits_before_stores("\n".join(f"\t{line}" for line in (load, wait, store, load, store)))
     assert not waits_before_stores(f"\t{load}")
     assert not waits_before_stores(f"\t{load}\n\t{wait}\n$L__BB0_1:\n\t{store}")
+
+
+@pytest.mark.parametrize("name", sorted(IN_PLACE))
+def test_kernels_that_write_where_they_read_say_that_they_wait(name):
+    """Without the line the compiled code may wait all the same, for the sake of something else that is changed one
+    day."""
+    modules = (TESTS.parent / "deltackpt/gpu/triton").glob("*.py")
+    kernel = re.compile(rf"^@host_kernel\(.*\)\ndef {name}\(", re.MULTILINE)
+    (source,) = filter(kernel.search, map(Path.read_text, modules))
+    assert stores_after_barriers(source, name)
+    lines = source.splitlines()
+    barriers = [i for i, line in enumerate(lines) if line.strip().startswith("tl.debug_barrier()")]
+    without = ["\n".join(lines[:i] + lines[i + 1 :]) for i in barriers]
+    assert not all(stores_after_barriers(text, name) for text in without)

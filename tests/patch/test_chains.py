@@ -105,7 +105,7 @@ def test_every_tile_of_a_large_tensor(threads):
     rng = np.random.default_rng(2)
     bits = rng.standard_normal((700, 900), np.float32).view(np.uint32) >> np.uint32(16)
     old = {"w": ("BF16", (700, 900), bits.astype("<u2").tobytes())}
-    for shares in ([0.02] * 6, [0.02, 0.02, 0.0004, 0.4, 0.02]):
+    for shares in ([0.02] * 8, [0.1] * 3, [0.02, 0.02, 0.0004, 0.4, 0.02]):
         state, parts = old, []
         for share in shares:
             new = {name: stepped(rng, value, share) for name, value in state.items()}

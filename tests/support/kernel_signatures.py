@@ -7,6 +7,7 @@ The interpreter takes much that the compiler refuses. Not to be run where TRITON
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
@@ -101,6 +102,28 @@ def waits_before_stores(ptx: str) -> bool:
             stores += 1
             if not waiting:
                 return False
+    return stores > 0
+
+
+def stores_after_barriers(source: str, name: str) -> bool:
+    """The same by the kernel's source, as the compiler may wait for reasons of its own: is there a `tl.debug_barrier`
+    before all stores of a block of the function ``name``, and no load after it?"""
+    (function,) = (
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    stores = 0
+    for node in ast.walk(function):
+        waiting = False
+        for line in getattr(node, "body", []):
+            if isinstance(line, ast.Expr):
+                called = ast.unparse(line.value)
+                waiting = waiting or called.startswith("tl.debug_barrier(")
+                if called.startswith(("tl.store(", "tl.atomic")):
+                    stores += 1
+                    if not waiting:
+                        return False
+            if "tl.load(" in ast.unparse(line):
+                waiting = False
     return stores > 0
 
 

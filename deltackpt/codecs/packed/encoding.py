@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from deltackpt import kernels
 from deltackpt.codecs.base import Auto, BaseUse, Codec, CodecEntry, Shape
 from deltackpt.codecs.bits import Ints
 from deltackpt.codecs.many import EncodedRows, ManyChanges
@@ -62,7 +63,9 @@ class PackedCodec(Codec[ListIndex]):
         if not self.takes_dtype(change.dtype) or change.base is None or len(change.positions) == 0:
             return None
         changes = ChangedElements(change.positions, change.old, change.new)
-        job = EncodeJob(*changes, change.base, change.dtype, change.shape, change.shares)
+        after = change.after and kernels.LIB is not None
+        base = change.base if after else change.all_old()
+        job = EncodeJob(*changes, base, change.dtype, change.shape, change.shares, after)
         return packed.encode_whole(job, change.threads)
 
     def encode_changes(

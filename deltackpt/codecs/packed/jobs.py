@@ -32,3 +32,4 @@ class EncodeJob:
     dtype: DType
     shape: tuple[int, ...]
     shares: int = 0
+    after: bool = False  # as `Change` has it

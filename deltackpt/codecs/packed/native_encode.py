@@ -32,7 +32,10 @@ _JOB = np.dtype(
         *FORM,
         *((name, np.int64) for name in ("slices", "changes", "shares")),
         *((name, np.int64) for name in ("positions", "old", "new", "base", "tiles", "size")),
-        *((name, np.int64) for name in ("counts", "lengths", "checksums", "payload", "state", "room", "room_bytes")),
+        *(
+            (name, np.int64)
+            for name in ("counts", "lengths", "checksums", "payload", "state", "room", "room_bytes", "after")
+        ),
     ]
 )
 _GIVEN = ("height", "width", "slices", "word", "exponent_start", "exponent_bits")
@@ -65,7 +68,7 @@ def _written(jobs: Sequence[EncodeJob], threads: int) -> WrittenTensors:
             row[name] = value
         for name, value in zip(_ADDRESSES, (len(arrays[0]), *at), strict=False):
             row[name] = value
-        row["shares"] = job.shares
+        row["shares"], row["after"] = job.shares, job.after
         arrays.append(reuse.empty(_STATE * len(arrays[0]) + _STATE_TILES, np.uint8))
         row["room"], row["room_bytes"] = address(arrays[-1]), len(arrays[-1])
     return _encode(given, threads)

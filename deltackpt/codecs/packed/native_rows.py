@@ -17,6 +17,8 @@ from deltackpt.kernels import address
 
 Positions32 = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
+ALL_ROWS = 1 << 62
+_CUT = ("height", "width", "rows", "columns", "word", "exponent_start", "exponent_bits")
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,36 @@ class PackedRows:
         return given
 
 
-def decode_chains(jobs: npt.NDArray[Any], threads: int = 1) -> bool:
-    """Tensors through several patches, in place. ``jobs``, shape [tensors, patches] and dtype `READ`: `PackedRows.jobs`
-    of each; all zeros where a patch has nothing of a tensor. False for a defect of any; what was written is then worth
-    nothing.
+@dataclass(frozen=True)
+class ChainJobs:
+    """Tensors through several patches: ``jobs``, shape [tensors, patches] and dtype `READ`, are `PackedRows.jobs` of
+    each; all zeros where a patch has nothing of a tensor.
     """
-    assert kernels.LIB is not None
-    jobs = np.ascontiguousarray(jobs)
-    return not kernels.LIB.dk_lists_chain(address(jobs), *jobs.shape, threads)
+
+    jobs: npt.NDArray[Any]
+
+    def decode(self, threads: int = 1, rows: tuple[int, int] = (0, ALL_ROWS)) -> bool:
+        """In place. ``rows``: of tiles, first and end, in tensors that all of their patches cut alike.
+
+        False for a defect of any; what was written is then worth nothing.
+        """
+        assert kernels.LIB is not None
+        jobs = np.ascontiguousarray(self.jobs)
+        return not self.jobs.size or not kernels.LIB.dk_lists_chain(address(jobs), *jobs.shape, *rows, threads)
+
+    def bands(self) -> Ints | None:
+        """Of one tensor: where the rows of its tiles begin, in bytes, and the last one ends, int64 [rows + 1]; None
+        unless all patches that have any cut it alike, and there are several."""
+        held = self.jobs[0][self.jobs[0]["tiles"] > 0]
+        if len(held) == 0 or any(len(np.unique(held[name])) > 1 for name in _CUT):
+            return None
+        height, width, rows, columns, word = (int(held[name][0]) for name in _CUT[:5])
+        if rows < 2 or (held["numbers"] != 0).any() or (held["tiles"] != rows * columns).any():
+            return None
+        return np.minimum(np.arange(rows + 1) * -(-height // rows), height) * (width * word)
+
+    def at(self, elements: int) -> ChainJobs:
+        """The same of one tensor, at another address."""
+        jobs = self.jobs.copy()
+        jobs["elements"] = elements
+        return ChainJobs(jobs)

@@ -3,8 +3,9 @@
 A tile's rows are cut into segments of SPAN elements, a row's last one shorter, and these are taken in blocks of
 SEGMENTS. The first kernel reads every word once, and writes how many elements of each class come before a segment in
 its block: 15 counts of 16 bits in four words of 64, one word in each of four planes. Class c is in plane
-(c & 1) + 2 * (c >> 3), its field is (c >> 1) & 3. The second kernel reads, of the segments that hold a change, what
-comes before it there.
+(c & 1) + 2 * (c >> 3), its field is (c >> 1) & 3. Of a tile with 8 classes or fewer, as most have, the last two planes
+are neither written nor read; where all tiles are such, they need not be there. The second kernel reads, of the segments
+that hold a change, what comes before it there.
 
 The words are the old ones; or the new ones, ``masked``: then what changed is not counted, and the rest is the same.
 """
@@ -127,25 +128,26 @@ def _ones(
 
 
 @triton.jit
-def _add_up(before, halves, stride, totals, begin, stop, a_row, wide, zero):
+def _add_up(before, halves, stride, totals, begin, stop, a_row, wide, zero, classes):
     """Counts of 8 bits in ``halves`` -> what comes before every segment of a block, in ``before``; and ``totals``.
 
     ``zero``: the class in which the elements were counted that are not there."""
     row = tl.arange(0, _SEGMENTS)
     live = row < stop
     s = begin + tl.minimum(row, stop - 1)
+    far = tl.where(live, classes, 0) > 8
     absent = tl.where(live, _SPAN - tl.minimum(wide - s % a_row * _SPAN, _SPAN), 0)
     halves += row
     a = _spread(tl.load(halves, live, 0), 0, zero, absent)
     b = _spread(tl.load(halves + 2 * stride, live, 0), 1, zero, absent)
-    c = _spread(tl.load(halves + 4 * stride, live, 0), 8, zero, absent)
-    d = _spread(tl.load(halves + 6 * stride, live, 0), 9, zero, absent)
+    c = _spread(tl.load(halves + 4 * stride, far, 0), 8, zero, absent)
+    d = _spread(tl.load(halves + 6 * stride, far, 0), 9, zero, absent)
     tl.debug_barrier()  # all of them are read, before the first is written over
     before += row
     a = _running(a, before, live)
     b = _running(b, before + stride, live)
-    c = _running(c, before + 2 * stride, live)
-    d = _running(d, before + 3 * stride, live)
+    c = _running(c, before + 2 * stride, far)
+    d = _running(d, before + 3 * stride, far)
     _store_totals(totals, a, b, c, d)
 
 
@@ -182,13 +184,16 @@ def _scan(
             one = _ones(address, at, held, level, mask, first, top_4, last_4, word, low, bits, masked)
             counts_0, counts_1, counts_8, counts_9 = _by_class(one)
             here = halves + 2 * to + row
+            far = tl.where(row < stop, classes, 0) > 8
             tl.store(here, counts_0, row < stop)
             tl.store(here + 2 * stride, counts_1, row < stop)
-            tl.store(here + 4 * stride, counts_8, row < stop)
-            tl.store(here + 6 * stride, counts_9, row < stop)
+            tl.store(here + 4 * stride, counts_8, far)
+            tl.store(here + 6 * stride, counts_9, far)
         tl.debug_barrier()
         zero = class_of(0, exponent_top, classes)
-        _add_up(before + to, halves + 2 * to, stride, totals + (1 + block) * 16, begin, stop, a_row, wide, zero)
+        _add_up(
+            before + to, halves + 2 * to, stride, totals + (1 + block) * 16, begin, stop, a_row, wide, zero, classes
+        )
 
 
 @triton.jit
@@ -267,13 +272,14 @@ def _rank(
 
 def scan(
     grids: Any, owner: Any, tiles: Any, block_tiles: Any, segments: int, scales: Any, mask: Any, width: int,
-    exponent: tuple[int, int], masked: bool,
+    exponent: tuple[int, int], masked: bool, far: bool = True,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """``tiles``, ``block_tiles`` and ``segments``: those of `blocks.BlockPlan`. -> what comes before every segment,
-    [4, segments] int64; the elements of each class before every block, and in all, [blocks + 1, 16] int32."""
+    """``tiles``, ``block_tiles`` and ``segments``: those of `blocks.BlockPlan`; ``far``: may a tile have more than 8
+    classes? -> what comes before every segment, [4 or 2, segments] int64; the elements of each class before every
+    block, and in all, [blocks + 1, 16] int32."""
     blocks = block_tiles.numel()
     totals = torch.zeros((blocks + 1, CLASSES), dtype=torch.int32, device=owner.device)
-    before = torch.empty((4, max(segments, ROOM)), dtype=torch.int64, device=owner.device)
+    before = torch.empty((4 if far else 2, max(segments, ROOM)), dtype=torch.int64, device=owner.device)
     if blocks and exponent[1]:
         _scan[(blocks,)](
             grids, grids.shape[1], owner, tiles, block_tiles, scales, mask, before, before.view(torch.int32),
