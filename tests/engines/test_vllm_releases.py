@@ -18,6 +18,7 @@ from deltackpt.errors import UsageError  # noqa: E402
 
 OPTIONAL = {  # asked for where it is
     "vllm.model_executor.model_loader.checkpoint_weight_patch.CheckpointWeightPatch",
+    "vllm.model_executor.layers.utils",
     "vllm.distributed.weight_transfer.base.TrainerInitInfo",
     "vllm.distributed.weight_transfer.base.TrainerWeightTransferEngine",
     "vllm.distributed.weight_transfer.factory.WeightTransferTrainerFactory",

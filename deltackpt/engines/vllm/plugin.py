@@ -22,8 +22,11 @@ def _register_trainer() -> None:
 def _leave_unpacked() -> None:
     """Have vLLM pack no small weights for AMX, other than INT8, which is computed by nothing else."""
     import torch
-    from vllm.model_executor.layers import utils
 
+    try:
+        from vllm.model_executor.layers import utils
+    except ImportError:  # of a release that has it elsewhere, packed weights are refused
+        return
     packs = getattr(utils, "check_cpu_sgl_kernel", None)
     if packs is not None and not hasattr(packs, "__wrapped__"):
 
