@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -13,6 +15,7 @@ from support.fake_vllm import FakeServer, installed  # noqa: E402
 from support.fake_vllm_ranks import TABLE, VLLM, first_state, started  # noqa: E402
 
 from deltackpt.engines.serve_updates import ServeOptions, open_serving  # noqa: E402
+from deltackpt.engines.vllm import plugin  # noqa: E402
 from deltackpt.engines.vllm.release import EXTENSION, FIRST, LAST, check_backend, release_of  # noqa: E402
 from deltackpt.errors import UsageError  # noqa: E402
 
@@ -133,3 +136,20 @@ def test_a_server_of_another_release_is_refused(tmp_path):
         server.close()
     ((event, fields),) = events
     assert (event, fields["error"]) == ("failed", "engine-version")
+
+
+def test_small_weights_stay_unpacked_for_amx(monkeypatch):
+    """INT8 alone is packed: it is computed by nothing else. Asked for twice, it is wrapped once."""
+    layers, utils = ModuleType("vllm.model_executor.layers"), ModuleType("vllm.model_executor.layers.utils")
+    utils.check_cpu_sgl_kernel = lambda n, k, dtype: n >= 16
+    layers.utils = utils
+    for name in ("vllm", "vllm.model_executor"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, layers.__name__, layers)
+    monkeypatch.setitem(sys.modules, utils.__name__, utils)
+    plugin._leave_unpacked()
+    wrapped = utils.check_cpu_sgl_kernel
+    plugin._leave_unpacked()
+    assert utils.check_cpu_sgl_kernel is wrapped
+    assert [wrapped(32, 64, dtype) for dtype in (torch.bfloat16, torch.float16, torch.int8)] == [False, False, True]
+    assert not wrapped(8, 64, torch.int8)
