@@ -151,13 +151,13 @@ def test_one_cut_short_while_others_read_it(world):
 def test_an_anchor_cut_short_while_it_is_applied(world):
     cut = """
 import os
-from deltackpt.restore import replay
-inner = replay.map_guarded
+from deltackpt.restore import anchor
+inner = anchor.map_guarded
 def cut(fd, size, path):
     found = inner(fd, size, path)
     os.truncate(path, 4096)
     return found
-replay.map_guarded = cut"""
+anchor.map_guarded = cut"""
     done = deltackpt("apply", world / "repo", world / "out", "--json", before=cut)
     assert (done.status, done.json["error"]) == (3, "object-hash")
     assert not (world / "out").exists()
