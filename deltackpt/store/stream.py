@@ -17,7 +17,7 @@ from deltackpt.store import translate
 from deltackpt.store.driver import WINDOW, Body
 from deltackpt.store.retry import failed
 from deltackpt.store.translate import Fault, Kind
-from deltackpt.util.parallel import ordered_map
+from deltackpt.util.parallel import end_pool, ordered_map
 
 BLOCK = 1 << 20  # bytes that are read of a body at a time
 PIECE = 64 << 20  # bytes of one request
@@ -117,7 +117,7 @@ def in_order(spans: Iterable[Span], slots: Semaphore) -> Iterator[bytes]:
                 slots.release()
     finally:
         over.set()
-        pool.shutdown(wait=True, cancel_futures=True)  # it has no thread where nothing was gathered
+        end_pool(pool, gathered.values())
         for span in next_spans:
             span.close()
         for _ in gathered:

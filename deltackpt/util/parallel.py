@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Condition
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from deltackpt.errors import UsageError
 
@@ -47,13 +47,38 @@ def ordered_map(work: Callable[[T], R], items: Iterable[T], threads: int, *, ahe
     pending: deque[Future[R]] = deque()
     try:
         for item in items:
-            pending.append(pool.submit(work, item))
+            pending.append(pool.submit(_done, [work, item]))
             if len(pending) >= threads + ahead:
-                yield pending.popleft().result()
+                yield _first(pending)
         while pending:
-            yield pending.popleft().result()
+            yield _first(pending)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        end_pool(pool, pending)
+
+
+def end_pool(pool: ThreadPoolExecutor, begun: Iterable[Future[Any]]) -> None:
+    """Have a pool begin nothing more, and wait for what it has ``begun``; for use in generators.
+
+    Its threads are not joined. A generator that is left in a cycle ends where garbage is collected, which may be in a
+    thread that starts: it holds the lock of `threading` that a join takes, and would wait for itself.
+    """
+    pool.shutdown(wait=False, cancel_futures=True)
+    wait([one for one in begun if not one.cancelled()])
+
+
+def _done(job: list[Any]) -> Any:
+    """The work of a job on its item. The thread refers to neither when the result is there, so that memory that they
+    look at can be given back at once."""
+    work, item = job
+    job.clear()
+    return work(item)
+
+
+def _first(pending: deque[Future[R]]) -> R:
+    """It is pending until it is done, whatever interrupts the wait."""
+    found = pending[0].result()
+    pending.popleft()
+    return found
 
 
 class _Turn:
@@ -97,13 +122,13 @@ def weighed_map(work: Callable[[T], R], items: Iterable[T], threads: int, weigh:
                 begin = may_begin()
                 turn.unfinished += begin
             if begin and item is not None:
-                pending.append(pool.submit(weighed, item))
+                pending.append(pool.submit(_done, [weighed, item]))
                 pending[-1].add_done_callback(turn.done)
                 item = next(left, None)
                 continue
-            result, size = pending.popleft().result()
+            result, size = _first(pending)
             with turn.changed:
                 turn.waiting -= size
             yield result
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        end_pool(pool, pending)

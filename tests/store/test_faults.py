@@ -427,7 +427,9 @@ def test_a_reader_that_stops_leaves_nothing_running(store: RemoteStore, proxy: F
         blocks = store.read("a", 100)
         next(blocks)
         blocks.close()  # type: ignore[attr-defined]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("deltackpt-read")]
+    for thread in [one for one in threading.enumerate() if one.name.startswith("deltackpt-read")]:
+        thread.join(10)  # told to end, and not waited for
+        assert not thread.is_alive()
     proxy.calm()
     assert whole(store) == long
     assert len(proxy.seen("GET")) == 3
