@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from _thread import start_new_thread
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
@@ -19,12 +20,15 @@ def stopped_by_signals() -> Iterator[Event]:
     So it is where a store that does not answer is given up after the signal. SIGHUP that is ignored, as under nohup,
     stays so.
     """
-    stop = Event()
+    stop, told = Event(), False
 
     def received(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        nonlocal told
+        if told:
             raise KeyboardInterrupt
-        stop.set()
+        told = True
+        # By a thread: this one may be in the middle of a wait for the event, whose lock it would wait for, from itself.
+        start_new_thread(stop.set, ())
 
     before = {number: signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -32,7 +36,7 @@ def stopped_by_signals() -> Iterator[Event]:
     try:
         yield stop
     except (KeyboardInterrupt, StoreError):
-        if not stop.is_set():
+        if not told:
             raise
     finally:
         for number, handler in before.items():
