@@ -1,12 +1,13 @@
 """A step's tensors as columns are the tasks that are made of each by itself; no kernel runs."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from support.decode_tables import check_same  # noqa: E402
 from support.lists import of_classes, pair  # noqa: E402
 
 from deltackpt import kernels  # noqa: E402
@@ -21,7 +22,6 @@ from deltackpt.format.safetensors_header import Tensor, build_header, parse_head
 from deltackpt.gpu import decode_tables, room  # noqa: E402
 from deltackpt.gpu.native_tables import filled  # noqa: E402
 from deltackpt.gpu.room import Need, Room  # noqa: E402
-from deltackpt.gpu.transfers import Sent  # noqa: E402
 from deltackpt.patch.part import Origin, PartReader, PartWriter  # noqa: E402
 from deltackpt.restore.patch_reader import PatchReader  # noqa: E402
 from deltackpt.torch_views.words import NAMES  # noqa: E402
@@ -88,15 +88,6 @@ def same_task(one, other):
         assert np.array_equal(getattr(one.index, name), getattr(other.index, name))
 
 
-def same_tables(one, other):
-    for field in fields(one):
-        a, b = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(a, torch.Tensor):
-            assert torch.equal(a, b), field.name
-        elif not isinstance(a, Sent):
-            assert a == b, field.name
-
-
 def test_the_tasks_are_those_of_each_tensor_by_itself(step):
     columns = column_tasks(step.patch, step.named, step.found)
     alone = card._each_task(step.patch, step.found)
@@ -125,7 +116,7 @@ def test_groups_have_the_bytes_and_the_tables_of_their_tasks(step, seed, monkeyp
         for task in tasks:
             assert data[task.begin : task.begin + task.size] == step.payloads[names.pop(0)]
         (one,), (other,) = filled(HERE, [(group.tasks, 0)])(), decode_tables._Tables([(tasks, 0)]).send(HERE)
-        same_tables(one, other)
+        check_same(one, other)
 
 
 def test_what_needs_a_look_at_each_is_not_taken(step):

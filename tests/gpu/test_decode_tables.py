@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support.decode_tables import check_same  # noqa: E402
 from support.lists import of_classes, pair  # noqa: E402
 
 from deltackpt import kernels  # noqa: E402
@@ -53,15 +54,6 @@ def groups():
         group(weights("U8", (90, 70), 4, 150), weights("U8", (5,), 5, 1000), begin=0),
         group(weights("BF16", (30, 40), 6, 10), begin=1000),
     ]
-
-
-def check_same(one, other):
-    for field in fields(one):
-        a, b = getattr(one, field.name), getattr(other, field.name)
-        if isinstance(a, torch.Tensor):
-            assert torch.equal(a, b), field.name
-        elif not isinstance(a, Sent):
-            assert a == b, field.name
 
 
 @pytest.fixture(params=["compiled", "numpy"])
