@@ -17,7 +17,7 @@ from deltackpt.store.held_file import HeldFile
 from deltackpt.util.guard import map_guarded
 from deltackpt.util.mapped_file import FileMapping
 
-HASHERS = 4  # parts that are hashed at a time
+HASHERS = 8  # parts that are hashed at a time
 AHEAD = 16  # and that are opened before they are asked for
 
 
