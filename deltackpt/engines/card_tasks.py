@@ -22,6 +22,7 @@ from deltackpt.errors import FormatError
 from deltackpt.gpu.decode import DecodedChanges, DecodeTask, TaskGroup, decode_groups, groups, takes
 from deltackpt.gpu.decode_tables import TileTables, begin_tables, tables_of
 from deltackpt.gpu.room import Room
+from deltackpt.gpu.transfers import SplitBytes
 from deltackpt.patch.base import Known
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import EncodedTensor
@@ -204,7 +205,22 @@ def _jobs(device: torch.device, found: Sequence[GroupBytes]) -> Iterator[Callabl
     yield lambda: None
     for group in found:
         yield partial(begin_tables, device, [(group.tasks, group.begin)])
+        yield from _bytes_of(device, group)
+
+
+def _bytes_of(device: torch.device, group: GroupBytes) -> Iterator[Callable[[], torch.Tensor | SplitBytes | None]]:
+    """Where a group's bytes are read into memory that a card copies from, they are waited for; else they are copied."""
+    if group.spans and all(isinstance(part, PartReader) and part.in_memory for part, _, _ in group.spans):
+        yield lambda: SplitBytes([torch.from_numpy(_held(part)[begin:end]) for part, begin, end in group.spans])
+    else:
         yield from _pieces(device, group)
+
+
+def _held(part: TaskPart) -> npt.NDArray[np.uint8]:
+    assert isinstance(part, PartReader)
+    found = part.payloads_in_memory()
+    assert found is not None
+    return found
 
 
 def _pieces(device: torch.device, group: GroupBytes) -> Iterator[Callable[[], torch.Tensor | None]]:

@@ -52,8 +52,10 @@ class PatchReader(PartsPatch):
         parts = []
         for file in hop.files:
             view = next(views)
-            read = source.reads(file) if isinstance(source, RepositorySource) else None
-            parts.append(PartReader(view, f"{source.url}/{file.name}", read))
+            read = memory = None
+            if isinstance(source, RepositorySource):
+                read, memory = source.reads(file), source.memory(file)
+            parts.append(PartReader(view, f"{source.url}/{file.name}", read, memory))
             check_origin(parts[-1], hop)
         return cls(parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
@@ -15,6 +15,7 @@ from deltackpt.errors import ChainError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Link
 from deltackpt.format.state_digest import TensorDigest
+from deltackpt.patch.base import Bytes
 from deltackpt.patch.index import Span
 from deltackpt.patch.part import ReadInto
 from deltackpt.patch.source import PartSource, StepRecord, StepSource, to_host
@@ -92,6 +93,10 @@ class RepositorySource:
 
     def reads(self, file: File) -> ReadInto | None:
         """What copies bytes of a part that `part` gave sooner than from there; None if nothing does."""
+        return None
+
+    def memory(self, file: File) -> Callable[[], Bytes] | None:
+        """What gives all bytes of a part that `part` gave in memory that others asked for; None if nothing does."""
         return None
 
     def _downloaded(self, file: File) -> BinaryIO:
