@@ -146,7 +146,11 @@ def decode_bytes(
     if not found:
         return
     parts = list({id(part): part for group in found for part, _, _ in group.spans}.values())
-    made = _staged(device, found) if bytes_of is None else _there(device, found, bytes_of)
+    if bytes_of is not None:
+        made = _there(device, found, bytes_of)
+    else:
+        near = all(isinstance(part, PartReader) and part.near for part in parts)
+        made = _near(device, found) if near else _staged(device, found)
     with closing(made) as staged, _blamed(parts):
         sources = deque[TaskGroup]()
         for decoded in decode_groups(_sent(device, staged, sources)):
@@ -183,6 +187,20 @@ def _there(device: torch.device, found: Sequence[GroupBytes], bytes_of: BytesOf)
         yield TaskGroup(group.tasks, bytes_of(*span, device), group.begin), of_group
 
 
+def _near(device: torch.device, found: Sequence[GroupBytes]) -> Generator[_Ready]:
+    """Groups whose bytes lie where the device copies them from: no other thread has anything to do, and takes the
+    interpreter's lock from this one."""
+    for group in found:
+        tables = begin_tables(device, [(group.tasks, group.begin)])
+        yield TaskGroup(group.tasks, SplitBytes([*_cuts(group)]), group.begin), tables()[0]
+
+
+def _cuts(group: GroupBytes) -> Iterator[torch.Tensor]:
+    for part, begin, end in group.spans:
+        assert isinstance(part, PartReader)
+        yield torch.from_numpy(np.frombuffer(part.payloads()[begin:end], np.uint8))
+
+
 def _staged(device: torch.device, found: Sequence[GroupBytes]) -> Generator[_Ready]:
     """Groups whose bytes are copied in host memory, and whose tables are made, by other threads: ahead of their use,
     and from now on."""
@@ -205,22 +223,7 @@ def _jobs(device: torch.device, found: Sequence[GroupBytes]) -> Iterator[Callabl
     yield lambda: None
     for group in found:
         yield partial(begin_tables, device, [(group.tasks, group.begin)])
-        yield from _bytes_of(device, group)
-
-
-def _bytes_of(device: torch.device, group: GroupBytes) -> Iterator[Callable[[], torch.Tensor | SplitBytes | None]]:
-    """Where a group's bytes are read into memory that a card copies from, they are waited for; else they are copied."""
-    if group.spans and all(isinstance(part, PartReader) and part.in_memory for part, _, _ in group.spans):
-        yield lambda: SplitBytes([torch.from_numpy(_held(part)[begin:end]) for part, begin, end in group.spans])
-    else:
         yield from _pieces(device, group)
-
-
-def _held(part: TaskPart) -> npt.NDArray[np.uint8]:
-    assert isinstance(part, PartReader)
-    found = part.payloads_in_memory()
-    assert found is not None
-    return found
 
 
 def _pieces(device: torch.device, group: GroupBytes) -> Iterator[Callable[[], torch.Tensor | None]]:

@@ -166,13 +166,10 @@ ReadInto = Callable[[int, Bytes], None]
 class PartReader(Part):
     """A part in memory or mapped: its header and table are checked when it is made, tensors when they are decoded."""
 
-    def __init__(
-        self, data: memoryview, where: str, read: ReadInto | None = None, memory: Callable[[], Bytes] | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, data: memoryview, where: str, read: ReadInto | None = None, *, near: bool = False) -> None:
         """``data``: all bytes of the file; ``read``: what copies some of them sooner than from there, if anything
-        does; ``memory``: what gives all of them, uint8, in memory that a device copies from, if they are there. Raises
-        FormatError."""
-        self._data, self._read, self._memory = data, read, memory
+        does; ``near``: they are in memory that a device copies from. Raises FormatError."""
+        self._data, self._read, self.near = data, read, near
         head = bytes(data[: head_size(bytes(data[:8]), len(data), where)])
         header = parse_header(head, len(data), where)
         super().__init__(header, self._at(table_of(header, where)), where)
@@ -190,16 +187,6 @@ class PartReader(Part):
             into[:] = self._array[start + begin : start + begin + len(into)]
         else:
             self._read(start + begin, into)
-
-    @property
-    def in_memory(self) -> bool:
-        """Does `payloads_in_memory` give any?"""
-        return self._memory is not None
-
-    def payloads_in_memory(self) -> Bytes | None:
-        """The bytes of `payloads` in memory that a device copies from, once they are there. None: they are not to be.
-        Raises as `copy_payloads`."""
-        return self._memory()[slice(*self._span(PAYLOAD))] if self._memory is not None else None
 
     def payload_of(self, entry: Entry) -> Span:
         """The entry's bytes in `payloads`."""

@@ -29,16 +29,16 @@ Room = Callable[[int], Bytes]  # memory for so many bytes, uint8 [n], contiguous
 class LateSource(RepositorySource):
     """`part` of a local store returns before the sha256 is known; those of a remote one are hashed as they come.
 
-    With ``room``, such as memory that a card copies from, the first parts are read there whole, and hashed from there:
-    a part's bytes pass the processor once, and no page of it is mapped but those of its header and table.
+    With ``room``, such as memory that a card copies from, the first parts are not mapped, but read there whole; then
+    `part` returns when they are there.
     """
 
     def __init__(self, repo: Repository, ref: str = "main", room: Room | None = None) -> None:
         super().__init__(repo, ref)
         self._room, self._left = room, IN_MEMORY
         self._files: dict[File, HeldFile] = {}
-        self._memory: dict[File, Future[Bytes]] = {}
-        self._begun: dict[File, memoryview] = {}
+        self._in_memory = set[File]()
+        self._begun: dict[File, Callable[[], memoryview]] = {}
         self._asked: list[File] = []
         self._hashing: dict[File, Future[None]] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -62,20 +62,20 @@ class LateSource(RepositorySource):
         return 1 if self._repo.store.capabilities.local else super().parallel
 
     def part(self, file: File) -> memoryview:
-        """The bytes of a part, mapped. Raises FormatError ``object-hash`` for another size, and where `part` hashes."""
+        """The bytes of a part, mapped or in ``room``. Raises FormatError ``object-hash`` for another size, and where
+        `RepositorySource.part` hashes, ``object-short``, StoreError."""
         if self._local(file) is None:
             return super().part(file)
         self._asked.append(file)
-        begun = self._begun.pop(file, None)
-        return begun if begun is not None else self._open(file)
+        return (self._begun.pop(file, None) or self._open(file))()
 
     def _local(self, file: File) -> Path | None:
         """Where a part is that is hashed beside its use."""
         store = self._repo.store
         return store.local_path(file.name) if store.capabilities.local and file.size > SMALL else None
 
-    def _open(self, file: File) -> memoryview:
-        """Map a part, and begin to hash it."""
+    def _open(self, file: File) -> Callable[[], memoryview]:
+        """Begin to hash a part. -> what gives its bytes, once they are there."""
         store, local = self._repo.store, self._local(file)
         assert local is not None
         store.stat(file.name)  # an object, not a link or a pipe in its place
@@ -83,35 +83,42 @@ class LateSource(RepositorySource):
             size = found.seek(0, 2)
             if size != file.size:
                 raise object_differs(f"{store.url}/{file.name}", size, file)
-            mapping = map_guarded(found.fileno(), size, Path(local))[0]
-            self._files[file] = HeldFile(found.fileno(), f"{store.url}/{file.name}")
+            held = HeldFile(found.fileno(), f"{store.url}/{file.name}")
+            inside = self._room is not None and size <= self._left
+            mapping = None if inside else map_guarded(found.fileno(), size, Path(local))[0]
         self._pool = self._pool or ThreadPoolExecutor(HASHERS, "deltackpt-hash")
-        if self._room is not None and size <= self._left:
-            self._left -= size
-            read = self._memory[file] = Future()
-            self._hashing[file] = self._pool.submit(self._read, self._files[file], self._room(size), read, file)
-        else:
+        if mapping is not None:
+            self._files[file] = held
             self._hashing[file] = self._pool.submit(self._check, mapping, file)
-        return mapping.view
+            return lambda: mapping.view
+        assert self._room is not None
+        into, read = self._room(size), Future[None]()
+        self._left -= size
+        self._in_memory.add(file)
+        self._hashing[file] = self._pool.submit(self._read, held, into, read, file)
+
+        def there() -> memoryview:
+            read.result()
+            return memoryview(into)  # type: ignore[arg-type]
+
+        return there
 
     def reads(self, file: File) -> ReadInto | None:
-        """Of a part that is a large file of this machine: from the file."""
+        """Of a part that is a large file of this machine, and mapped: from the file."""
         held = self._files.get(file)
         return held.read_into if held is not None else None
 
-    def memory(self, file: File) -> Callable[[], Bytes] | None:
-        """Of a part that is read into ``room``: what waits for that, and gives all bytes of it. Raises what
-        `HeldFile.read_into` raises."""
-        read = self._memory.get(file)
-        return read.result if read is not None else None
+    def in_room(self, file: File) -> bool:
+        """See `RepositorySource.in_room`."""
+        return file in self._in_memory
 
-    def _read(self, held: HeldFile, into: Bytes, read: Future[Bytes], file: File) -> None:
+    def _read(self, held: HeldFile, into: Bytes, read: Future[None], file: File) -> None:
         try:
             held.read_into(0, into)
         except BaseException as error:
             read.set_exception(error)
             raise
-        read.set_result(into)
+        read.set_result(None)
         self._compare(hashlib.sha256(into).hexdigest(), file)  # type: ignore[arg-type]
 
     def _check(self, mapping: FileMapping, file: File) -> None:

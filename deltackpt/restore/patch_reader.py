@@ -52,10 +52,10 @@ class PatchReader(PartsPatch):
         parts = []
         for file in hop.files:
             view = next(views)
-            read = memory = None
+            read, near = None, False
             if isinstance(source, RepositorySource):
-                read, memory = source.reads(file), source.memory(file)
-            parts.append(PartReader(view, f"{source.url}/{file.name}", read, memory))
+                read, near = source.reads(file), source.in_room(file)
+            parts.append(PartReader(view, f"{source.url}/{file.name}", read, near=near))
             check_origin(parts[-1], hop)
         return cls(parts)
 

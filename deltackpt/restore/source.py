@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
@@ -15,7 +15,6 @@ from deltackpt.errors import ChainError
 from deltackpt.format.layout import Layout
 from deltackpt.format.manifest import File, Link
 from deltackpt.format.state_digest import TensorDigest
-from deltackpt.patch.base import Bytes
 from deltackpt.patch.index import Span
 from deltackpt.patch.part import ReadInto
 from deltackpt.patch.source import PartSource, StepRecord, StepSource, to_host
@@ -95,9 +94,9 @@ class RepositorySource:
         """What copies bytes of a part that `part` gave sooner than from there; None if nothing does."""
         return None
 
-    def memory(self, file: File) -> Callable[[], Bytes] | None:
-        """What gives all bytes of a part that `part` gave in memory that others asked for; None if nothing does."""
-        return None
+    def in_room(self, file: File) -> bool:
+        """Are the bytes that `part` gave in memory that a device copies from?"""
+        return False
 
     def _downloaded(self, file: File) -> BinaryIO:
         folder = Path(tempfile.gettempdir())
