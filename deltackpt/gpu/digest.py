@@ -84,21 +84,41 @@ def of_run(words: torch.Tensor, first: int = 0) -> Sums:
 
 def sums_of_runs(runs: Sequence[tuple[torch.Tensor, int]]) -> list[Sums]:
     """`of_run` of runs on one device, each with the place of its first element: by kernels where there are some, with
-    one transfer to the host for each width."""
-    found = [ZERO] * len(runs)
-    launched: list[tuple[list[int], torch.Tensor]] = []
-    together: dict[int, list[int]] = {}
+    one transfer to the host."""
+    found, there = [ZERO] * len(runs), list[int]()
     for i, (words, first) in enumerate(runs):
-        if not has_kernels(words.device):
+        if has_kernels(words.device):
+            there.append(i)
+        else:
             found[i] = of_run(words, first)
-        elif words.numel():
-            together.setdefault(words.element_size(), []).append(i)
-    for members in together.values():
-        launched.append((members, _launch([runs[i] for i in members])))
-    for members, both in launched:
-        for i, sums in zip(members, _sums(both), strict=True):
-            found[i] = sums
+    for i, sums in sums_of_launched(launch_runs([runs[i] for i in there])):
+        found[there[i]] = sums
     return found
+
+
+Launched = tuple[list[int], torch.Tensor]  # which of a call's runs, and their sums, int64 [n, 2], on the device
+
+
+def launch_runs(runs: Sequence[tuple[torch.Tensor, int]]) -> list[Launched]:
+    """Launch the kernels of `sums_of_runs`, for runs on one device that has some; those of no element are left out.
+
+    Those of a width are one launch, but for such as begin in the middle of a block or of 16 bytes: each of these would
+    make all others slower.
+    """
+    together: dict[tuple[int, bool], list[int]] = {}
+    for i, (words, first) in enumerate(runs):
+        if words.numel():
+            level = words.data_ptr() % 16 == 0 and first % BLOCK == 0
+            together.setdefault((words.element_size(), level), []).append(i)
+    return [(members, _launch([runs[i] for i in members])) for members in together.values()]
+
+
+def sums_of_launched(launched: Sequence[Launched]) -> list[tuple[int, Sums]]:
+    """What launches found, with one transfer to the host."""
+    if not launched:
+        return []
+    sums = _sums(torch.cat([both for _, both in launched]))
+    return list(zip((i for members, _ in launched for i in members), sums, strict=True))
 
 
 def has_kernels(device: Any) -> bool:

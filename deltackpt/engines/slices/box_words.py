@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from deltackpt.codecs.boxes import runs
 from deltackpt.codecs.types import Elements
 from deltackpt.engines.memory import flat_of
 from deltackpt.format.dtypes import uint
-from deltackpt.format.state_digest import ZERO, Sums, add
-from deltackpt.gpu.digest import RUN, of_positions, of_run, values
 from deltackpt.gpu.places import Place, fits
 from deltackpt.shares.bounds import Bounds, Shape, meet, offset_of, shape_of
 from deltackpt.shares.tensors import HeldTensor
+from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.words import INTS, from_host
 
 
@@ -78,6 +76,8 @@ def words_there(tensor: HeldTensor, box: Bounds, device: torch.device) -> torch.
     if len(places) < len(tensor.boxes):
         return None
     for mine, view in places.items():
+        if mine == box:
+            return view
         if meet(mine, box) == box:
             return view[within(box, mine)]
     found = torch.zeros(shape_of(box), dtype=INTS[tensor.dtype.width], device=device)
@@ -114,21 +114,11 @@ def place_in(words: Any, box: Bounds, shape: Shape, change: tuple[torch.Tensor, 
     )
 
 
-def sums_of_box(words: torch.Tensor, box: Bounds, shape: Shape) -> Sums:
-    """`state_digest.of_box` on a device: ``words``, integers of the box's shape, of a tensor of ``shape``."""
-    starts, length = runs(shape, offset_of(box), shape_of(box))
-    if len(starts) == 1:
-        return of_run(words.reshape(-1), int(starts[0]))
-    total, rows = ZERO, words.reshape(len(starts), length)
-    step = max(1, RUN // length) if length else len(starts)
-    inner = torch.arange(length, device=words.device)
-    for first in range(0, len(starts), step):
-        at = torch.from_numpy(starts[first : first + step]).to(words.device)
-        where = (at[:, None] + inner).reshape(-1)
-        total = add(total, of_positions(where, values(rows[first : first + step].reshape(-1))))
-    return total
-
-
 def within(box: Bounds, outer: Bounds) -> tuple[slice, ...]:
     """The index of a box in an array that holds ``outer``, in which it lies."""
     return tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(box, outer, strict=True))
+
+
+def as_box(bounds: Bounds, shape: Shape) -> Box:
+    """A box of a tensor of ``shape``, as what is on a card takes it."""
+    return Box(shape, offset_of(bounds), shape_of(bounds))

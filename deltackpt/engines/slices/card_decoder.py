@@ -13,13 +13,14 @@ from deltackpt.engines.card import decode_and_keep
 from deltackpt.engines.card_tasks import TensorTask, decode_tasks
 from deltackpt.engines.card_writes import CardWrites
 from deltackpt.engines.scatter import Write
-from deltackpt.engines.slices.box_words import all_on_card, in_box, place_in, sums_of_box, within, words_there
+from deltackpt.engines.slices.box_words import all_on_card, as_box, in_box, place_in, within, words_there
 from deltackpt.engines.slices.card_tiles import BlockTask, block_tasks
 from deltackpt.engines.slices.decoder import SliceDecoder, SliceParts
 from deltackpt.engines.slices.slice_step import BoxWrite, SliceStep, all_of_a_box, box_of
 from deltackpt.errors import ChainError
 from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
+from deltackpt.gpu.box_digest import sums_of_boxes
 from deltackpt.gpu.compile_ahead import join_receiving
 from deltackpt.gpu.decode import DecodedChanges
 from deltackpt.gpu.digest import of_changes
@@ -40,6 +41,9 @@ class SharePart:
     where: str
     spans: Sequence[Span]
     data: torch.Tensor
+
+
+_Loaded = tuple[Bounds, tuple[str, Bounds, torch.Tensor]]  # a cell, and what of it came: of a tensor a box, its words
 
 
 def bytes_of(part: SharePart, begin: int, end: int, device: torch.device) -> torch.Tensor:
@@ -67,10 +71,11 @@ class CardSliceDecoder(SliceDecoder):
         """See `SliceDecoder.decode`."""
         part = SharePart(reader.index.where, (), torch.empty(0, dtype=torch.uint8, device=self.device))
         tasks, mine, left = list[BlockTask](), list[EntryShare](), list[EntryShare]()
+        loaded = list[_Loaded]()
         for one in reader.share.entries:
             tensor = self.tensors.tensors[one.entry.name]
             if made.full and parts.to_card and all_of_a_box(one) and all_on_card(tensor):
-                self._load(made, one, parts.tensors(file, one.spans))
+                loaded += self._load(made, one, parts.tensors(file, one.spans))
                 self.decoded["card"] += 1
                 continue
             found = None if made.full else block_tasks(one, tensor, len(self.cells[one.entry.name]), part)
@@ -81,6 +86,8 @@ class CardSliceDecoder(SliceDecoder):
                 raise incomplete(one, part.where)
             mine.append(one)
             tasks += found
+        for (cell, (name, *_)), sums in zip(loaded, self._sums_of([words for _, words in loaded]), strict=True):
+            made.gain(name, {cell: sums})
         self.decoded["card"] += len(mine)
         self.decoded["host"] += len(left)
         made.decode(reader, left)
@@ -89,17 +96,13 @@ class CardSliceDecoder(SliceDecoder):
             part.data = _fetched(parts, file, part.spans, self.device)
             self._on_card(made, _with_bytes(tasks, reader, part))
 
-    def _load(self, made: SliceStep, one: EntryShare, data: Sequence[torch.Tensor]) -> None:
-        """Take all words of a box, which came to the card as they are."""
+    def _load(self, made: SliceStep, one: EntryShare, data: Sequence[torch.Tensor]) -> list[_Loaded]:
+        """Take all words of a box, which came to the card as they are. -> the words of each cell, which it gains."""
         name, box = one.entry.name, box_of(one)
         words = torch.cat(list(data)).view(INTS[one.entry.dtype.width]).reshape(shape_of(box))
-        gains = {}
-        for cell in self.cells[name]:
-            if (common := meet(cell, box)) is not None:
-                inner = words[within(common, box)]
-                gains[cell] = sums_of_box(inner, common, self.tensors.tensors[name].shape)
-        made.gain(name, gains)
         made.writes.append(BoxWrite(self.tensors, name, box, words))
+        met = ((cell, meet(cell, box)) for cell in self.cells[name])
+        return [(cell, (name, common, words[within(common, box)])) for cell, common in met if common is not None]
 
     def _on_card(self, made: SliceStep, tasks: Sequence[BlockTask]) -> None:
         writes = list[Write]()
@@ -151,15 +154,22 @@ class CardSliceDecoder(SliceDecoder):
     def _sums(self, cells: Mapping[str, Sequence[Bounds]]) -> ShareProof:
         """See `SliceDecoder`: of words where they are, but for those in another form."""
         found: dict[str, dict[Bounds, Sums]] = {}
+        here = list[tuple[str, Bounds, torch.Tensor]]()
         for name, boxes in cells.items():
-            tensor = self.tensors.tensors[name]
-            there = {cell: words_there(tensor, cell, self.device) for cell in boxes}
-            views = {cell: words for cell, words in there.items() if words is not None}
-            if len(views) < len(there):
+            tensor, found[name] = self.tensors.tensors[name], {}
+            some = [(name, cell, words_there(tensor, cell, self.device)) for cell in boxes]
+            if any(words is None for *_, words in some):
                 found[name] = dict(ShareProof.of(self.tensors, {name: boxes}).cells[name])
             else:
-                found[name] = {cell: sums_of_box(words, cell, tensor.shape) for cell, words in views.items()}
+                here += [(name, cell, words) for name, cell, words in some if words is not None]
+        for (name, cell, _), sums in zip(here, self._sums_of(here), strict=True):
+            found[name][cell] = sums
         return ShareProof(found)
+
+    def _sums_of(self, some: Sequence[tuple[str, Bounds, torch.Tensor]]) -> list[Sums]:
+        """Of words on the card, of boxes of tensors."""
+        shapes = self.tensors.tensors
+        return sums_of_boxes([(words, as_box(box, shapes[name].shape)) for name, box, words in some])
 
 
 def _fetched(parts: SliceParts, file: File, spans: Sequence[Span], device: torch.device) -> torch.Tensor:
