@@ -12,10 +12,11 @@ from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 
 from deltackpt.format.state_digest import BLOCK, ZERO, Sums, add
-from deltackpt.gpu.transfers import current
+from deltackpt.gpu.transfers import current, put
 from deltackpt.torch_views.boxes import Box, strides
 from deltackpt.torch_views.extract import Piece
 
@@ -181,15 +182,22 @@ def of_changes(
 
     ``positions`` are flat in the whole tensors, int64; ``elements`` are those of the largest tensor.
     """
+    return _sums(launch_changes(positions, old, new, counts, elements))
+
+
+def launch_changes(
+    positions: torch.Tensor, old: torch.Tensor, new: torch.Tensor, counts: list[int], elements: int
+) -> torch.Tensor:
+    """The same, not waited for: int64 [tensors, 2] on the device."""
     low, high = _tables(positions.device, power(elements))
     delta = values(new) - values(old)
     inner, block = positions & (BLOCK - 1), positions >> 12
-    edges = torch.tensor([0, *accumulate(counts)], device=positions.device)
+    edges = put(np.array([0, *accumulate(counts)], np.int64), positions.device)
     lanes = []
     for a, b in zip(low, high, strict=True):
         running = torch.cumsum(a[inner] * b[block] * delta, 0)  # wraps, and so does the difference
         lanes.append(torch.cat((running.new_zeros(1), running))[edges].diff())
-    return _sums(torch.stack(lanes, 1))
+    return torch.stack(lanes, 1)
 
 
 def of_positions(positions: torch.Tensor, delta: torch.Tensor) -> Sums:

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from deltackpt.codecs.types import Elements
-from deltackpt.engines.memory import flat_of
 from deltackpt.format.dtypes import uint
-from deltackpt.gpu.places import Place, fits
+from deltackpt.gpu.places import fits
 from deltackpt.shares.bounds import Bounds, Shape, meet, offset_of, shape_of
 from deltackpt.shares.tensors import HeldTensor
 from deltackpt.torch_views.boxes import Box
@@ -85,33 +84,6 @@ def words_there(tensor: HeldTensor, box: Bounds, device: torch.device) -> torch.
         if (common := meet(mine, box)) is not None:
             found[within(common, box)] = view[within(common, mine)]
     return found
-
-
-def in_box(positions: torch.Tensor, shape: Shape, box: Bounds) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Which of flat ``positions`` in a tensor of ``shape``, int64 [n] on a device, lie in a box: a mask [n]; and the
-    index in it on every axis, [n] each."""
-    inside, found, rest = torch.ones_like(positions, dtype=torch.bool), list[torch.Tensor](), positions
-    for n, (start, stop) in reversed(list(zip(shape, box, strict=True))):
-        above = torch.div(rest, n, rounding_mode="floor")
-        index = rest - above * n - start
-        inside &= (index >= 0) & (index < stop - start)
-        found.append(index)
-        rest = above
-    return inside, found[::-1]
-
-
-def place_in(words: Any, box: Bounds, shape: Shape, change: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> Place:
-    """The changes of a tensor of ``shape`` that lie in the words of a box: flat positions in the tensor, int64 [n], new
-    words and old ones [n]."""
-    assert isinstance(words, BoxWords)
-    positions, new, old = change
-    inside, index = in_box(positions, shape, box)
-    where = torch.zeros_like(positions)
-    for at, step in zip(index, words.view.stride(), strict=True):
-        where += at * step
-    return Place(
-        flat_of(words.view), int(words.view.storage_offset()), where[inside].to(torch.int32), new[inside], old[inside]
-    )
 
 
 def within(box: Bounds, outer: Bounds) -> tuple[slice, ...]:

@@ -13,18 +13,16 @@ from deltackpt.engines.card import decode_and_keep
 from deltackpt.engines.card_tasks import TensorTask, decode_tasks
 from deltackpt.engines.card_writes import CardWrites
 from deltackpt.engines.scatter import Write
-from deltackpt.engines.slices.box_words import all_on_card, as_box, in_box, place_in, within, words_there
+from deltackpt.engines.slices.box_words import all_on_card, as_box, within, words_there
+from deltackpt.engines.slices.card_changes import BlockChanges, HeldPlaces, write_of
 from deltackpt.engines.slices.card_tiles import BlockTask, block_tasks
 from deltackpt.engines.slices.decoder import SliceDecoder, SliceParts
 from deltackpt.engines.slices.slice_step import BoxWrite, SliceStep, all_of_a_box, box_of
-from deltackpt.errors import ChainError
 from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.box_digest import sums_of_boxes
 from deltackpt.gpu.compile_ahead import join_receiving
 from deltackpt.gpu.decode import DecodedChanges
-from deltackpt.gpu.digest import of_changes
-from deltackpt.gpu.places import Place, by_width, other
 from deltackpt.gpu.transfers import put
 from deltackpt.patch.index import Span
 from deltackpt.patch.source import to_host
@@ -61,6 +59,7 @@ class CardSliceDecoder(SliceDecoder):
     def __init__(self, tensors: HeldTensors, device: torch.device) -> None:
         super().__init__(tensors)
         self.device, self._spent = device, 0
+        self._held: dict[str, HeldPlaces] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -121,35 +120,19 @@ class CardSliceDecoder(SliceDecoder):
 
     def _apart(self, made: SliceStep, tasks: Sequence[TensorTask], decoded: DecodedChanges) -> list[Write]:
         """Changes of copies of tiles, wherever the rank holds these elements; and what its cells gain."""
-        places, names = list[Place](), list[str]()
-        gains: list[tuple[str, Bounds, tuple[torch.Tensor, ...]]] = []
-        most, at = 1, 0
-        for one, count in zip(tasks, decoded.counts, strict=True):
+        blocks = list[BlockChanges]()
+        for one in tasks:
             assert isinstance(one, BlockTask)
-            local, old, new = (a[at : at + count] for a in (decoded.positions, decoded.old, decoded.new))
-            at += count
-            tensor, positions = self.tensors.tensors[one.name], one.block.positions(local)
-            for box, words in tensor.places:
-                places.append(place_in(words, box, tensor.shape, (positions, new, old)))
-                names.append(one.name)
-            cells = self.cells[one.name]
-            most = max(most, int(np.prod(tensor.shape, dtype=np.int64)))
-            for cell in cells:
-                mine = in_box(positions, tensor.shape, cell)[0] if len(cells) > 1 else slice(None)
-                gains.append((one.name, cell, (positions[mine], old[mine], new[mine])))
-        some = [i for i, place in enumerate(places) if place.positions.numel()]
-        if not some:
-            return []
-        (written,) = by_width(places)
-        if (number := other([places[i] for i in some], written)) is not None:
-            have, need = "other words in another place", "the step's in all places"
-            hint = "Other code wrote to the weights."
-            raise ChainError("base-differs", where=names[some[number]][:80], have=have, need=need, hint=hint)
-        columns = [torch.cat(column) for column in zip(*(change for *_, change in gains), strict=True)]
-        sums = of_changes(columns[0], columns[1], columns[2], [len(change[0]) for *_, change in gains], most)
-        for (name, cell, _), both in zip(gains, sums, strict=True):
-            made.gain(name, {cell: both})
-        return [written]
+            blocks.append(BlockChanges(one.name, one.block, self._places(one.name)))
+        writes, gains = write_of(blocks, decoded)
+        for name, cell, sums in gains:
+            made.gain(name, {cell: sums})
+        return writes
+
+    def _places(self, name: str) -> HeldPlaces:
+        if name not in self._held:
+            self._held[name] = HeldPlaces(self.tensors.tensors[name], self.cells[name])
+        return self._held[name]
 
     def _sums(self, cells: Mapping[str, Sequence[Bounds]]) -> ShareProof:
         """See `SliceDecoder`: of words where they are, but for those in another form."""

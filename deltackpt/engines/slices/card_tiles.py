@@ -19,7 +19,6 @@ from deltackpt.engines.card_tasks import TaskPart, TensorTask
 from deltackpt.engines.slices.box_words import BoxWords, within, words_there
 from deltackpt.format.dtypes import storage_shape
 from deltackpt.gpu.decode import DecodeTask, takes
-from deltackpt.gpu.digest import out_of_box
 from deltackpt.shares import EntryShare
 from deltackpt.shares.bounds import Bounds, meet, of_run, offset_of, shape_of, size
 from deltackpt.shares.tensors import HeldTensor
@@ -57,16 +56,6 @@ class TileBlock:
         for rows in of_run(entry.storage[:-1], self.top, self.top + high):
             box = (*rows, (self.left, self.left + wide))
             yield slice(at, at := at + size(rows)), tuple((a + o, b + o) for (a, b), o in zip(box, offset, strict=True))
-
-    def positions(self, local: torch.Tensor) -> torch.Tensor:
-        """Flat positions in the block, [n] integers -> flat in the whole tensor, int64."""
-        entry, width, flat = self.entry, self.every.grid.width, local.to(torch.int64)
-        if self.shape[1] == width:
-            found = flat + self.top * width
-        else:
-            row = torch.div(flat, self.shape[1], rounding_mode="floor")
-            found = (row + self.top) * width + flat - row * self.shape[1] + self.left
-        return out_of_box(found, Box(entry.whole, entry.offset, entry.shape)) if entry.boxed else found
 
 
 def blocks(one: EntryShare) -> list[TileBlock]:
