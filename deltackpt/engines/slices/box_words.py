@@ -68,21 +68,25 @@ def all_on_card(tensor: HeldTensor) -> bool:
     return all(isinstance(words, BoxWords) for _, words in tensor.places)
 
 
+def view_there(tensor: HeldTensor, box: Bounds) -> torch.Tensor | None:
+    """The words of a box of a tensor where they lie in one place, integers of its shape."""
+    for mine, words in tensor.boxes.items():
+        if isinstance(words, BoxWords) and (mine == box or meet(mine, box) == box):
+            return words.view[within(box, mine)]
+    return None
+
+
 def words_there(tensor: HeldTensor, box: Bounds, device: torch.device) -> torch.Tensor | None:
     """The words of a box of a tensor, integers of its shape: a view where they lie in one place, else a copy, whose
     elements that are not held are 0. None where some of the tensor's memory is in another form."""
-    places = {bounds: words.view for bounds, words in tensor.boxes.items() if isinstance(words, BoxWords)}
-    if len(places) < len(tensor.boxes):
+    if not all(isinstance(words, BoxWords) for words in tensor.boxes.values()):
         return None
-    for mine, view in places.items():
-        if mine == box:
-            return view
-        if meet(mine, box) == box:
-            return view[within(box, mine)]
+    if (view := view_there(tensor, box)) is not None:
+        return view
     found = torch.zeros(shape_of(box), dtype=INTS[tensor.dtype.width], device=device)
-    for mine, view in places.items():
-        if (common := meet(mine, box)) is not None:
-            found[within(common, box)] = view[within(common, mine)]
+    for mine, words in tensor.boxes.items():
+        if isinstance(words, BoxWords) and (common := meet(mine, box)) is not None:
+            found[within(common, box)] = words.view[within(common, mine)]
     return found
 
 

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from deltackpt.codecs.bits import starts
+from deltackpt.codecs.bits import Ints, starts
 from deltackpt.engines.card import decode_and_keep
 from deltackpt.engines.card_tasks import TensorTask, decode_tasks
 from deltackpt.engines.card_writes import CardWrites
 from deltackpt.engines.scatter import Write
 from deltackpt.engines.slices.box_words import all_on_card, as_box, within, words_there
 from deltackpt.engines.slices.card_changes import BlockChanges, HeldPlaces, write_of
-from deltackpt.engines.slices.card_tiles import BlockTask, block_tasks
+from deltackpt.engines.slices.card_tiles import BlockTask, BlockWords, block_tasks
 from deltackpt.engines.slices.decoder import SliceDecoder, SliceParts
 from deltackpt.engines.slices.slice_step import BoxWrite, SliceStep, all_of_a_box, box_of
 from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.box_digest import sums_of_boxes
 from deltackpt.gpu.compile_ahead import join_receiving
-from deltackpt.gpu.decode import DecodedChanges
+from deltackpt.gpu.decode import DecodedChanges, DecodeTask
 from deltackpt.gpu.transfers import put
 from deltackpt.patch.index import Span
 from deltackpt.patch.source import to_host
@@ -60,6 +60,7 @@ class CardSliceDecoder(SliceDecoder):
         super().__init__(tensors)
         self.device, self._spent = device, 0
         self._held: dict[str, HeldPlaces] = {}
+        self._words = BlockWords()
         self.begin()
 
     def begin(self) -> None:
@@ -77,7 +78,7 @@ class CardSliceDecoder(SliceDecoder):
                 loaded += self._load(made, one, parts.tensors(file, one.spans))
                 self.decoded["card"] += 1
                 continue
-            found = None if made.full else block_tasks(one, tensor, len(self.cells[one.entry.name]), part)
+            found = None if made.full else block_tasks(one, tensor, len(self.cells[one.entry.name]), part, self._words)
             if found is None:
                 left.append(one)
                 continue
@@ -166,19 +167,32 @@ def _fetched(parts: SliceParts, file: File, spans: Sequence[Span], device: torch
 def _with_bytes(tasks: Sequence[BlockTask], reader: ShareReader, part: SharePart) -> list[BlockTask]:
     """Tasks that know where in the bytes of the share their tiles are: one after the other, so that blocks whose tiles
     lie apart there get a copy of them at its end."""
-    made, extra, end = list[BlockTask](), [part.data], part.data.numel()
+    begins, lengths, payloads = list[Ints](), list[Ints](), dict[int, Ints]()
+    for one in tasks:
+        block = one.block
+        if (every := payloads.get(id(block.every))) is None:
+            every = starts(block.every.lengths)[:-1] + reader.index.payload(block.entry)[0]
+            payloads[id(block.every)] = every
+        has = block.index.lengths > 0
+        begins.append(every[block.tiles[has]])
+        lengths.append(block.index.lengths[has])
     first = np.array([start for start, _ in part.spans], np.int64)
     here = starts(np.array([stop - start for start, stop in part.spans], np.int64))
-    for one in tasks:
-        every = starts(one.block.every.lengths)[:-1] + reader.index.payload(one.block.entry)[0]
-        has = one.block.index.lengths > 0
-        begin, lengths = every[one.block.tiles[has]], one.block.index.lengths[has]
-        span = np.searchsorted(first, begin, side="right") - 1
-        begin = begin - first[span] + here[span]
-        at = int(begin[0])
-        if (begin[1:] != begin[:-1] + lengths[:-1]).any():
-            extra += [part.data[a : a + n] for a, n in zip(begin.tolist(), lengths.tolist(), strict=True)]
-            at, end = end, end + int(lengths.sum())
-        made.append(replace(one, task=replace(one.task, begin=at)))
+    cuts = starts(np.array([len(one) for one in lengths], np.int64))
+    begin, size = np.concatenate(begins), np.concatenate(lengths)
+    span = np.searchsorted(first, begin, side="right") - 1
+    begin += here[span] - first[span]
+    on = np.append(begin[1:] == begin[:-1] + size[:-1], True)  # does the next tile go on where one ends?
+    on[cuts[1:] - 1] = True
+    together: list[bool] = np.logical_and.reduceat(on, cuts[:-1]).tolist()
+    made, extra, end = list[BlockTask](), [part.data], part.data.numel()
+    for one, a, b, whole in zip(tasks, cuts[:-1].tolist(), cuts[1:].tolist(), together, strict=True):
+        at = int(begin[a])
+        if not whole:
+            extra += [part.data[i : i + n] for i, n in zip(begin[a:b].tolist(), size[a:b].tolist(), strict=True)]
+            at, end = end, end + int(size[a:b].sum())
+        t = one.task
+        task = DecodeTask(t.index, t.dtype, t.words, at, t.size, t.where, t.origin, t.tiles)
+        made.append(BlockTask(one.name, one.part, task, one.block, one.direct))
     part.data = torch.cat(extra) if len(extra) > 1 else part.data
     return made
