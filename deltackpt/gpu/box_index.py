@@ -7,6 +7,7 @@ memory lies.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from deltackpt.torch_views.boxes import Shape
 
 Axis = tuple[int, int, int, int]  # indices of the tensor; those of the box: first, and past the last; and their step
 Bounds = Sequence[tuple[int, int]]
-Number = int | torch.Tensor
+Number: TypeAlias = "int | torch.Tensor"
 
 
 class Columns:
