@@ -27,7 +27,9 @@ class Columns:
     def __init__(self, rows: npt.NDArray[np.int64], device: torch.device) -> None:
         alike = (rows == rows[:, :1]).all(axis=1)
         self._one = rows[:, 0].tolist()
-        self._many = dict(zip(np.flatnonzero(~alike).tolist(), put(rows[~alike], device), strict=True))
+        self._many = dict[int, torch.Tensor]()
+        if not alike.all():
+            self._many = dict(zip(np.flatnonzero(~alike).tolist(), put(rows[~alike], device), strict=True))
 
     def of(self, number: int, owner: torch.Tensor) -> Number:
         """``owner``: whose every change is, [n] integers."""
