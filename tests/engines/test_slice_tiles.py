@@ -158,7 +158,7 @@ def test_words_with_gaps_are_copied():
     old, new = states()
     held = on_card(old, split_on(old, 1, 1, 2))
     ((box, there),) = held.tensors["a"].boxes.items()
-    wide = torch.zeros((512, 260), dtype=there.view.dtype)
+    wide = torch.zeros((512, 260), dtype=there.view.dtype, device=there.view.device)
     wide[:, :256] = there.view
     held = HeldTensors({"a": HeldTensor(DTYPES["BF16"], (512, 512), {box: BoxWords(wide[:, :256])})})
     _, reader = opened(old, new, held.held)
