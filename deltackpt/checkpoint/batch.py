@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from deltackpt import kernels
-from deltackpt.checkpoint.diff import Difference, State, StoredTensor, difference
+from deltackpt.checkpoint.diff import REBUILT, Difference, ReadsRebuilt, State, StoredTensor, difference
 from deltackpt.checkpoint.rows import TensorRows, reads_ranges
 from deltackpt.codecs import ManyChanges
 from deltackpt.codecs.bits import Ints
@@ -118,13 +118,15 @@ def compare_batch(names: Sequence[str], old: State, new: State) -> ComparedBatch
     """Compare tensors of two states, bit by bit; those that have old elements of their shape in one call."""
     held: list[str] = []
     others: list[Difference] = []
+    alone = False  # each by itself
     if isinstance(names, NameRange) and reads_ranges(old) and reads_ranges(new):
         columns = new.named.columns
         form, widths, sizes = (c[names.rows] for c in (columns.form, columns.widths, columns.sizes))
-        if kernels.LIB is not None and sizes.sum() <= BATCH:
+        alone = len(sizes) > 0 and sizes.min() >= REBUILT and isinstance(old, ReadsRebuilt)
+        if kernels.LIB is not None and sizes.sum() <= BATCH and not alone:
             before, after = old.read_range(names), new.read_range(names)
             return _compared(names, (columns.forms, form), (before, after), (widths, sizes), others)
-    if kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
+    if alone or kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
         return ComparedBatch(
             [], NONE, NO_HASHES, NO_HASHES, [difference(name, old, new, most=GATHERED) for name in names]
         )

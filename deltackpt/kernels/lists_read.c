@@ -357,6 +357,43 @@ static int read_tile(tile_t *t, int64_t to) {
     return OK;
 }
 
+int lists_copy_tile(const read_job_t *job, const scan_t *scan, int64_t number, const uint8_t *from, scratch_t *scratch,
+                    seen_t *seen) {
+    const form_t *f = &job->form;
+    const tile_at_t at = tile_at(f, number);
+    const int64_t word = f->word, chunks = chunks_of(at.elements), wide = at.contiguous ? at.elements : at.wide;
+    const int64_t line = wide * word, next = line + at.skip * word, ahead = line ? BLOCK_ELEMENTS * word / line + 1 : 0;
+    const int64_t rows = wide ? at.elements / wide : 0;
+    tile_t t = {.form = f, .scan = scan, .elements = seen->tile, .at = {.elements = at.elements, .contiguous = 1}};
+    const int look_at = f->classes > 1 && chunks <= KEPT_CHUNKS;
+    if (look_at) t.class = scratch_room(scratch, SCANNED, (size_t)(chunks * (CHUNK + ROW)));
+    if (look_at && !t.class) return NO_MEMORY;
+    t.rows = t.class + chunks * CHUNK;
+    from += at.origin * word;
+    int64_t row = 0, column = 0;
+    for (int64_t first = 0; first < at.elements; first += BLOCK_ELEMENTS) {
+        const int64_t n = least(BLOCK_ELEMENTS, at.elements - first), chunk = first / CHUNK;
+        uint8_t *to = seen->tile + first * word;
+        for (int64_t left = n; left;) {
+            const int64_t here = least(left, wide - column);
+            const uint8_t *x = from + row * next + column * word;
+            if (rows > 1 && row + ahead < rows) /* no processor guesses where the next but one is */
+                for (int64_t i = 0; i < here * word; i += 64) __builtin_prefetch(x + ahead * next + i);
+            memcpy(to, x, (size_t)(here * word));
+            to += here * word;
+            left -= here;
+            column += here;
+            if (column == wide) column = 0, row++;
+        }
+        if (look_at) look(&t, first, n, t.class + chunk * CHUNK, t.rows + chunk * ROW, seen->counts);
+    }
+    if (!look_at) return OK;
+    seen->chunks = chunks;
+    seen->classes = f->classes;
+    seen->top = f->top;
+    return OK;
+}
+
 int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t p, scratch_t *scratch, seen_t *seen) {
     const form_t *f = &job->form;
     const int64_t length = job->lengths[p.row];

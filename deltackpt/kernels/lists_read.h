@@ -41,4 +41,9 @@ int lists_check(const read_job_t *job);
  * the old ones are, and nothing but this has used the scratch since. -> a code */
 int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t place, scratch_t *scratch, seen_t *seen);
 
+/* The elements of tile ``number`` from among those of the tensor at ``from`` to ``seen->tile``, looked at on the way by the
+ * job's form: the first patch of the tile need not. ``seen`` is zeros but for its tile. -> a code */
+int lists_copy_tile(const read_job_t *job, const scan_t *scan, int64_t number, const uint8_t *from, scratch_t *scratch,
+                    seen_t *seen);
+
 #endif
