@@ -22,7 +22,7 @@ GATHERED = 4 << 20  # changes of a tensor that are gathered before it is known w
 PIECE = 4 << 20  # bytes of one call: what differs in them has room in memory
 KEPT = 256 << 20  # bytes of a tensor up to which the old pages stay mapped for the encoder, which looks at them again
 REBUILT = 1 << 20  # bytes from which a tensor is rebuilt by itself
-OFTEN = 32  # one element of so many is thought to change: room for those that are found
+OFTEN, AT_FIRST = 32, 1 << 19  # one element of so many is thought to change, so many at most: room for what is found
 CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are compared and hashed
 
 
@@ -262,7 +262,7 @@ def _rebuilt(name: str, old: State, new: State, change: Change) -> Difference | 
     target = change.target
     if not isinstance(old, ReadsRebuilt) or (compared := old.rebuilding(name, target, BEHIND)) is None:
         return None
-    likely = compared.words + len(target) // OFTEN
+    likely = compared.words + min(len(target) // OFTEN, AT_FIRST)
     found, done = _ChangesSoFar(len(target), target.dtype, likely), 0
     while compared.at < target.nbytes:
         count = found.go_on(compared)

@@ -5,7 +5,7 @@
 #include "lists_read.h"
 #include "xxh3.h"
 
-#define NARROW 512 /* bytes of a tile's line, below which all tiles of a row are copied line by line of the tensor */
+#define SOON 8 /* lines of a tile that are on their way from memory at a time */
 enum { PIECE = 6 };
 
 int64_t dk_compare(const void *old, const void *new, int64_t n, int width, int64_t first, int64_t *positions,
@@ -16,7 +16,7 @@ typedef struct {
     int64_t patches;
     int64_t *payload; /* of each patch: where the payload of the next tile begins; at first 0 */
     const uint8_t *from, *new;
-    uint8_t *tiles; /* room for a row of tiles, one after the other */
+    uint8_t *tiles, *looks; /* room for a row of tiles, one after the other, and for what is seen of them */
     int64_t bytes, at; /* of the tensor; those that are done, at first 0 */
     int64_t step; /* bytes that are compared at a time: whole lines of the tensor, and blocks of xxh3 */
     int64_t row; /* of tiles, that is in ``tiles``; at first -1 */
@@ -28,42 +28,46 @@ typedef struct {
     uint8_t old_xxh3[16], new_xxh3[16]; /* once all is done */
 } rebuild_t;
 
-INLINE void copy_line(uint8_t *to, const uint8_t *from, int64_t bytes) {
-    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) memcpy(to, from, 64);
-    if (bytes) memcpy(to, from, (size_t)bytes);
-}
-
-/* A run of whole lines of the tensor, and the same by tiles, of which those of a row have ``high`` lines. Either way. */
-INLINE void between(const form_t *f, uint8_t *lines, uint8_t *tiles, int64_t high, int64_t first, int64_t count,
-                    const int to_tiles) {
+/* Whole lines of the tensor out of a row of tiles, which have ``high`` lines. */
+static void gather_lines(const form_t *f, uint8_t *to, const uint8_t *tiles, int64_t high, int64_t first, int64_t count) {
     const int64_t wide = parts(f->width, f->columns) * f->word, whole = f->width * f->word;
     for (int64_t i = first; i < first + count; i++)
-        for (int64_t left = 0; left < whole; left += wide) {
-            const int64_t size = least(wide, whole - left);
-            uint8_t *const tile = tiles + high * left + i * size, *const line = lines + (i - first) * whole + left;
-            copy_line(to_tiles ? tile : line, to_tiles ? line : tile, size);
+        for (int64_t left = 0, size; left < whole; left += wide, to += size) {
+            size = least(wide, whole - left);
+            const uint8_t *const from = tiles + high * left + i * size;
+            for (int64_t at = 0; at < size; at += 64) __builtin_prefetch(from + SOON * size + at);
+            memcpy(to, from, (size_t)size);
         }
+}
+
+/* A tile out of the anchor. Its lines are apart there, and no processor guesses where the next but one is. */
+static void copy_tile(const rebuild_t *r, const read_job_t *job, int64_t number, seen_t *seen) {
+    const form_t *f = &job->form;
+    const scan_t *const scan = scan_of_this_processor();
+    const tile_at_t at = tile_at(f, number);
+    const int64_t lines = at.wide ? 2 * BLOCK_ELEMENTS / at.wide + 1 : 0; /* of the block after the next one */
+    for (int64_t first = 0; first < at.elements; first += BLOCK_ELEMENTS) {
+        const int64_t within = !at.contiguous && at.elements - first >= 4 * BLOCK_ELEMENTS;
+        lists_copy_block(job, scan, number, r->from, first, within ? lines * f->width * f->word : 0, seen);
+    }
 }
 
 /* A row of tiles through all patches. -> a code */
 static int rebuild_row(rebuild_t *r, const read_job_t *first, int64_t row, scratch_t *scratch) {
     const form_t *f = &first->form;
     const scan_t *const scan = scan_of_this_processor();
-    const int64_t word = f->word, tall = parts(f->height, f->rows), top = least(row * tall, f->height);
-    const int64_t high = least(tall, f->height - top), narrow = parts(f->width, f->columns) * word < NARROW;
     uint8_t *tile = r->tiles;
-    if (narrow) between(f, (uint8_t *)(uintptr_t)r->from + top * f->width * word, r->tiles, high, 0, high, 1);
     for (int64_t c = 0; c < f->columns; c++) {
         const int64_t number = row * f->columns + c;
-        seen_t seen = {.tile = tile};
-        int code = narrow ? OK : lists_copy_tile(first, scan, number, r->from, scratch, &seen);
-        for (int64_t p = 0; !code && p < r->patches; p++) {
+        seen_t seen = {.tile = tile, .room = r->looks};
+        copy_tile(r, first, number, &seen);
+        tile += tile_at(f, number).elements * f->word;
+        for (int64_t p = 0; p < r->patches; p++) {
             if (!r->jobs[p].tiles) continue;
-            code = lists_read_tile(r->jobs + p, scan, (place_t){p, number, r->payload[p], 0}, scratch, &seen);
+            const int code = lists_read_tile(r->jobs + p, scan, (place_t){p, number, r->payload[p], 0}, scratch, &seen);
+            if (code) return code;
             r->payload[p] += r->jobs[p].lengths[number];
         }
-        if (code) return code;
-        tile += tile_at(f, number).elements * word;
     }
     return OK;
 }
@@ -88,7 +92,7 @@ static int go_on(rebuild_t *r, int64_t until, scratch_t *scratch) {
         if (row != r->row && rebuild_row(r, first, row, scratch)) return 1;
         r->row = row;
         const uint8_t *const old = f->columns > 1 ? room : r->tiles + inside, *const new = r->new + r->at;
-        if (f->columns > 1) between(f, room, r->tiles, end / line, inside / line, size / line, 0);
+        if (f->columns > 1) gather_lines(f, room, r->tiles, end / line, inside / line, size / line);
         r->found += dk_compare(old, new, size / word, (int)word, r->at / word, r->positions + r->found,
                                (char *)r->before + r->found * word, (char *)r->after + r->found * word);
         const int64_t last = r->at + size == r->bytes, blocks = (size - last) / XXH3_BLOCK;

@@ -18,8 +18,9 @@ from deltackpt.util import reuse
 
 BLOCK = 1024  # bytes that xxh3 takes at a time
 STEP = 64 << 10  # bytes that are compared at a time, or one line of the tensor, or some of them that make blocks
+CHUNK, ROW = 64, 16  # elements that are looked at together, a byte each, and the counts of their classes
 LARGEST = 32 << 20  # bytes of a row of tiles
-_FIELDS = ("jobs", "patches", "payload", "from", "new", "tiles", "bytes", "at", "step", "row")
+_FIELDS = ("jobs", "patches", "payload", "from", "new", "tiles", "looks", "bytes", "at", "step", "row")
 _PASS = np.dtype(
     [
         *((name, np.int64) for name in (*_FIELDS, "positions", "before", "after", "room", "found")),
@@ -37,15 +38,16 @@ class RebuiltPass:
     then.
     """
 
-    def __init__(self, jobs: ChainJobs, start: int, new: Elements, sizes: tuple[int, int, int]) -> None:
+    def __init__(self, jobs: ChainJobs, start: int, new: Elements, sizes: tuple[int, int, int, int]) -> None:
         """``start``: the address of the anchor's elements, which stay there; ``new``: words [n]. ``sizes`` in bytes: of
-        a row of tiles, of what is compared at a time, and of one call at most."""
-        tall, step, self._most = sizes
+        a row of tiles, of what is seen of it, of what is compared at a time, and of one call at most."""
+        tall, looks, step, self._most = sizes
         jobs = ChainJobs(np.ascontiguousarray(jobs.jobs))
         self._words, self._row = new, np.zeros(1, _PASS)
-        self._held = jobs.jobs, np.zeros(jobs.jobs.size, np.int64), reuse.empty(tall, np.uint8)
+        payload, room = np.zeros(jobs.jobs.size, np.int64), reuse.empty(tall + looks, np.uint8)
+        self._held = jobs.jobs, payload, room, room[tall:]
         given = (*addresses(*self._held), start, address(new), new.nbytes, step, jobs.jobs.size, -1)
-        names = ("jobs", "payload", "tiles", "from", "new", "bytes", "step", "patches", "row")
+        names = ("jobs", "payload", "tiles", "looks", "from", "new", "bytes", "step", "patches", "row")
         for name, value in zip(names, given, strict=True):
             self._row[name] = value
         self.defect = False
@@ -63,7 +65,8 @@ class RebuiltPass:
         if tall % lines and cut.rows > 1:
             return None
         step = min(max(STEP // line // lines, 1) * lines, -(-tall // lines) * lines) * line
-        return cls(jobs, start, new, (tall * line, step, most)) if step <= most else None
+        looks = (tall * -(-cut.width // cut.columns) // CHUNK + 1) * (CHUNK + ROW)
+        return cls(jobs, start, new, (tall * line, looks, step, most)) if step <= most else None
 
     @property
     def at(self) -> int:
