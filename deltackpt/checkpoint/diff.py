@@ -76,7 +76,8 @@ class Rebuilding(Protocol):
         """For so many there has to be room for the next call to go on."""
 
     def advance(self, into: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]], first: int = 0) -> int:
-        """Go on, as far as there is room. -> how many differ."""
+        """Go on, as far as there is room. What differs is put ``into`` int64 positions, old and new words, [n] each,
+        from their element ``first`` on. -> how many."""
 
     def xxh3(self) -> tuple[bytes, bytes]:
         """Of both states, 16 bytes each."""
@@ -87,9 +88,11 @@ class ReadsRebuilt(Protocol):
     """A `State` whose tensors can be made anew while they are compared, and need be nowhere at all."""
 
     def rebuilding(self, name: str, new: npt.NDArray[Any], most: int) -> Rebuilding | None:
-        """The pass that compares a tensor with ``new``, unsigned words [n], by at most ``most`` bytes a call. None where
-        that is not possible, or where much of the tensor has changed before. Where it has a defect something is wrong,
-        and `bytes_of` says what."""
+        """The pass that compares a tensor with ``new``, unsigned words [n], by at most ``most`` bytes a call.
+
+        None where that is not possible, or where much of the tensor has changed before. Where it has a defect something
+        is wrong, and `bytes_of` says what.
+        """
 
 
 @dataclass(frozen=True)

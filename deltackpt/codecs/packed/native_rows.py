@@ -110,7 +110,7 @@ class PackedRows:
         return given
 
 
-class Cut(NamedTuple):
+class TilesCut(NamedTuple):
     """A tensor of ``height`` lines of ``width`` elements, of ``word`` bytes each, in rows and columns of tiles."""
 
     height: int
@@ -137,12 +137,12 @@ class ChainJobs:
         jobs = np.ascontiguousarray(self.jobs)
         return not self.jobs.size or not kernels.LIB.dk_lists_chain(address(jobs), *jobs.shape, *rows, threads)
 
-    def cut(self) -> Cut | None:
+    def cut(self) -> TilesCut | None:
         """Of one tensor: how it is cut; None unless all patches that have any of it cut it alike, and one has."""
         held = self.jobs[0][self.jobs[0]["tiles"] > 0]
         if len(held) == 0 or any(len(np.unique(held[name])) > 1 for name in _CUT):
             return None
-        found = Cut(*(int(held[name][0]) for name in _CUT[:5]))
+        found = TilesCut(*(int(held[name][0]) for name in _CUT[:5]))
         if (held["numbers"] != 0).any() or (held["tiles"] != found.rows * found.columns).any():
             return None
         return found

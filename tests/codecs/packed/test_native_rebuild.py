@@ -1,4 +1,4 @@
-"""A tensor that is rebuilt while it is compared: what differs, and both hashes, as if the state in between were there."""
+"""A tensor that is rebuilt while it is compared: what differs, and both hashes, as if the old state were there."""
 
 from __future__ import annotations
 
