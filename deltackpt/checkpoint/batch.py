@@ -115,21 +115,22 @@ class ComparedBatch:
 
 
 def compare_batch(names: Sequence[str], old: State, new: State) -> ComparedBatch:
-    """Compare tensors of two states, bit by bit; those that have old elements of their shape in one call."""
+    """Compare tensors of two states, bit by bit; those that have old elements of their shape in one call, but for large
+    ones that are rebuilt while they are compared."""
     held: list[str] = []
     others: list[Difference] = []
-    alone = False  # each by itself
     if isinstance(names, NameRange) and reads_ranges(old) and reads_ranges(new):
         columns = new.named.columns
         form, widths, sizes = (c[names.rows] for c in (columns.form, columns.widths, columns.sizes))
-        alone = len(sizes) > 0 and sizes.min() >= REBUILT and isinstance(old, ReadsRebuilt)
-        if kernels.LIB is not None and sizes.sum() <= BATCH and not alone:
+        large = sizes >= REBUILT if isinstance(old, ReadsRebuilt) else np.zeros(len(sizes), bool)
+        if kernels.LIB is not None and sizes.sum() <= BATCH and not large.any():
             before, after = old.read_range(names), new.read_range(names)
             return _compared(names, (columns.forms, form), (before, after), (widths, sizes), others)
-    if alone or kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
-        return ComparedBatch(
-            [], NONE, NO_HASHES, NO_HASHES, [difference(name, old, new, most=GATHERED) for name in names]
-        )
+        others += [difference(names[i], old, new, most=GATHERED) for i in np.flatnonzero(large).tolist()]
+        names = [names[i] for i in np.flatnonzero(~large).tolist()]
+    if not names or kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
+        others += [difference(name, old, new, most=GATHERED) for name in names]
+        return ComparedBatch([], NONE, NO_HASHES, NO_HASHES, others)
     for name in names:
         a, b = old.tensors.get(name), new.tensors.get(name)
         if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:

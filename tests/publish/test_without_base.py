@@ -17,7 +17,7 @@ from deltackpt.repository import Repository
 from deltackpt.restore.replay import Replay
 
 NEVER = AnchorPolicy(ratio=float("inf"))
-SHAPES = {"a": (2048, 512), "b": (1024, 1536), "c": (700, 900), "d": (64,)}  # "c" ends no row of tiles where it has to
+SHAPES = {"a": (2048, 512), "aa": (64,), "b": (1024, 1536), "c": (700, 900)}  # "c" ends no row of tiles where it has to
 
 
 def steps(shares: list[float]) -> list[State]:

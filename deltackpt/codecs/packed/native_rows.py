@@ -140,7 +140,7 @@ class ChainJobs:
     def cut(self) -> TilesCut | None:
         """Of one tensor: how it is cut; None unless all patches that have any of it cut it alike, and one has."""
         held = self.jobs[0][self.jobs[0]["tiles"] > 0]
-        if len(held) == 0 or any(len(np.unique(held[name])) > 1 for name in _CUT):
+        if len(held) == 0 or any((held[name] != held[name][0]).any() for name in _CUT):
             return None
         found = TilesCut(*(int(held[name][0]) for name in _CUT[:5]))
         if (held["numbers"] != 0).any() or (held["tiles"] != found.rows * found.columns).any():
