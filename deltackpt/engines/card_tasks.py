@@ -22,6 +22,7 @@ from deltackpt.errors import FormatError
 from deltackpt.gpu.decode import DecodedChanges, DecodeTask, TaskGroup, decode_groups, groups, takes
 from deltackpt.gpu.decode_tables import TileTables, begin_tables, tables_of
 from deltackpt.gpu.room import Room
+from deltackpt.gpu.transfers import SplitBytes
 from deltackpt.patch.base import Known
 from deltackpt.patch.part import PartReader
 from deltackpt.patch.tensor import EncodedTensor
@@ -145,7 +146,11 @@ def decode_bytes(
     if not found:
         return
     parts = list({id(part): part for group in found for part, _, _ in group.spans}.values())
-    made = _staged(device, found) if bytes_of is None else _there(device, found, bytes_of)
+    if bytes_of is not None:
+        made = _there(device, found, bytes_of)
+    else:
+        near = all(isinstance(part, PartReader) and part.near for part in parts)
+        made = _near(device, found) if near else _staged(device, found)
     with closing(made) as staged, _blamed(parts):
         sources = deque[TaskGroup]()
         for decoded in decode_groups(_sent(device, staged, sources)):
@@ -180,6 +185,20 @@ def _there(device: torch.device, found: Sequence[GroupBytes], bytes_of: BytesOf)
     for group, of_group in zip(found, tables, strict=True):
         (span,) = group.spans
         yield TaskGroup(group.tasks, bytes_of(*span, device), group.begin), of_group
+
+
+def _near(device: torch.device, found: Sequence[GroupBytes]) -> Generator[_Ready]:
+    """Groups whose bytes lie where the device copies them from: no other thread has anything to do, and takes the
+    interpreter's lock from this one."""
+    for group in found:
+        tables = begin_tables(device, [(group.tasks, group.begin)])
+        yield TaskGroup(group.tasks, SplitBytes([*_cuts(group)]), group.begin), tables()[0]
+
+
+def _cuts(group: GroupBytes) -> Iterator[torch.Tensor]:
+    for part, begin, end in group.spans:
+        assert isinstance(part, PartReader)
+        yield torch.from_numpy(np.frombuffer(part.payloads()[begin:end], np.uint8))
 
 
 def _staged(device: torch.device, found: Sequence[GroupBytes]) -> Generator[_Ready]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
+from deltackpt.engines.card_memory import aside
 from deltackpt.engines.context import RankContext
 from deltackpt.engines.engine import Engine
 from deltackpt.engines.memory import MemoryBackup
@@ -13,10 +16,15 @@ Undo = Scatter | MemoryBackup | None  # None: the slot of the step before
 
 
 def backup(context: RankContext) -> MemoryBackup | None:
-    """A copy of all weights, where no slot has those that a load will overwrite."""
+    """A copy of all weights, where no slot has those that a load will overwrite; made beside an engine's work."""
     with context.steps.slot(context.link) as slot:
-        copies = context.slices.copies() if context.slices is not None else {}
-        return MemoryBackup({**context.memory, **copies}) if slot is None else None
+        if slot is not None:
+            return None
+        memory = {**context.memory, **(context.slices.copies() if context.slices is not None else {})}
+        with ExitStack() as stack:
+            for device in {storage.flat.device for storage in memory.values()}:
+                stack.enter_context(aside(device))
+            return MemoryBackup(memory)
 
 
 def roll_back(engine: Engine, before: RankContext, undo: Undo) -> None:

@@ -17,7 +17,7 @@ from deltackpt.patch.base import Bytes, Known, TensorPatch
 from deltackpt.patch.source import PartSource
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
-from deltackpt.restore.late_source import LateSource
+from deltackpt.restore.late_source import LateSource, Room
 from deltackpt.restore.patch_reader import PatchReader
 from deltackpt.restore.replay import Replay
 from deltackpt.restore.source import RepositorySource
@@ -29,15 +29,16 @@ class StepChanges:
     A context manager: every part is fetched and hashed on entry, from ``source``, or the repository if it is None.
     With ``late``, parts of the repository that no anchor precedes are hashed beside what is done within the block:
     that they have their sha256 is known after `join`, which the end of the block does as well, before any other error.
-    Where signatures are asked for there is no ``late``.
+    Where signatures are asked for there is no ``late``. ``room`` as of `LateSource`.
     """
 
     def __init__(
-        self, repo: Repository, plan: Plan, source: PartSource | None = None, *, late: bool = False
+        self, repo: Repository, plan: Plan, source: PartSource | None = None, *, late: bool = False,
+        room: Room | None = None,
     ) -> None:  # fmt: skip
         # Where signatures are asked for, no byte is used before it is proven.  [S-SIG-14]
         late = late and source is None and plan.anchor is None and repo.trust is None
-        self._late = LateSource(repo) if late else None
+        self._late = LateSource(repo, room=room) if late else None
         self._repo, self._plan, self._source = repo, plan, source or self._late or RepositorySource(repo)
         self._stack = ExitStack()
         self._patches: Sequence[PatchReader] = ()

@@ -26,10 +26,12 @@ from deltackpt.format.layout import TensorsByName
 from deltackpt.format.manifest import Link, Manifest
 from deltackpt.format.state_digest import Sums, TensorDigest
 from deltackpt.gpu.compile_ahead import CompileAhead
+from deltackpt.gpu.transfers import PinnedBuffer
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
 from deltackpt.repository.leases import pinned
 from deltackpt.restore.identify import identify_step
+from deltackpt.restore.late_source import Room
 from deltackpt.torch_views.names import Rename
 from deltackpt.util.garbage import collections_put_off
 
@@ -115,7 +117,8 @@ def _refresh(
         known = None
     with ExitStack() as stack:
         link, _ = stack.enter_context(pinned(repo, step, ref, have=known.link if known else None))
-        likely = _likely(repo, link, known)
+        room = _room(model)
+        likely = _likely(repo, link, known, room)
         if likely is not None:
             stack.callback(likely.join)
         target = repo.load(link)
@@ -130,7 +133,7 @@ def _refresh(
             known.written = _written(found)
             _MODULES[model] = known
             return RefreshResult(link.step, link.id, target.state, link.step, 0, None, 0, 0, _since(began))
-        changes = likely or StepChanges(repo, repo.resolve(link, have=known.link), late=True)
+        changes = likely or StepChanges(repo, repo.resolve(link, have=known.link), late=True, room=room)
         plan = changes.plan
         with changes:
             changed = _move(repo, plan, changes, found, known)
@@ -150,13 +153,19 @@ def _refresh(
     )
 
 
-def _likely(repo: Repository, link: Link, known: _Known | None) -> StepChanges | None:
+def _room(model: torch.nn.Module) -> Room | None:
+    """Pinned memory for parts, of a module on a GPU."""
+    used = next(_weights_in(model), None)
+    return PinnedBuffer().bytes if used is not None and used.device.type == "cuda" else None
+
+
+def _likely(repo: Repository, link: Link, known: _Known | None, room: Room | None) -> StepChanges | None:
     """What leads to a step, if the module is still what it was: its parts are hashed from now on, which takes longer
     than anything else. None where nothing does; what is wrong then is raised when it is needed."""
     if known is None or known.link == link:
         return None
     try:
-        return StepChanges(repo, repo.resolve(link, have=known.link), late=True).begin()
+        return StepChanges(repo, repo.resolve(link, have=known.link), late=True, room=room).begin()
     except DeltackptError:
         return None
 

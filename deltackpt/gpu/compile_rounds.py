@@ -12,6 +12,7 @@ import torch
 from deltackpt.codecs.packed import codec
 from deltackpt.format.dtypes import DType, uint
 from deltackpt.gpu import pipeline
+from deltackpt.gpu.box_digest import sums_of_boxes
 from deltackpt.gpu.decode import DecodeTask, TaskGroup, decode_back, decode_groups
 from deltackpt.gpu.digest import sums_of_pieces, sums_of_runs
 from deltackpt.gpu.places import Place, by_width, other
@@ -51,6 +52,8 @@ def receive_round(device: torch.device, dtype: DType) -> None:
     words = from_host(old, device)
     sums_of_runs([(words, 0)])
     sums_of_runs([(words[1:], 0)])
+    high, wide = SHAPE
+    sums_of_boxes([(words.view(SHAPE), Box((high, 2 * wide), (0, wide), SHAPE))])
     if dtype.width <= WIDEST:
         index, tiles = codec.encode(where, old[where], old[where] + 1, old, dtype, SHAPE)
         data = np.frombuffer(b"".join(tiles), np.uint8)

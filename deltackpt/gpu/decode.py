@@ -22,7 +22,7 @@ from deltackpt.gpu.decode_task import DecodeTask, groups, takes
 from deltackpt.gpu.digest import keys, power
 from deltackpt.gpu.places import PlacedWords, PlaceTable
 from deltackpt.gpu.task_columns import dtype_of, reach_of, words_of
-from deltackpt.gpu.transfers import Copy, current
+from deltackpt.gpu.transfers import Copy, SplitBytes, current
 from deltackpt.torch_views.words import INTS
 
 __all__ = [
@@ -32,13 +32,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TaskGroup:
-    """Tasks of one dtype and one part; ``data`` are its bytes from ``begin`` on, uint8, as far as they are needed.
-    ``tables``: those of `tables_of`, if they are made."""
+    """Tasks of one dtype; ``data`` are bytes of parts, of which the first is ``begin`` as the tasks count, uint8, as
+    far as they are needed. ``tables``: those of `tables_of`, if they are made."""
 
     tasks: Sequence[DecodeTask]
-    data: torch.Tensor
+    data: torch.Tensor | SplitBytes
     begin: int = 0
     tables: TileTables | None = None
+
+    @property
+    def sent(self) -> torch.Tensor:
+        """``data`` of a group whose bytes are on the device."""
+        assert isinstance(self.data, torch.Tensor)
+        return self.data
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ def decode_back(group: TaskGroup) -> DecodedChanges:
 
     ``old`` are the words that are there, ``new`` those from which the others came. Raises what `decode_groups` raises.
     """
-    with current(group.data.device):
+    with current(group.sent.device):
         return _launch(group, back=True)()
 
 
@@ -96,7 +102,7 @@ def decode_groups(found: Iterable[TaskGroup]) -> Iterator[DecodedChanges]:
         try:
             if (group := next(groups, None)) is None:
                 break
-            with current(group.data.device):
+            with current(group.sent.device):
                 after = _launch(group)
         except Exception:
             if ahead is not None:
@@ -125,7 +131,7 @@ def _launch(group: TaskGroup, *, back: bool = False) -> Callable[[], DecodedChan
     from deltackpt.gpu.triton.step_back import step
     from deltackpt.gpu.triton.unlist import unlist
 
-    tasks, data, padded = group.tasks, group.data, _as_words(group.data)
+    tasks, data, padded = group.tasks, group.sent, _as_words(group.sent)
     dtype, device = dtype_of(tasks), data.device
     t = group.tables or tables_of(device, [(tasks, group.begin)])[0]
     t.check(tasks, data)

@@ -12,10 +12,11 @@ from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 
 from deltackpt.format.state_digest import BLOCK, ZERO, Sums, add
-from deltackpt.gpu.transfers import current
+from deltackpt.gpu.transfers import current, put
 from deltackpt.torch_views.boxes import Box, strides
 from deltackpt.torch_views.extract import Piece
 
@@ -84,21 +85,41 @@ def of_run(words: torch.Tensor, first: int = 0) -> Sums:
 
 def sums_of_runs(runs: Sequence[tuple[torch.Tensor, int]]) -> list[Sums]:
     """`of_run` of runs on one device, each with the place of its first element: by kernels where there are some, with
-    one transfer to the host for each width."""
-    found = [ZERO] * len(runs)
-    launched: list[tuple[list[int], torch.Tensor]] = []
-    together: dict[int, list[int]] = {}
+    one transfer to the host."""
+    found, there = [ZERO] * len(runs), list[int]()
     for i, (words, first) in enumerate(runs):
-        if not has_kernels(words.device):
+        if has_kernels(words.device):
+            there.append(i)
+        else:
             found[i] = of_run(words, first)
-        elif words.numel():
-            together.setdefault(words.element_size(), []).append(i)
-    for members in together.values():
-        launched.append((members, _launch([runs[i] for i in members])))
-    for members, both in launched:
-        for i, sums in zip(members, _sums(both), strict=True):
-            found[i] = sums
+    for i, sums in sums_of_launched(launch_runs([runs[i] for i in there])):
+        found[there[i]] = sums
     return found
+
+
+Launched = tuple[list[int], torch.Tensor]  # which of a call's runs, and their sums, int64 [n, 2], on the device
+
+
+def launch_runs(runs: Sequence[tuple[torch.Tensor, int]]) -> list[Launched]:
+    """Launch the kernels of `sums_of_runs`, for runs on one device that has some; those of no element are left out.
+
+    Those of a width are one launch, but for such as begin in the middle of a block or of 16 bytes: each of these would
+    make all others slower.
+    """
+    together: dict[tuple[int, bool], list[int]] = {}
+    for i, (words, first) in enumerate(runs):
+        if words.numel():
+            level = words.data_ptr() % 16 == 0 and first % BLOCK == 0
+            together.setdefault((words.element_size(), level), []).append(i)
+    return [(members, _launch([runs[i] for i in members])) for members in together.values()]
+
+
+def sums_of_launched(launched: Sequence[Launched]) -> list[tuple[int, Sums]]:
+    """What launches found, with one transfer to the host."""
+    if not launched:
+        return []
+    sums = _sums(torch.cat([both for _, both in launched]))
+    return list(zip((i for members, _ in launched for i in members), sums, strict=True))
 
 
 def has_kernels(device: Any) -> bool:
@@ -161,15 +182,22 @@ def of_changes(
 
     ``positions`` are flat in the whole tensors, int64; ``elements`` are those of the largest tensor.
     """
+    return _sums(launch_changes(positions, old, new, counts, elements))
+
+
+def launch_changes(
+    positions: torch.Tensor, old: torch.Tensor, new: torch.Tensor, counts: list[int], elements: int
+) -> torch.Tensor:
+    """The same, not waited for: int64 [tensors, 2] on the device."""
     low, high = _tables(positions.device, power(elements))
     delta = values(new) - values(old)
     inner, block = positions & (BLOCK - 1), positions >> 12
-    edges = torch.tensor([0, *accumulate(counts)], device=positions.device)
+    edges = put(np.array([0, *accumulate(counts)], np.int64), positions.device)
     lanes = []
     for a, b in zip(low, high, strict=True):
         running = torch.cumsum(a[inner] * b[block] * delta, 0)  # wraps, and so does the difference
         lanes.append(torch.cat((running.new_zeros(1), running))[edges].diff())
-    return _sums(torch.stack(lanes, 1))
+    return torch.stack(lanes, 1)
 
 
 def of_positions(positions: torch.Tensor, delta: torch.Tensor) -> Sums:

@@ -151,12 +151,24 @@ def by_width(places: Sequence[Place]) -> list[PlacedWords]:
 def other(places: Sequence[Place], made: PlacedWords) -> int | None:
     """The first of places of one width, all with positions, whose old words are not what ``made`` of them finds there
     now; None where all of them are."""
-    found, old = made.fetched(), torch.cat([place.old for place in places])
+    return differing(made, torch.cat([place.old for place in places]), [place.positions.numel() for place in places])
+
+
+def differing(made: PlacedWords, old: torch.Tensor, counts: Sequence[int]) -> int | None:
+    """The same of places of which ``old`` are the words, one place's after the other's, ``counts`` of them."""
+    found = made.fetched()
     if torch.equal(found, old):
         return None
     first = int((found != old).nonzero()[0])
-    ends = np.cumsum([place.positions.numel() for place in places])
-    return int(np.searchsorted(ends, first, side="right"))
+    return int(np.searchsorted(np.cumsum(counts), first, side="right"))
+
+
+def placed(
+    memory: Sequence[torch.Tensor], counts: Sequence[int], positions: torch.Tensor, new: torch.Tensor
+) -> PlacedWords:
+    """Places of one width, that begin where tensors of ``memory`` do, on one device: of each ``counts`` positions, and
+    new words, one place's after the other's. ``positions``, int32, and ``new`` are kept, and ``new`` is written to."""
+    return PlacedWords(_table([one.data_ptr() for one in memory], counts, memory), positions, new)
 
 
 def _of_width(places: Sequence[Place]) -> list[list[Place]]:
@@ -169,19 +181,24 @@ def _of_width(places: Sequence[Place]) -> list[list[Place]]:
 
 def _placed(places: Sequence[Place]) -> PlacedWords:
     """Of places of one width. Copies all words and positions."""
-    device = places[0].flat.device
-    counts = np.array([place.positions.numel() for place in places], np.int64)
-    programs = -(-counts // _AT_ONCE)
-    owner = np.repeat(np.arange(len(places)), programs)
-    number = np.arange(len(owner)) - np.repeat(np.cumsum(programs) - programs, programs)  # within its place
-    offsets = (np.cumsum(counts) - counts)[owner] + number * _AT_ONCE
     width = places[0].flat.element_size()
     bases = [place.flat.data_ptr() + place.start * width for place in places]
-    table = PlaceTable(
-        put(np.array(bases, np.int64), device),
-        put(owner.astype(np.int64), device),
-        put(np.append(offsets, counts.sum()).astype(np.int64), device),
-        [place.flat for place in places],
-    )
+    counts = [place.positions.numel() for place in places]
+    table = _table(bases, counts, [place.flat for place in places])
     positions = torch.cat([place.positions.to(torch.int32) for place in places])
     return PlacedWords(table, positions, torch.cat([place.new for place in places]))
+
+
+def _table(bases: Sequence[int], counts: Sequence[int], held: Sequence[torch.Tensor]) -> PlaceTable:
+    """``bases``: the address that the positions of each place count from; ``counts``: how many these are."""
+    device, many = held[0].device, np.array(counts, np.int64)
+    programs = -(-many // _AT_ONCE)
+    owner = np.repeat(np.arange(len(many)), programs)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(programs) - programs, programs)  # within its place
+    offsets = (np.cumsum(many) - many)[owner] + number * _AT_ONCE
+    return PlaceTable(
+        put(np.array(bases, np.int64), device),
+        put(owner.astype(np.int64), device),
+        put(np.append(offsets, many.sum()).astype(np.int64), device),
+        held,
+    )

@@ -40,6 +40,29 @@ class PinnedBuffer:
         self._used += -(-size // _ALIGN) * _ALIGN
         return part.view(tensor.dtype).view(tensor.shape)
 
+    def bytes(self, size: int) -> npt.NDArray[np.uint8]:
+        """The same of bytes, uint8 [size]."""
+        found: npt.NDArray[np.uint8] = self.like(torch.empty(size, dtype=torch.uint8, device="meta")).numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class SplitBytes:
+    """Bytes in pinned memory in several ``pieces``, uint8 each, that are sent to a device as if they lay one after the
+    other."""
+
+    pieces: Sequence[torch.Tensor]
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
+        """All of them on a device, uint8 [n], filled up with 0 to whole words of 4 bytes."""
+        size = sum(piece.numel() for piece in self.pieces)
+        there, at = torch.empty(size + -size % 4, dtype=torch.uint8, device=device), 0
+        there[size:] = 0
+        for piece in self.pieces:
+            there[at : at + piece.numel()].copy_(piece, non_blocking=non_blocking)
+            at += piece.numel()
+        return there
+
 
 def to_host(data: torch.Tensor) -> torch.Tensor:
     """A tensor in host memory, of its shape and dtype; a copy through pinned memory where it is on a GPU."""

@@ -25,8 +25,8 @@ class GroupSink:
         self._unclear = False  # rank 0 may have committed what this rank stored
 
     def part_bytes(self, most: int) -> int:
-        """``most``: parts of one size by every rank."""
-        return most
+        """As the sink of this rank asks for: each rank numbers its own."""
+        return self._sink.part_bytes(most)
 
     def put(self, part: EncodedPart) -> None:
         """Put a part of this rank."""

@@ -13,11 +13,9 @@ from deltackpt.format.state_digest import Sums
 from deltackpt.hooks.encode import batches, encode_together, entry_of, sums_of
 from deltackpt.patch.part import Origin, PartWriter
 from deltackpt.publish.sink import EncodedPart, PartSink
-from deltackpt.publish.step import EncodeOptions
+from deltackpt.publish.step import PART_BYTES, EncodeOptions
 from deltackpt.torch_views.delta import Delta
 from deltackpt.util.parallel import ordered_map
-
-BYTES = 32 << 20  # encoded, after which a part is handed over and the next one begun
 
 Traffic = tuple[int, int, int]  # bytes of an anchor: sent to other ranks, received from them, stored
 
@@ -79,7 +77,7 @@ def encode_deltas(
             share.xxh3[delta.name] = delta.xxh3
         share.encodings[entry.encoding] = share.encodings.get(entry.encoding, 0) + 1
         share.changed[delta.name] = len(delta.positions)
-        if writer.size >= sink.part_bytes(BYTES):
+        if writer.size >= sink.part_bytes(PART_BYTES):
             put += hand_over(index, writer)
             index, writer = index + 1, PartWriter(origin)
     if len(writer):

@@ -20,7 +20,7 @@ from deltackpt.format.manifest import File
 from deltackpt.hooks.encode import TOGETHER, encode_together, entry_of, sums_of
 from deltackpt.hooks.late_deltas import on_card
 from deltackpt.hooks.live import LiveTrainer
-from deltackpt.hooks.parts import BYTES, Share, encode_deltas
+from deltackpt.hooks.parts import Share, encode_deltas
 from deltackpt.hooks.pending import CapturedStep
 from deltackpt.hooks.publish import TrainerState
 from deltackpt.live.card_encode import coded_on_card, fits_card, full_on_card, plain_on_card, settled
@@ -32,6 +32,8 @@ from deltackpt.publish.sink import EncodedPart
 from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.delta import Delta
 from deltackpt.torch_views.words import on_host
+
+BYTES = 32 << 20  # encoded, after which a part is offered and the next one begun
 
 
 class MemorySink:
@@ -47,8 +49,8 @@ class MemorySink:
         self._parts, self._folder = parts, f"live/{step:08d}-{secrets.token_hex(8)}"
 
     def part_bytes(self, most: int) -> int:
-        """``most``: memory asks for no other size."""
-        return most
+        """Of one size."""
+        return min(most, BYTES)
 
     def put(self, part: EncodedPart) -> None:
         """Offer a part."""

@@ -166,10 +166,10 @@ ReadInto = Callable[[int, Bytes], None]
 class PartReader(Part):
     """A part in memory or mapped: its header and table are checked when it is made, tensors when they are decoded."""
 
-    def __init__(self, data: memoryview, where: str, read: ReadInto | None = None) -> None:
+    def __init__(self, data: memoryview, where: str, read: ReadInto | None = None, *, near: bool = False) -> None:
         """``data``: all bytes of the file; ``read``: what copies some of them sooner than from there, if anything
-        does. Raises FormatError."""
-        self._data, self._read = data, read
+        does; ``near``: they are in memory that a device copies from. Raises FormatError."""
+        self._data, self._read, self.near = data, read, near
         head = bytes(data[: head_size(bytes(data[:8]), len(data), where)])
         header = parse_header(head, len(data), where)
         super().__init__(header, self._at(table_of(header, where)), where)

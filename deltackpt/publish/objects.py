@@ -17,7 +17,8 @@ from deltackpt.store import Buffer
 
 MOST_FILES = 32  # large files put at a time: each holds a few pieces of `publish.step.PIECE` bytes and descriptors
 REMOTE_FILES = 2  # the same for a store that sends several parts of each at a time, and holds them
-FIRST_PART = 4 << 20  # encoded bytes of a remote store's first parts; later ones grow with what was put before
+# Encoded bytes of the first parts; later ones grow with what was put before. A sha256 of 16 MiB takes 16 ms.
+FIRST_PART, FIRST_REMOTE_PART, LARGEST_REMOTE_PART = 16 << 20, 4 << 20, 16 << 20
 
 
 class StepObjects:
@@ -71,10 +72,11 @@ class StepObjects:
         return self._uploads.begin(name, chunks)
 
     def part_bytes(self, most: int) -> int:
-        """Small parts for a remote store at first, larger ones later: `AT_ONCE` of them are put while one is made."""
+        """Small parts at first, larger ones later: `AT_ONCE` of them are put while one is made, and a receiver hashes
+        them side by side. A step of 100 MB has six on a disk."""
         if self.repo.store.capabilities.local:
-            return most
-        return min(most // 2, max(FIRST_PART, self.patch_bytes // 4))
+            return min(most, max(FIRST_PART, self.patch_bytes // 8))
+        return min(most, LARGEST_REMOTE_PART, max(FIRST_REMOTE_PART, self.patch_bytes // 4))
 
     def put(self, part: EncodedPart) -> None:
         """`begin` for a part."""

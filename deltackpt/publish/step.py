@@ -29,7 +29,7 @@ from deltackpt.util.parallel import ordered_map, weighed_map
 from deltackpt.util.progress import SILENT, Progress
 from deltackpt.util.reuse import reusing
 
-PART_BYTES = 32 << 20  # encoded bytes after which a part is handed over and the next one begun
+PART_BYTES = 64 << 20  # encoded bytes after which a part is handed over at the latest, and the next one begun
 PIECE = 2 << 20  # bytes of a file that are read at a time: still in a cache when they are hashed and written
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
+from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import File
+from deltackpt.patch.base import Bytes
 from deltackpt.patch.part import ReadInto
 from deltackpt.repository import Repository
 from deltackpt.repository.objects import object_differs
@@ -17,26 +19,42 @@ from deltackpt.store.held_file import HeldFile
 from deltackpt.util.guard import map_guarded
 from deltackpt.util.mapped_file import FileMapping
 
-HASHERS = 4  # parts that are hashed at a time
+HASHERS = 8  # parts that are hashed at a time
 AHEAD = 16  # and that are opened before they are asked for
+IN_MEMORY = 256 << 20  # bytes of parts that are read into memory, if there is some for them
+
+Room = Callable[[int], Bytes]  # memory for so many bytes, uint8 [n], contiguous
 
 
 class LateSource(RepositorySource):
-    """`part` of a local store returns before the sha256 is known; those of a remote one are hashed as they come."""
+    """`part` of a local store returns before the sha256 is known; those of a remote one are hashed as they come.
 
-    def __init__(self, repo: Repository, ref: str = "main") -> None:
+    With ``room``, such as memory that a card copies from, the first parts are not mapped, but read there whole; then
+    `part` returns when they are there.
+    """
+
+    def __init__(self, repo: Repository, ref: str = "main", room: Room | None = None) -> None:
         super().__init__(repo, ref)
+        self._room, self._left = room, IN_MEMORY
         self._files: dict[File, HeldFile] = {}
-        self._begun: dict[File, Future[memoryview]] = {}
+        self._in_memory = set[File]()
+        self._begun: dict[File, Callable[[], memoryview]] = {}
         self._asked: list[File] = []
         self._hashing: dict[File, Future[None]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, files: Iterable[File]) -> None:
-        """Open and hash some of what `part` will be asked for, from now on. What is wrong with one is raised there."""
+        """Open and hash some of what `part` will be asked for, from now on. What is wrong with one is raised there.
+
+        This thread opens them: those that hash hold the interpreter's lock for as little as can be.
+        """
         for file in islice(files, AHEAD):
-            if self._local(file) is not None:
-                self._begun[file] = self._threads.submit(self._open, file)
+            if self._local(file) is None:
+                continue
+            try:
+                self._begun[file] = self._open(file)
+            except DeltackptError:
+                return
 
     @property
     def parallel(self) -> int:
@@ -44,25 +62,20 @@ class LateSource(RepositorySource):
         return 1 if self._repo.store.capabilities.local else super().parallel
 
     def part(self, file: File) -> memoryview:
-        """The bytes of a part, mapped. Raises FormatError ``object-hash`` for another size, and where `part` hashes."""
+        """The bytes of a part, mapped or in ``room``. Raises FormatError ``object-hash`` for another size, and where
+        `RepositorySource.part` hashes, ``object-short``, StoreError."""
         if self._local(file) is None:
             return super().part(file)
         self._asked.append(file)
-        begun = self._begun.pop(file, None)
-        return begun.result() if begun is not None else self._open(file)
+        return (self._begun.pop(file, None) or self._open(file))()
 
     def _local(self, file: File) -> Path | None:
         """Where a part is that is hashed beside its use."""
         store = self._repo.store
         return store.local_path(file.name) if store.capabilities.local and file.size > SMALL else None
 
-    @property
-    def _threads(self) -> ThreadPoolExecutor:
-        self._pool = self._pool or ThreadPoolExecutor(HASHERS, "deltackpt-hash")
-        return self._pool
-
-    def _open(self, file: File) -> memoryview:
-        """Map a part, and begin to hash it."""
+    def _open(self, file: File) -> Callable[[], memoryview]:
+        """Begin to hash a part. -> what gives its bytes, once they are there."""
         store, local = self._repo.store, self._local(file)
         assert local is not None
         store.stat(file.name)  # an object, not a link or a pipe in its place
@@ -70,27 +83,57 @@ class LateSource(RepositorySource):
             size = found.seek(0, 2)
             if size != file.size:
                 raise object_differs(f"{store.url}/{file.name}", size, file)
-            mapping = map_guarded(found.fileno(), size, Path(local))[0]
-            self._files[file] = HeldFile(found.fileno(), f"{store.url}/{file.name}")
-        self._hashing[file] = self._threads.submit(self._check, mapping, file)
-        return mapping.view
+            held = HeldFile(found.fileno(), f"{store.url}/{file.name}")
+            inside = self._room is not None and size <= self._left
+            mapping = None if inside else map_guarded(found.fileno(), size, Path(local))[0]
+        self._pool = self._pool or ThreadPoolExecutor(HASHERS, "deltackpt-hash")
+        if mapping is not None:
+            self._files[file] = held
+            self._hashing[file] = self._pool.submit(self._check, mapping, file)
+            return lambda: mapping.view
+        assert self._room is not None
+        into, read = self._room(size), Future[None]()
+        self._left -= size
+        self._in_memory.add(file)
+        self._hashing[file] = self._pool.submit(self._read, held, into, read, file)
+
+        def there() -> memoryview:
+            read.result()
+            return memoryview(into)  # type: ignore[arg-type]
+
+        return there
 
     def reads(self, file: File) -> ReadInto | None:
-        """Of a part that is a large file of this machine: from the file."""
+        """Of a part that is a large file of this machine, and mapped: from the file."""
         held = self._files.get(file)
         return held.read_into if held is not None else None
+
+    def in_room(self, file: File) -> bool:
+        """See `RepositorySource.in_room`."""
+        return file in self._in_memory
+
+    def _read(self, held: HeldFile, into: Bytes, read: Future[None], file: File) -> None:
+        try:
+            held.read_into(0, into)
+        except BaseException as error:
+            read.set_exception(error)
+            raise
+        read.set_result(None)
+        self._compare(hashlib.sha256(into).hexdigest(), file)  # type: ignore[arg-type]
 
     def _check(self, mapping: FileMapping, file: File) -> None:
         digest = hashlib.sha256(mapping.view).hexdigest()  # in one call: a thread that starts often waits for its turn
         mapping.release((0, file.size))  # here, beside all else: whoever ends the mapping would have to wait for it
+        self._compare(digest, file)
+
+    def _compare(self, digest: str, file: File) -> None:
         if digest != file.sha256:  # [F-MAN-12] [S-READ-2]
             raise object_differs(f"{self._repo.store.url}/{file.name}", file.size, file)
 
     def join(self) -> None:
         """Wait until all parts were hashed. Raises FormatError ``object-hash`` for the first that was asked for and has
         other bytes."""
-        begun, self._begun = self._begun, {}
-        wait(begun.values())  # which nobody asked for: each of them begins to hash, or will not
+        self._begun.clear()
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()

@@ -52,8 +52,10 @@ class PatchReader(PartsPatch):
         parts = []
         for file in hop.files:
             view = next(views)
-            read = source.reads(file) if isinstance(source, RepositorySource) else None
-            parts.append(PartReader(view, f"{source.url}/{file.name}", read))
+            read, near = None, False
+            if isinstance(source, RepositorySource):
+                read, near = source.reads(file), source.in_room(file)
+            parts.append(PartReader(view, f"{source.url}/{file.name}", read, near=near))
             check_origin(parts[-1], hop)
         return cls(parts)
 

@@ -94,6 +94,10 @@ class RepositorySource:
         """What copies bytes of a part that `part` gave sooner than from there; None if nothing does."""
         return None
 
+    def in_room(self, file: File) -> bool:
+        """Are the bytes that `part` gave in memory that a device copies from?"""
+        return False
+
     def _downloaded(self, file: File) -> BinaryIO:
         folder = Path(tempfile.gettempdir())
         ensure_space(folder, file.size)

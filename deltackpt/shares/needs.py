@@ -241,14 +241,14 @@ def _share(index: PartIndex, entry: Entry, boxes: tuple[Bounds, ...]) -> EntrySh
     pieces = entry.codec.pieces
     if pieces is not None:
         lengths = subset.lengths(entry)
-        held = np.zeros(len(lengths), np.int64)
-        for box in boxes:
-            held += pieces.held(entry, offset_of(box), shape_of(box))
+        held = pieces.held(entry, offset_of(boxes[0]), shape_of(boxes[0]))
+        for box in boxes[1:]:
+            held = held + pieces.held(entry, offset_of(box), shape_of(box))
         # A tile without a change has no bytes, or a few that say so: it is taken, and its checksum holds.
         wanted = np.flatnonzero((held > 0) & (lengths > 0))
         shared = wanted[held[wanted] < pieces.elements(entry, wanted)] if pieces.whole else none
         bounds = starts(lengths) + index.payload(entry)[0]
-        spans = coalesce(zip(bounds[wanted].tolist(), bounds[wanted + 1].tolist(), strict=True))
+        spans = _joined(bounds[wanted], bounds[wanted + 1])
         return EntryShare(entry, boxes, Cut.PIECES, tuple(spans), wanted, shared)
     form = entry.codec.in_order(entry)
     if form is not None:
@@ -258,6 +258,12 @@ def _share(index: PartIndex, entry: Entry, boxes: tuple[Bounds, ...]) -> EntrySh
         return EntryShare(entry, boxes, Cut.ELEMENTS, tuple(spans), none, none)
     spans = [index.payload(entry), *(index.plain(entry, spec.suffix) for spec in entry.plain_tensors)]
     return EntryShare(entry, boxes, Cut.WHOLE, tuple(spans), none, none)
+
+
+def _joined(first: Ints, end: Ints) -> list[Span]:
+    """`coalesce` of rising spans, none of which is empty, or begins before the one before it ends: int64 [spans]."""
+    apart = np.flatnonzero(first[1:] != end[:-1])
+    return list(zip(first[[0, *apart + 1]].tolist(), end[[*apart, -1]].tolist(), strict=True)) if len(first) else []
 
 
 def _runs(boxes: Sequence[Bounds], stored: tuple[int, ...]) -> list[Span]:

@@ -10,6 +10,7 @@ from support.rank_engine import Ranks  # noqa: E402
 
 from deltackpt.engines.slices import rank_slices  # noqa: E402
 from deltackpt.engines.slices.card_decoder import CardSliceDecoder  # noqa: E402
+from deltackpt.gpu import digest  # noqa: E402
 
 pytest.importorskip("triton")
 pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the interpreter takes its time
@@ -17,6 +18,7 @@ pytestmark = [] if torch.cuda.is_available() else [pytest.mark.heavy]  # the int
 
 def test_ranks_decode_on_their_card(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_slices, "kernels_on", lambda devices: torch.device(WHERE))
+    monkeypatch.setattr(digest, "has_kernels", lambda device: True)
     one = Ranks(tmp_path, where=WHERE, large=False)
     try:
         assert all(isinstance(receiver._slices.decoder, CardSliceDecoder) for receiver in one.receivers)

@@ -1,5 +1,6 @@
 """A module on a card follows a repository: patches are decoded there. Without a GPU the kernels are interpreted."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,11 +9,12 @@ from support.device_changes import WHERE  # noqa: E402
 from support.engine_steps import Run  # noqa: E402
 from support.training import Net, exact_copy, published, raw  # noqa: E402
 
-from deltackpt.engines import card  # noqa: E402
+from deltackpt.engines import card, card_tasks  # noqa: E402
 from deltackpt.engines import transformers as live  # noqa: E402
 from deltackpt.engines.module import WeightPlace  # noqa: E402
 from deltackpt.errors import ChainError, DeltackptError  # noqa: E402
 from deltackpt.gpu.places import PlacedWords  # noqa: E402
+from deltackpt.gpu.transfers import PinnedBuffer  # noqa: E402
 from deltackpt.restore import late_source  # noqa: E402
 from deltackpt.store.held_file import HeldFile  # noqa: E402
 
@@ -40,6 +42,24 @@ def decoded(monkeypatch):
     return names
 
 
+@pytest.fixture(autouse=True, params=["mapped", "in memory"])
+def parts(request, monkeypatch):
+    """-> how many groups were sent from memory that parts were read into, if they were; else they are mapped."""
+    near, sent = card_tasks._near, []
+
+    def seen(device, found):
+        sent.append(len(found))
+        return near(device, found)
+
+    monkeypatch.setattr(late_source, "SMALL", 0)
+    monkeypatch.setattr(card_tasks, "_near", seen)
+    inside = request.param == "in memory"
+    monkeypatch.setattr(live, "_room", lambda model: PinnedBuffer().bytes if inside else None)
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(PinnedBuffer, "bytes", lambda self, size: np.empty(size, np.uint8))
+    return sent if inside else None
+
+
 @pytest.fixture
 def run(tmp_path):
     run = Run(tmp_path)
@@ -54,13 +74,14 @@ def at(run, step):
     return model.to(WHERE)
 
 
-def test_many_steps_at_once(run, decoded):
+def test_many_steps_at_once(run, decoded, parts):
     model = at(run, 0)
     assert live.refresh(model, run.repo, 1).patches == 1
     assert bits(model) == raw(run.states[1])
     assert {"embed.weight", "layers.0.weight"} <= decoded
     assert live.refresh(model, run.repo).patches == 2
     assert bits(model) == raw(run.states[3])
+    assert parts is None or len(parts) == 3
 
 
 def test_a_wrong_base_changes_nothing(run):
@@ -98,8 +119,7 @@ def test_a_write_that_fails_later_on_takes_all_hops_back(run, monkeypatch, kind)
 
 @pytest.mark.parametrize("damage", ["shorter", "another byte"])
 def test_a_part_that_changes_while_it_is_read_changes_nothing(run, monkeypatch, damage):
-    """Its bytes are read from the file a second time, beside the sha256."""
-    monkeypatch.setattr(late_source, "SMALL", 0)
+    """Where it is mapped its bytes are read from the file a second time, beside the sha256."""
     model = at(run, 0)
     live.refresh(model, run.repo, 1)
     path = run.repo.store.local_path(run.repo.load(run.repo.find(2)).patch[0].name)

@@ -18,11 +18,13 @@ from deltackpt.codecs import select  # noqa: E402
 from deltackpt.codecs.packed import codec  # noqa: E402
 from deltackpt.format.dtypes import DTYPES  # noqa: E402
 from deltackpt.gpu import compile_rounds, decode, diff, digest, encode, pipeline  # noqa: E402
+from deltackpt.gpu.box_digest import sums_of_boxes  # noqa: E402
 from deltackpt.gpu.compile_rounds import capture_round, receive_round  # noqa: E402
 from deltackpt.gpu.decode import DecodeTask, TaskGroup, decode_groups  # noqa: E402
 from deltackpt.gpu.kept import LateWords  # noqa: E402
 from deltackpt.gpu.places import Place, by_width, other  # noqa: E402
 from deltackpt.gpu.plain import PlainWords, look_at  # noqa: E402
+from deltackpt.torch_views.boxes import Box  # noqa: E402
 from deltackpt.torch_views.words import from_host  # noqa: E402
 
 pytest.importorskip("triton")
@@ -133,6 +135,8 @@ def test_an_update_compiles_nothing(name, monkeypatch):
                 made.apply()
                 made.revert()
             digest.sums_of_runs([(words[i:], 0) for i in range(count)])
+            box = Box((4, 16), (0, 8), (4, 8))
+            sums_of_boxes([(words[i : i + 32].view(4, 8), box) for i in range(count)])
             plain = [PlainWords(words[i : i + 8], at.int(), words[i : i + 3].clone()) for i in range(count)]
             look_at(plain).write.apply()
             held = torch.arange(9, dtype=torch.int32)

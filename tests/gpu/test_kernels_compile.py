@@ -18,9 +18,11 @@ from deltackpt.codecs import select  # noqa: E402
 from deltackpt.codecs.packed import codec  # noqa: E402
 from deltackpt.format.dtypes import DTYPES  # noqa: E402
 from deltackpt.gpu import digest, pipeline  # noqa: E402
+from deltackpt.gpu.box_digest import sums_of_boxes  # noqa: E402
 from deltackpt.gpu.decode import DecodeTask, decode  # noqa: E402
 from deltackpt.gpu.places import Place, by_width, other  # noqa: E402
 from deltackpt.gpu.plain import PlainWords, look_at  # noqa: E402
+from deltackpt.torch_views.boxes import Box  # noqa: E402
 from deltackpt.torch_views.words import INTS, from_host  # noqa: E402
 
 pytest.importorskip("triton")
@@ -75,6 +77,8 @@ def test_all_kernels_that_the_interpreter_runs(tmp_path, monkeypatch):
             check(*case([(name, (40, 30), 0.1)]))
             write_in_places(name)
             digest.of_run(torch.zeros(99, dtype=INTS[DTYPES[name].width]))
+            columns = torch.zeros((9, 11), dtype=INTS[DTYPES[name].width])
+            sums_of_boxes([(columns, Box((9, 22), (0, 11), (9, 11)))])
     written = sorted(lines)
     modules = {path.stem for path in (TESTS.parent / "deltackpt/gpu/triton").glob("*.py")}
     helpers = {"__init__", "bits", "lists", "read_bits", "fetch", "host_kernel"}

@@ -99,3 +99,58 @@ def test_pieces_and_what_the_system_says(tmp_path, monkeypatch):
     with pytest.raises(StoreError) as caught:
         held.read_into(0, into)
     assert (caught.value.code, str(caught.value.where)) == ("store-io", "store/file")
+
+
+def room(asked):
+    """Memory for parts, which tells of what it was asked for."""
+
+    def given(size):
+        asked.append(size)
+        return np.empty(size, np.uint8)
+
+    return given
+
+
+def test_parts_are_read_into_memory_that_is_given(plan, monkeypatch):
+    repo, plan = plan
+    sizes = [file.size for patch in plan.patches for file in patch.files]
+    for most, count in ((1 << 20, 2), (sizes[0], 1), (sizes[0] - 1, 1 if sizes[1] < sizes[0] else 0)):
+        monkeypatch.setattr(late_source, "IN_MEMORY", most)
+        asked = []
+        with StepChanges(repo, plan, late=True, room=room(asked)).begin() as changes:
+            parts = [part for patch in changes.patches for part in patch.parts]
+            assert [part.near for part in parts].count(True) == len(asked) == count
+            for part in parts:
+                into = np.zeros(len(part.payloads()), np.uint8)
+                part.copy_payloads(0, into)
+                assert into.tobytes() == bytes(part.payloads())
+        assert sum(asked) <= most
+
+
+def test_other_bytes_in_that_memory_are_found(plan):
+    repo, plan = plan
+    path = repo.store.local_path(plan.patches[0].files[0].name)
+    data = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(FormatError) as caught, StepChanges(repo, plan, late=True, room=room([])).begin() as changes:
+        assert changes.patches[0].parts[0].payloads()[-1] == data[-1] ^ 1  # and it ends with what was found
+    assert caught.value.code == "object-hash"
+
+
+def test_a_file_that_ends_while_it_is_read_into_memory(plan, monkeypatch):
+    repo, plan = plan
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: 0)
+    with pytest.raises(FormatError) as caught, StepChanges(repo, plan, late=True, room=room([])):
+        pass
+    assert caught.value.code == "object-short"
+
+
+def test_what_cannot_be_opened_ahead_is_raised_when_it_is_asked_for(plan):
+    repo, plan = plan
+    path = repo.store.local_path(plan.patches[0].files[0].name)
+    os.truncate(path, path.stat().st_size - 1)
+    changes = StepChanges(repo, plan, late=True).begin()
+    with pytest.raises(FormatError) as caught, changes:
+        pass
+    assert caught.value.code == "object-hash"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.codecs.types import Elements, Positions
 
+MOST = 1 << 12  # tiles of a grid, up to which what boxes have of them is kept
 _RUNS = 1 << 20  # runs of rows that are looked at one by one; of a box with more, all rows between are taken
 
 
@@ -29,27 +31,17 @@ class TilePieces(Pieces[ListIndex]):
         return detail.lengths
 
     def touched(self, entry: CodecEntry[ListIndex], offset: Shape, shape: Shape) -> Ints:
-        """Tiles with a row and a column of the box, int64 [n]."""
-        grid, stored = entry.detail.grid, entry.storage
-        rows = _rows(grid, stored, offset, shape)
-        left = np.arange(grid.columns) * grid.tile_width
-        first, end = (offset[-1], offset[-1] + shape[-1]) if stored else (0, 1)
-        columns = (left < end) & (left + grid.tile_width > first)
-        return np.flatnonzero(rows[:, None] & columns)
+        """Tiles with a row and a column of the box, int64 [n], not to be written to."""
+        return _known(_touched, entry.detail.grid, (entry.storage, tuple(offset), tuple(shape)))
 
     def elements(self, entry: CodecEntry[ListIndex], pieces: Ints) -> Ints:
         """Of tiles, int64 [n]."""
         return entry.detail.grid.elements(pieces)
 
     def held(self, entry: CodecEntry[ListIndex], offset: Shape, shape: Shape) -> Ints:
-        """Rows of the box in each row of tiles, times columns of it in each column of them: int64 [tiles]."""
-        grid = entry.detail.grid
-        rows = run_elements(*runs(entry.storage[:-1], offset[:-1], shape[:-1]), _edges(grid.rows, grid.tile_height))
-        columns = run_elements(
-            *runs(entry.storage[-1:], offset[-1:], shape[-1:]), _edges(grid.columns, grid.tile_width)
-        )
-        held: Ints = (np.diff(rows)[:, None] * np.diff(columns)).ravel()
-        return held
+        """Rows of the box in each row of tiles, times columns of it in each column of them: int64 [tiles], not to be
+        written to."""
+        return _known(_held, entry.detail.grid, (entry.storage, tuple(offset), tuple(shape)))
 
     def decode(
         self, entry: CodecEntry[ListIndex], pieces: Ints, payload: memoryview, base: Elements, where: str
@@ -59,6 +51,36 @@ class TilePieces(Pieces[ListIndex]):
         """
         if len(pieces):
             yield packed.decode(entry.detail.some(pieces), payload, base, entry.dtype, where)
+
+
+_Of = Callable[[TileGrid, Shape, Shape, Shape], Ints]
+
+
+def _known(of: _Of, grid: TileGrid, box: tuple[Shape, Shape, Shape]) -> Ints:
+    """Layers are cut alike, and so is the next step's: what follows from the cut alone is kept, unless it is large."""
+    return _kept(of, grid, *box) if grid.tiles <= MOST else of(grid, *box)
+
+
+@lru_cache(maxsize=512)
+def _kept(of: _Of, grid: TileGrid, stored: Shape, offset: Shape, shape: Shape) -> Ints:
+    found = of(grid, stored, offset, shape)
+    found.flags.writeable = False
+    return found
+
+
+def _touched(grid: TileGrid, stored: Shape, offset: Shape, shape: Shape) -> Ints:
+    rows = _rows(grid, stored, offset, shape)
+    left = np.arange(grid.columns) * grid.tile_width
+    first, end = (offset[-1], offset[-1] + shape[-1]) if stored else (0, 1)
+    columns = (left < end) & (left + grid.tile_width > first)
+    return np.flatnonzero(rows[:, None] & columns)
+
+
+def _held(grid: TileGrid, stored: Shape, offset: Shape, shape: Shape) -> Ints:
+    rows = run_elements(*runs(stored[:-1], offset[:-1], shape[:-1]), _edges(grid.rows, grid.tile_height))
+    columns = run_elements(*runs(stored[-1:], offset[-1:], shape[-1:]), _edges(grid.columns, grid.tile_width))
+    held: Ints = (np.diff(rows)[:, None] * np.diff(columns)).ravel()
+    return held
 
 
 def _edges(tiles: int, length: int) -> Ints:

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from deltackpt.codecs.boxes import runs
 from deltackpt.codecs.types import Elements
-from deltackpt.engines.memory import flat_of
 from deltackpt.format.dtypes import uint
-from deltackpt.format.state_digest import ZERO, Sums, add
-from deltackpt.gpu.digest import RUN, of_positions, of_run, values
-from deltackpt.gpu.places import Place, fits
+from deltackpt.gpu.places import fits
 from deltackpt.shares.bounds import Bounds, Shape, meet, offset_of, shape_of
 from deltackpt.shares.tensors import HeldTensor
+from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.words import INTS, from_host
 
 
@@ -71,64 +68,33 @@ def all_on_card(tensor: HeldTensor) -> bool:
     return all(isinstance(words, BoxWords) for _, words in tensor.places)
 
 
+def view_there(tensor: HeldTensor, box: Bounds) -> torch.Tensor | None:
+    """The words of a box of a tensor where they lie in one place, integers of its shape."""
+    for mine, words in tensor.boxes.items():
+        if isinstance(words, BoxWords) and (mine == box or meet(mine, box) == box):
+            return words.view[within(box, mine)]
+    return None
+
+
 def words_there(tensor: HeldTensor, box: Bounds, device: torch.device) -> torch.Tensor | None:
     """The words of a box of a tensor, integers of its shape: a view where they lie in one place, else a copy, whose
     elements that are not held are 0. None where some of the tensor's memory is in another form."""
-    places = {bounds: words.view for bounds, words in tensor.boxes.items() if isinstance(words, BoxWords)}
-    if len(places) < len(tensor.boxes):
+    if not all(isinstance(words, BoxWords) for words in tensor.boxes.values()):
         return None
-    for mine, view in places.items():
-        if meet(mine, box) == box:
-            return view[within(box, mine)]
+    if (view := view_there(tensor, box)) is not None:
+        return view
     found = torch.zeros(shape_of(box), dtype=INTS[tensor.dtype.width], device=device)
-    for mine, view in places.items():
-        if (common := meet(mine, box)) is not None:
-            found[within(common, box)] = view[within(common, mine)]
+    for mine, words in tensor.boxes.items():
+        if isinstance(words, BoxWords) and (common := meet(mine, box)) is not None:
+            found[within(common, box)] = words.view[within(common, mine)]
     return found
-
-
-def in_box(positions: torch.Tensor, shape: Shape, box: Bounds) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Which of flat ``positions`` in a tensor of ``shape``, int64 [n] on a device, lie in a box: a mask [n]; and the
-    index in it on every axis, [n] each."""
-    inside, found, rest = torch.ones_like(positions, dtype=torch.bool), list[torch.Tensor](), positions
-    for n, (start, stop) in reversed(list(zip(shape, box, strict=True))):
-        above = torch.div(rest, n, rounding_mode="floor")
-        index = rest - above * n - start
-        inside &= (index >= 0) & (index < stop - start)
-        found.append(index)
-        rest = above
-    return inside, found[::-1]
-
-
-def place_in(words: Any, box: Bounds, shape: Shape, change: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> Place:
-    """The changes of a tensor of ``shape`` that lie in the words of a box: flat positions in the tensor, int64 [n], new
-    words and old ones [n]."""
-    assert isinstance(words, BoxWords)
-    positions, new, old = change
-    inside, index = in_box(positions, shape, box)
-    where = torch.zeros_like(positions)
-    for at, step in zip(index, words.view.stride(), strict=True):
-        where += at * step
-    return Place(
-        flat_of(words.view), int(words.view.storage_offset()), where[inside].to(torch.int32), new[inside], old[inside]
-    )
-
-
-def sums_of_box(words: torch.Tensor, box: Bounds, shape: Shape) -> Sums:
-    """`state_digest.of_box` on a device: ``words``, integers of the box's shape, of a tensor of ``shape``."""
-    starts, length = runs(shape, offset_of(box), shape_of(box))
-    if len(starts) == 1:
-        return of_run(words.reshape(-1), int(starts[0]))
-    total, rows = ZERO, words.reshape(len(starts), length)
-    step = max(1, RUN // length) if length else len(starts)
-    inner = torch.arange(length, device=words.device)
-    for first in range(0, len(starts), step):
-        at = torch.from_numpy(starts[first : first + step]).to(words.device)
-        where = (at[:, None] + inner).reshape(-1)
-        total = add(total, of_positions(where, values(rows[first : first + step].reshape(-1))))
-    return total
 
 
 def within(box: Bounds, outer: Bounds) -> tuple[slice, ...]:
     """The index of a box in an array that holds ``outer``, in which it lies."""
     return tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(box, outer, strict=True))
+
+
+def as_box(bounds: Bounds, shape: Shape) -> Box:
+    """A box of a tensor of ``shape``, as what is on a card takes it."""
+    return Box(shape, offset_of(bounds), shape_of(bounds))

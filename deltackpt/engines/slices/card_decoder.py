@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from deltackpt.codecs.bits import starts
+from deltackpt.codecs.bits import Ints, starts
 from deltackpt.engines.card import decode_and_keep
 from deltackpt.engines.card_tasks import TensorTask, decode_tasks
 from deltackpt.engines.card_writes import CardWrites
 from deltackpt.engines.scatter import Write
-from deltackpt.engines.slices.box_words import all_on_card, in_box, place_in, sums_of_box, within, words_there
-from deltackpt.engines.slices.card_tiles import BlockTask, block_tasks
+from deltackpt.engines.slices.box_words import all_on_card, as_box, within, words_there
+from deltackpt.engines.slices.card_changes import BlockChanges, HeldPlaces, write_of
+from deltackpt.engines.slices.card_tiles import BlockTask, BlockWords, block_tasks
 from deltackpt.engines.slices.decoder import SliceDecoder, SliceParts
 from deltackpt.engines.slices.slice_step import BoxWrite, SliceStep, all_of_a_box, box_of
-from deltackpt.errors import ChainError
 from deltackpt.format.manifest import File
 from deltackpt.format.state_digest import Sums
+from deltackpt.gpu.box_digest import sums_of_boxes
 from deltackpt.gpu.compile_ahead import join_receiving
-from deltackpt.gpu.decode import DecodedChanges
-from deltackpt.gpu.digest import of_changes
-from deltackpt.gpu.places import Place, by_width, other
+from deltackpt.gpu.decode import DecodedChanges, DecodeTask
 from deltackpt.gpu.transfers import put
 from deltackpt.patch.index import Span
 from deltackpt.patch.source import to_host
@@ -42,6 +41,9 @@ class SharePart:
     data: torch.Tensor
 
 
+_Loaded = tuple[Bounds, tuple[str, Bounds, torch.Tensor]]  # a cell, and what of it came: of a tensor a box, its words
+
+
 def bytes_of(part: SharePart, begin: int, end: int, device: torch.device) -> torch.Tensor:
     """See `card_tasks.BytesOf`."""
     return part.data[begin:end]
@@ -57,6 +59,8 @@ class CardSliceDecoder(SliceDecoder):
     def __init__(self, tensors: HeldTensors, device: torch.device) -> None:
         super().__init__(tensors)
         self.device, self._spent = device, 0
+        self._held: dict[str, HeldPlaces] = {}
+        self._words = BlockWords()
         self.begin()
 
     def begin(self) -> None:
@@ -67,13 +71,14 @@ class CardSliceDecoder(SliceDecoder):
         """See `SliceDecoder.decode`."""
         part = SharePart(reader.index.where, (), torch.empty(0, dtype=torch.uint8, device=self.device))
         tasks, mine, left = list[BlockTask](), list[EntryShare](), list[EntryShare]()
+        loaded = list[_Loaded]()
         for one in reader.share.entries:
             tensor = self.tensors.tensors[one.entry.name]
             if made.full and parts.to_card and all_of_a_box(one) and all_on_card(tensor):
-                self._load(made, one, parts.tensors(file, one.spans))
+                loaded += self._load(made, one, parts.tensors(file, one.spans))
                 self.decoded["card"] += 1
                 continue
-            found = None if made.full else block_tasks(one, tensor, len(self.cells[one.entry.name]), part)
+            found = None if made.full else block_tasks(one, tensor, len(self.cells[one.entry.name]), part, self._words)
             if found is None:
                 left.append(one)
                 continue
@@ -81,6 +86,8 @@ class CardSliceDecoder(SliceDecoder):
                 raise incomplete(one, part.where)
             mine.append(one)
             tasks += found
+        for (cell, (name, *_)), sums in zip(loaded, self._sums_of([words for _, words in loaded]), strict=True):
+            made.gain(name, {cell: sums})
         self.decoded["card"] += len(mine)
         self.decoded["host"] += len(left)
         made.decode(reader, left)
@@ -89,17 +96,13 @@ class CardSliceDecoder(SliceDecoder):
             part.data = _fetched(parts, file, part.spans, self.device)
             self._on_card(made, _with_bytes(tasks, reader, part))
 
-    def _load(self, made: SliceStep, one: EntryShare, data: Sequence[torch.Tensor]) -> None:
-        """Take all words of a box, which came to the card as they are."""
+    def _load(self, made: SliceStep, one: EntryShare, data: Sequence[torch.Tensor]) -> list[_Loaded]:
+        """Take all words of a box, which came to the card as they are. -> the words of each cell, which it gains."""
         name, box = one.entry.name, box_of(one)
         words = torch.cat(list(data)).view(INTS[one.entry.dtype.width]).reshape(shape_of(box))
-        gains = {}
-        for cell in self.cells[name]:
-            if (common := meet(cell, box)) is not None:
-                inner = words[within(common, box)]
-                gains[cell] = sums_of_box(inner, common, self.tensors.tensors[name].shape)
-        made.gain(name, gains)
         made.writes.append(BoxWrite(self.tensors, name, box, words))
+        met = ((cell, meet(cell, box)) for cell in self.cells[name])
+        return [(cell, (name, common, words[within(common, box)])) for cell, common in met if common is not None]
 
     def _on_card(self, made: SliceStep, tasks: Sequence[BlockTask]) -> None:
         writes = list[Write]()
@@ -118,48 +121,39 @@ class CardSliceDecoder(SliceDecoder):
 
     def _apart(self, made: SliceStep, tasks: Sequence[TensorTask], decoded: DecodedChanges) -> list[Write]:
         """Changes of copies of tiles, wherever the rank holds these elements; and what its cells gain."""
-        places, names = list[Place](), list[str]()
-        gains: list[tuple[str, Bounds, tuple[torch.Tensor, ...]]] = []
-        most, at = 1, 0
-        for one, count in zip(tasks, decoded.counts, strict=True):
+        blocks = list[BlockChanges]()
+        for one in tasks:
             assert isinstance(one, BlockTask)
-            local, old, new = (a[at : at + count] for a in (decoded.positions, decoded.old, decoded.new))
-            at += count
-            tensor, positions = self.tensors.tensors[one.name], one.block.positions(local)
-            for box, words in tensor.places:
-                places.append(place_in(words, box, tensor.shape, (positions, new, old)))
-                names.append(one.name)
-            cells = self.cells[one.name]
-            most = max(most, int(np.prod(tensor.shape, dtype=np.int64)))
-            for cell in cells:
-                mine = in_box(positions, tensor.shape, cell)[0] if len(cells) > 1 else slice(None)
-                gains.append((one.name, cell, (positions[mine], old[mine], new[mine])))
-        some = [i for i, place in enumerate(places) if place.positions.numel()]
-        if not some:
-            return []
-        (written,) = by_width(places)
-        if (number := other([places[i] for i in some], written)) is not None:
-            have, need = "other words in another place", "the step's in all places"
-            hint = "Other code wrote to the weights."
-            raise ChainError("base-differs", where=names[some[number]][:80], have=have, need=need, hint=hint)
-        columns = [torch.cat(column) for column in zip(*(change for *_, change in gains), strict=True)]
-        sums = of_changes(columns[0], columns[1], columns[2], [len(change[0]) for *_, change in gains], most)
-        for (name, cell, _), both in zip(gains, sums, strict=True):
-            made.gain(name, {cell: both})
-        return [written]
+            blocks.append(BlockChanges(one.name, one.block, self._places(one.name)))
+        writes, gains = write_of(blocks, decoded)
+        for name, cell, sums in gains:
+            made.gain(name, {cell: sums})
+        return writes
+
+    def _places(self, name: str) -> HeldPlaces:
+        if name not in self._held:
+            self._held[name] = HeldPlaces(self.tensors.tensors[name], self.cells[name])
+        return self._held[name]
 
     def _sums(self, cells: Mapping[str, Sequence[Bounds]]) -> ShareProof:
         """See `SliceDecoder`: of words where they are, but for those in another form."""
         found: dict[str, dict[Bounds, Sums]] = {}
+        here = list[tuple[str, Bounds, torch.Tensor]]()
         for name, boxes in cells.items():
-            tensor = self.tensors.tensors[name]
-            there = {cell: words_there(tensor, cell, self.device) for cell in boxes}
-            views = {cell: words for cell, words in there.items() if words is not None}
-            if len(views) < len(there):
+            tensor, found[name] = self.tensors.tensors[name], {}
+            some = [(name, cell, words_there(tensor, cell, self.device)) for cell in boxes]
+            if any(words is None for *_, words in some):
                 found[name] = dict(ShareProof.of(self.tensors, {name: boxes}).cells[name])
             else:
-                found[name] = {cell: sums_of_box(words, cell, tensor.shape) for cell, words in views.items()}
+                here += [(name, cell, words) for name, cell, words in some if words is not None]
+        for (name, cell, _), sums in zip(here, self._sums_of(here), strict=True):
+            found[name][cell] = sums
         return ShareProof(found)
+
+    def _sums_of(self, some: Sequence[tuple[str, Bounds, torch.Tensor]]) -> list[Sums]:
+        """Of words on the card, of boxes of tensors."""
+        shapes = self.tensors.tensors
+        return sums_of_boxes([(words, as_box(box, shapes[name].shape)) for name, box, words in some])
 
 
 def _fetched(parts: SliceParts, file: File, spans: Sequence[Span], device: torch.device) -> torch.Tensor:
@@ -173,19 +167,32 @@ def _fetched(parts: SliceParts, file: File, spans: Sequence[Span], device: torch
 def _with_bytes(tasks: Sequence[BlockTask], reader: ShareReader, part: SharePart) -> list[BlockTask]:
     """Tasks that know where in the bytes of the share their tiles are: one after the other, so that blocks whose tiles
     lie apart there get a copy of them at its end."""
-    made, extra, end = list[BlockTask](), [part.data], part.data.numel()
+    begins, lengths, payloads = list[Ints](), list[Ints](), dict[int, Ints]()
+    for one in tasks:
+        block = one.block
+        if (every := payloads.get(id(block.every))) is None:
+            every = starts(block.every.lengths)[:-1] + reader.index.payload(block.entry)[0]
+            payloads[id(block.every)] = every
+        has = block.index.lengths > 0
+        begins.append(every[block.tiles[has]])
+        lengths.append(block.index.lengths[has])
     first = np.array([start for start, _ in part.spans], np.int64)
     here = starts(np.array([stop - start for start, stop in part.spans], np.int64))
-    for one in tasks:
-        every = starts(one.block.every.lengths)[:-1] + reader.index.payload(one.block.entry)[0]
-        has = one.block.index.lengths > 0
-        begin, lengths = every[one.block.tiles[has]], one.block.index.lengths[has]
-        span = np.searchsorted(first, begin, side="right") - 1
-        begin = begin - first[span] + here[span]
-        at = int(begin[0])
-        if (begin[1:] != begin[:-1] + lengths[:-1]).any():
-            extra += [part.data[a : a + n] for a, n in zip(begin.tolist(), lengths.tolist(), strict=True)]
-            at, end = end, end + int(lengths.sum())
-        made.append(replace(one, task=replace(one.task, begin=at)))
+    cuts = starts(np.array([len(one) for one in lengths], np.int64))
+    begin, size = np.concatenate(begins), np.concatenate(lengths)
+    span = np.searchsorted(first, begin, side="right") - 1
+    begin += here[span] - first[span]
+    on = np.append(begin[1:] == begin[:-1] + size[:-1], True)  # does the next tile go on where one ends?
+    on[cuts[1:] - 1] = True
+    together: list[bool] = np.logical_and.reduceat(on, cuts[:-1]).tolist()
+    made, extra, end = list[BlockTask](), [part.data], part.data.numel()
+    for one, a, b, whole in zip(tasks, cuts[:-1].tolist(), cuts[1:].tolist(), together, strict=True):
+        at = int(begin[a])
+        if not whole:
+            extra += [part.data[i : i + n] for i, n in zip(begin[a:b].tolist(), size[a:b].tolist(), strict=True)]
+            at, end = end, end + int(size[a:b].sum())
+        t = one.task
+        task = DecodeTask(t.index, t.dtype, t.words, at, t.size, t.where, t.origin, t.tiles)
+        made.append(BlockTask(one.name, one.part, task, one.block, one.direct))
     part.data = torch.cat(extra) if len(extra) > 1 else part.data
     return made

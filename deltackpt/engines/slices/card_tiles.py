@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +17,16 @@ from deltackpt.codecs.packed.encoding import PackedCodec
 from deltackpt.codecs.packed.grid import TileGrid
 from deltackpt.codecs.packed.list_index import ListIndex
 from deltackpt.engines.card_tasks import TaskPart, TensorTask
-from deltackpt.engines.slices.box_words import BoxWords, within, words_there
+from deltackpt.engines.slices.box_words import BoxWords, as_box, view_there, words_there
 from deltackpt.format.dtypes import storage_shape
 from deltackpt.gpu.decode import DecodeTask, takes
-from deltackpt.gpu.digest import out_of_box
 from deltackpt.shares import EntryShare
-from deltackpt.shares.bounds import Bounds, meet, of_run, offset_of, shape_of, size
+from deltackpt.shares.bounds import Bounds, of_run, offset_of, shape_of, size
 from deltackpt.shares.tensors import HeldTensor
-from deltackpt.torch_views.boxes import Box
 from deltackpt.torch_views.words import INTS
 
+MOST = 1 << 12  # tiles of a grid, up to which its blocks are kept
+KNOWN = 1 << 16  # blocks whose words are known
 Runs = tuple[tuple[int, int], ...]
 
 
@@ -58,16 +59,6 @@ class TileBlock:
             box = (*rows, (self.left, self.left + wide))
             yield slice(at, at := at + size(rows)), tuple((a + o, b + o) for (a, b), o in zip(box, offset, strict=True))
 
-    def positions(self, local: torch.Tensor) -> torch.Tensor:
-        """Flat positions in the block, [n] integers -> flat in the whole tensor, int64."""
-        entry, width, flat = self.entry, self.every.grid.width, local.to(torch.int64)
-        if self.shape[1] == width:
-            found = flat + self.top * width
-        else:
-            row = torch.div(flat, self.shape[1], rounding_mode="floor")
-            found = (row + self.top) * width + flat - row * self.shape[1] + self.left
-        return out_of_box(found, Box(entry.whole, entry.offset, entry.shape)) if entry.boxed else found
-
 
 def blocks(one: EntryShare) -> list[TileBlock]:
     """The tiles of a share of a `packed` entry, in as few blocks as their edges allow: one, mostly."""
@@ -78,19 +69,45 @@ def blocks(one: EntryShare) -> list[TileBlock]:
         wanted[subset.touched(entry, offset_of(box), shape_of(box))] = True
     wanted &= index.lengths == 0  # a tile without bytes is in no share, and fills up a block
     wanted[one.pieces] = True
+    found = []
+    for made in _cut(grid, wanted.tobytes()) if grid.tiles <= MOST else _cuts(grid, wanted):
+        mine = made.tiles
+        if len(mine) == grid.tiles:
+            some = index
+        else:
+            rows = index.counts[mine], index.lengths[mine], index.checksums[mine]
+            some = ListIndex(made.grid, index.scale, *rows)
+        if some.lengths.any():
+            found.append(TileBlock(entry, index, some, mine, made.top, made.left))
+    return found
+
+
+class _Cut(NamedTuple):
+    """A block of a grid, as `TileBlock` has it: a ``grid`` of its own."""
+
+    grid: TileGrid
+    tiles: Ints
+    top: int
+    left: int
+
+
+@lru_cache(maxsize=512)
+def _cut(grid: TileGrid, wanted: bytes) -> list[_Cut]:
+    """Layers are cut alike, and so is the next step's."""
+    return _cuts(grid, np.frombuffer(wanted, np.bool_))
+
+
+def _cuts(grid: TileGrid, wanted: npt.NDArray[np.bool_]) -> list[_Cut]:
+    """Wanted tiles, [tiles], in blocks."""
     numbers = np.arange(grid.tiles).reshape(grid.rows, grid.columns)
     top, left, high, wide = (a.reshape(numbers.shape) for a in grid.corners(numbers.ravel()))
     found = []
     for rows, columns in _rectangles(wanted.reshape(numbers.shape), high[:, 0], wide[0]):
-        mine = numbers[rows, columns].ravel()
-        if not (index.lengths[mine] > 0).any():
-            continue
         height, width = int(high[rows, 0].sum()), int(wide[0, columns].sum())
         made = TileGrid(height, width, rows.stop - rows.start, columns.stop - columns.start)
-        some = replace(
-            index, grid=made, counts=index.counts[mine], lengths=index.lengths[mine], checksums=index.checksums[mine]
-        )
-        found.append(TileBlock(entry, index, some, mine, int(top[rows.start, 0]), int(left[0, columns.start])))
+        mine = numbers[rows, columns].flatten()
+        mine.flags.writeable = False  # `_cut` keeps it
+        found.append(_Cut(made, mine, int(top[rows.start, 0]), int(left[0, columns.start])))
     return found
 
 
@@ -123,13 +140,41 @@ def _runs(wanted: npt.NDArray[np.bool_], wide: Ints) -> Runs:
 @dataclass(frozen=True)
 class BlockTask(TensorTask):
     """``block``: which tiles they are. ``direct``: the words are the engine's own, in the tensor's order, and in no
-    other place; else they are a copy."""
+    other place."""
 
     block: TileBlock
     direct: bool
 
 
-def block_tasks(one: EntryShare, tensor: HeldTensor, cells: int, part: TaskPart) -> list[BlockTask] | None:
+class BlockWords:
+    """The old words of blocks of tensors, on a card. Those that lie in the memory of the weights as the block has them
+    are looked for once: a step's blocks are those of the step before, and the weights stay where they are."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Any], tuple[torch.Tensor, int, bool]] = {}
+
+    def of(self, block: TileBlock, tensor: HeldTensor, alone: bool) -> tuple[torch.Tensor, int, bool]:
+        """-> the words, flat; where in the tensor they begin; and are they the engine's own, in the tensor's order, and
+        in no other place? Else they count from 0, and may be a copy. ``alone``: are there no others of the tensor?"""
+        entry = block.entry
+        key = entry.name, (block.top, block.left, block.shape, entry.offset, entry.shape)
+        if (known := self._known.get(key)) is not None:
+            return known
+        found = [box for _, box in block.boxes()]
+        view = view_there(tensor, found[0]) if len(found) == 1 else None
+        if view is None or not view.is_contiguous():
+            return _copied(block, tensor), 0, False
+        box = as_box(found[0], tensor.shape)
+        direct = alone and box.contiguous
+        if len(self._known) >= KNOWN:
+            self._known.clear()
+        made = self._known[key] = view.reshape(-1), box.start if direct else 0, direct
+        return made
+
+
+def block_tasks(
+    one: EntryShare, tensor: HeldTensor, cells: int, part: TaskPart, words: BlockWords
+) -> list[BlockTask] | None:
     """A share of an entry as tasks, whose bytes are not known yet; None if there are no kernels for it, or for the form
     of the rank's words. ``cells``: of the tensor, in the rank's proof.
     """
@@ -139,35 +184,22 @@ def block_tasks(one: EntryShare, tensor: HeldTensor, cells: int, part: TaskPart)
     if storage_shape(entry.dtype, entry.whole) != tensor.shape or not (entry.boxed or entry.storage == tensor.shape):
         return None
     places = tensor.places
-    if not all(isinstance(words, BoxWords) and words.near for _, words in places):
+    if not all(isinstance(there, BoxWords) and there.near for _, there in places):
         return None
     where, made = f"{part.where}, {entry.name!r}", list[BlockTask]()
     for block in blocks(one):
-        run = _own_words(block, tensor) if len(places) == cells == 1 else None
-        words, origin = run if run is not None else (_copied(block, tensor, places), 0)
-        size = int(block.index.lengths.sum())
-        task = DecodeTask(block.index, entry.dtype, words, 0, size, where, origin, block.tiles)
+        old, origin, direct = words.of(block, tensor, len(places) == cells == 1)
+        task = DecodeTask(block.index, entry.dtype, old, 0, block.index.size, where, origin, block.tiles)
         if not takes(task):
             return None
-        made.append(BlockTask(entry.name, part, task, block, run is not None))
+        made.append(BlockTask(entry.name, part, task, block, direct))
     return made
 
 
-def _own_words(block: TileBlock, tensor: HeldTensor) -> tuple[torch.Tensor, int] | None:
-    """The words of a block as the engine has them, flat, and where in the tensor they begin; None where they do not lie
-    side by side on both sides."""
-    ((mine, words),) = tensor.boxes.items()
-    found = [box for _, box in block.boxes()]
-    if len(found) != 1 or meet(mine, found[0]) != found[0]:
-        return None
-    box = Box(tensor.shape, offset_of(found[0]), shape_of(found[0]))
-    assert isinstance(words, BoxWords)
-    view = words.view[within(found[0], mine)]
-    return (view.reshape(-1), box.start) if box.contiguous and view.is_contiguous() else None
-
-
-def _copied(block: TileBlock, tensor: HeldTensor, places: Sequence[tuple[Bounds, Any]]) -> torch.Tensor:
-    device = places[0][1].view.device
+def _copied(block: TileBlock, tensor: HeldTensor) -> torch.Tensor:
+    place = tensor.places[0][1]
+    assert isinstance(place, BoxWords)
+    device = place.view.device
     found = torch.empty(block.shape, dtype=INTS[tensor.dtype.width], device=device)
     for rows, box in block.boxes():
         words = words_there(tensor, box, device)

@@ -56,12 +56,23 @@ class RankSlices:
 
     def differing(self, names: Iterable[str] | None = None) -> list[str]:
         """Of some tensors, or of all: those of which two places hold other words of one element."""
-        return [name for name in (self.tensors.tensors if names is None else names) if self._differs(name)]
+        every = [*(self.tensors.tensors if names is None else names)]
+        found, flags = set[str](), list[tuple[str, torch.Tensor]]()
+        for name in every:
+            differs = self._differs(name)
+            if isinstance(differs, list):
+                flags += [(name, flag) for flag in differs]
+            elif differs:
+                found.add(name)
+        if flags:  # the card is waited for once
+            told = torch.stack([flag for _, flag in flags]).tolist()
+            found |= {name for (name, _), flag in zip(flags, told, strict=True) if flag}
+        return [name for name in every if name in found]
 
     def said(self) -> Said:
         """All that the rank holds, as it is now."""
         with self.beside():
-            wrong = self.differing()
+            wrong = dict.fromkeys(self.differing())
             return Said(
                 self.decoder.sums(name for name in self.tensors.tensors if name not in wrong).cells, tuple(wrong)
             )
@@ -75,14 +86,17 @@ class RankSlices:
             if tensor.kept:
                 yield name, tensor, tensor.boxes[whole(tensor.shape)]
 
-    def _differs(self, name: str) -> bool:
+    def _differs(self, name: str) -> bool | list[torch.Tensor]:
+        """Or flags on the card, of which one says so."""
         tensor = self.tensors.tensors[name]
         if not tensor.kept and not tensor.copies:
             return False
         try:
-            return any(_other(a, b) for a, b in _pairs(tensor))
+            flags = [_other(a, b) for a, b in _pairs(tensor)]
         except ChainError:  # wider memory, with a word that is none of the tensor's
             return True
+        there = [flag for flag in flags if isinstance(flag, torch.Tensor)]
+        return there if not any(flag is True for flag in flags) else True
 
 
 Boxed = tuple[Bounds, Place]
@@ -99,15 +113,15 @@ def _pairs(tensor: HeldTensor) -> Iterator[tuple[Boxed, Boxed]]:
         yield from ((one, other) for one in own for other in tensor.copies if meet(one[0], other[0]) is not None)
 
 
-def _other(a: Boxed, b: Boxed) -> bool:
-    """Do two places hold other words of what both have?"""
+def _other(a: Boxed, b: Boxed) -> bool | torch.Tensor:
+    """Do two places hold other words of what both have? Of a card it is a flag there."""
     common = meet(a[0], b[0])
     if common is None:
         return False
     (mine, its) = (place for _, place in (a, b))
     at, there = within(common, a[0]), within(common, b[0])
     if isinstance(mine, BoxWords) and isinstance(its, BoxWords):
-        return not torch.equal(mine.view[at], its.view[there])
+        return (mine.view[at] != its.view[there]).any()
     return not np.array_equal(words_at(mine, at), words_at(its, there))
 
 

@@ -31,7 +31,7 @@ from deltackpt.patch.source import PartSource
 from deltackpt.patch.tensor import check_together
 from deltackpt.repository.chain import Hop, Plan
 from deltackpt.restore.patch_reader import check_origin
-from deltackpt.shares import HeldTensors, ShareProof, ShareReader, share_of
+from deltackpt.shares import EntryShare, HeldTensors, ShareProof, ShareReader, share_of
 from deltackpt.shares.bounds import Bounds, offset_of, size
 from deltackpt.shares.reader import incomplete
 from deltackpt.shares.tensors import HeldTensor, words_at
@@ -146,14 +146,14 @@ class _Moving:
     def changed(self, digests: tuple[Digests, Digests]) -> list[str]:
         """The tensors of ``names`` that the rank holds something of. Raises Fallback for one that cannot be written,
         ChainError ``tied-differs``."""
-        proof, (before, after) = self._proof, digests
+        proof, (before, after), changing = self._proof, digests, {*self.names}
         for name in self.names:
             if name not in proof.again and name in proof.unproven:
                 raise Fallback(f"{name}: {proof.unproven[name]}")
-            if name in proof.regions and not {name} <= before.keys() & after.keys():
+            if name in proof.regions and not (name in before and name in after):
                 raise Fallback(f"{name}: the step has no digest of it")
         for name, other in proof.ties.items():
-            if {name, other} & {*self.names} and after[name].sums != after[other].sums:
+            if (name in changing or other in changing) and after[name].sums != after[other].sums:
                 raise tie_differs(name, other)
         return [name for name in self.names if name in self._slices.tensors.tensors]
 
@@ -180,13 +180,15 @@ class _Moving:
 
     def _read_whole(self, before: ShareProof) -> ShareProof:
         """What the step has in place of the rank's words, of the tensors that were left out."""
-        held, proof = self._slices.tensors.tensors, before
+        held, cells = self._slices.tensors.tensors, dict(before.cells)
         for names in grouped(self._cut, lambda name: _whole_size(held[name]), GROUP):
             for name, data in self._steps.read(self._ends[1], names).items():
                 new = data.view(uint(held[name].dtype.width)).reshape(held[name].shape)
+                proof = ShareProof({name: cells[name]})  # of one: a proof of all is copied with each change
                 for cell in self._slices.decoder.cells[name]:
                     proof = self._replaced(name, cell, new[tuple(slice(*axis) for axis in cell)], proof)
-        return proof
+                cells |= proof.cells
+        return ShareProof(cells)
 
     def _replaced(self, name: str, cell: Bounds, new: Elements, before: ShareProof) -> ShareProof:
         tensors = self._slices.tensors
@@ -200,15 +202,18 @@ class _Moving:
 
     def _several(self, before: ShareProof) -> ShareProof:
         """Through one step after the other, on copies of the words in host memory: some tensors at a time."""
-        tensors, proof, decoder = self._slices.tensors, before, self._slices.decoder
-        changed = [name for name in self.names if name in tensors.tensors and name not in self._cut]
+        tensors, cells, decoder = self._slices.tensors, dict(before.cells), self._slices.decoder
+        cut = {*self._cut}
+        changed = [name for name in self.names if name in tensors.tensors and name not in cut]
         decoder.begin()
+        hops = [[(reader, _by_name(reader)) for _, reader in hop] for hop in self._hops]
         for names in grouped(changed, lambda name: _size(tensors.tensors[name]), GROUP):
             copy = HeldTensors({name: _copied(tensors.tensors[name]) for name in names})
-            for hop in self._hops:
+            proof = ShareProof({name: cells[name] for name in names})
+            for hop in hops:
                 made = SliceStep(copy, proof, full=False)
-                for _, reader in hop:
-                    entries = [one for one in reader.share.entries if one.entry.name in copy.tensors]
+                for reader, by_name in hop:
+                    entries = [one for name in names for one in by_name.get(name, ())]
                     decoder.decoded |= {"host": decoder.decoded["host"] + len(entries)} if decoder.decoded else {}
                     with _blamed(reader):
                         made.decode(reader, entries)
@@ -218,7 +223,8 @@ class _Moving:
                     tensors.check(write.name, write.new)
                     write.apply()
                     self.writes.append(replace(write, tensors=tensors))
-        return proof
+            cells |= proof.cells
+        return ShareProof(cells)
 
     def _check(self, hop: Hop, readers: Sequence[ShareReader]) -> None:
         """Parts of the hop, of the tensors that the rank holds."""
@@ -264,6 +270,14 @@ def _blamed(reader: ShareReader) -> Iterator[None]:
 
 def _names(index: PartIndex) -> Iterable[str]:
     return index.numbers if index.table is not None else (entry.name for entry in index.entries)
+
+
+def _by_name(reader: ShareReader) -> Mapping[str, Sequence[EntryShare]]:
+    """What the rank takes of a part, in its order, by tensor."""
+    found: dict[str, list[EntryShare]] = {}
+    for one in reader.share.entries:
+        found.setdefault(one.entry.name, []).append(one)
+    return found
 
 
 def _size(tensor: HeldTensor) -> int:
