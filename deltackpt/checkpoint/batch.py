@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from deltackpt import kernels
-from deltackpt.checkpoint.diff import Difference, State, StoredTensor, difference
+from deltackpt.checkpoint.diff import REBUILT, Difference, ReadsRebuilt, State, StoredTensor, difference
 from deltackpt.checkpoint.rows import TensorRows, reads_ranges
 from deltackpt.codecs import ManyChanges
 from deltackpt.codecs.bits import Ints
@@ -115,23 +115,30 @@ class ComparedBatch:
 
 
 def compare_batch(names: Sequence[str], old: State, new: State) -> ComparedBatch:
-    """Compare tensors of two states, bit by bit; those that have old elements of their shape in one call."""
+    """Compare tensors of two states, bit by bit; those that have old elements of their shape in one call, but for large
+    ones that are rebuilt while they are compared."""
+
+    def alone(name: str) -> Difference:
+        return difference(name, old, new, most=GATHERED)
+
     held: list[str] = []
     others: list[Difference] = []
     if isinstance(names, NameRange) and reads_ranges(old) and reads_ranges(new):
         columns = new.named.columns
         form, widths, sizes = (c[names.rows] for c in (columns.form, columns.widths, columns.sizes))
-        if kernels.LIB is not None and sizes.sum() <= BATCH:
+        large = sizes >= REBUILT if isinstance(old, ReadsRebuilt) else np.zeros(len(sizes), bool)
+        if kernels.LIB is not None and sizes.sum() <= BATCH and not large.any():
             before, after = old.read_range(names), new.read_range(names)
             return _compared(names, (columns.forms, form), (before, after), (widths, sizes), others)
-    if kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
-        return ComparedBatch(
-            [], NONE, NO_HASHES, NO_HASHES, [difference(name, old, new, most=GATHERED) for name in names]
-        )
+        others += [alone(names[i]) for i in np.flatnonzero(large).tolist()]
+        names = [names[i] for i in np.flatnonzero(~large).tolist()]
+    if not names or kernels.LIB is None or sum(_size(new.tensors.get(name)) for name in names) > BATCH:
+        others += map(alone, names)
+        return ComparedBatch([], NONE, NO_HASHES, NO_HASHES, others)
     for name in names:
         a, b = old.tensors.get(name), new.tensors.get(name)
         if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
-            others.append(difference(name, old, new, most=GATHERED))
+            others.append(alone(name))
         else:
             held.append(name)
     (old_data, old_at), (new_data, new_at) = _read(old, held), _read(new, held)

@@ -21,6 +21,8 @@ BEHIND = 16 << 20  # bytes after which the pages that were read are released
 GATHERED = 4 << 20  # changes of a tensor that are gathered before it is known whether it changed densely
 PIECE = 4 << 20  # bytes of one call: what differs in them has room in memory
 KEPT = 256 << 20  # bytes of a tensor up to which the old pages stay mapped for the encoder, which looks at them again
+REBUILT = 1 << 20  # bytes from which a tensor is rebuilt by itself
+OFTEN, AT_FIRST = 32, 1 << 19  # one element of so many is thought to change, so many at most: room for what is found
 CHUNK = 1 << 20  # bytes: both sides of a chunk stay in the cache while they are compared and hashed
 
 
@@ -58,6 +60,39 @@ class ReadsPieces(Protocol):
         """`State.bytes_of` from first to last, piece by piece, of whole words: uint8 [n], each valid until the next is
         asked for. None where that is not possible. Where they end early something is wrong, and `bytes_of` says
         what."""
+
+
+class Rebuilding(Protocol):
+    """A tensor that is rebuilt and compared; see `deltackpt.codecs.packed.native_rebuild.RebuiltPass`."""
+
+    defect: bool
+
+    @property
+    def at(self) -> int:
+        """Bytes that are done."""
+
+    @property
+    def words(self) -> int:
+        """For so many there has to be room for the next call to go on."""
+
+    def advance(self, into: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]], first: int = 0) -> int:
+        """Go on, as far as there is room. What differs is put ``into`` int64 positions, old and new words, [n] each,
+        from their element ``first`` on. -> how many."""
+
+    def xxh3(self) -> tuple[bytes, bytes]:
+        """Of both states, 16 bytes each."""
+
+
+@runtime_checkable
+class ReadsRebuilt(Protocol):
+    """A `State` whose tensors can be made anew while they are compared, and need be nowhere at all."""
+
+    def rebuilding(self, name: str, new: npt.NDArray[Any], most: int) -> Rebuilding | None:
+        """The pass that compares a tensor with ``new``, unsigned words [n], by at most ``most`` bytes a call.
+
+        None where that is not possible, or where much of the tensor has changed before. Where it has a defect something
+        is wrong, and `bytes_of` says what.
+        """
 
 
 @dataclass(frozen=True)
@@ -147,9 +182,11 @@ def difference(name: str, old: State, new: State, *, most: int | None = None) ->
         old_xxh3 = xxh3(old.bytes_of(name)) if a else None
         change = Change(dtype, shape, *_nothing(width), None, target.view(width))
         return Difference(name, change, old_xxh3, xxh3(target))
-    if most is not None and len(target) > spill.spill_above() and kernels.LIB is not None:
+    if most is not None and len(target) >= REBUILT and kernels.LIB is not None:
         change = Change(dtype, shape, *_nothing(width), target.view(width), target.view(width), spill.room, after=True)
-        if (made := _by_pieces(name, old, new, change)) is not None:
+        if (made := _rebuilt(name, old, new, change)) is not None:
+            return made
+        if len(target) > spill.spill_above() and (made := _by_pieces(name, old, new, change)) is not None:
             return made
     base = old.bytes_of(name)
 
@@ -189,17 +226,19 @@ def _one_pass(old: npt.NDArray[Any], new: npt.NDArray[Any], most: int | None, re
 
 
 class _ChangesSoFar:
-    """What was found of ``words`` words, each of dtype ``width``: arrays as long as it will be, if it goes on so."""
+    """What was found of ``words`` words, each of dtype ``width``: arrays as long as it will be, if it goes on so.
+    ``likely``: how many there may be, before anything is known.
+    """
 
-    def __init__(self, words: int, width: np.dtype[Any]) -> None:
+    def __init__(self, words: int, width: np.dtype[Any], likely: int = 0) -> None:
         self._words, self._width, self._count = words, width, 0
-        self._arrays = self._room(0)
+        self._arrays = self._room(likely)
 
     def _room(self, size: int) -> ChangedElements:
         width = self._width
         return ChangedElements(reuse.empty(size, np.int64), reuse.empty(size, width), reuse.empty(size, width))
 
-    def go_on(self, compared: kernels.ComparedPass) -> int:
+    def go_on(self, compared: kernels.ComparedPass | Rebuilding) -> int:
         """What comes next. -> how many were found so far."""
         count, most = self._count, self._count + compared.words
         if most > len(self._arrays.positions):
@@ -219,6 +258,25 @@ class _ChangesSoFar:
 
 def _nothing(width: np.dtype[Any]) -> ChangedElements:
     return ChangedElements(np.zeros(0, np.int64), np.zeros(0, width), np.zeros(0, width))
+
+
+def _rebuilt(name: str, old: State, new: State, change: Change) -> Difference | None:
+    """`difference` of a tensor whose old elements are nowhere; ``change`` and None as of `_by_pieces`."""
+    target = change.target
+    if not isinstance(old, ReadsRebuilt) or (compared := old.rebuilding(name, target, BEHIND)) is None:
+        return None
+    likely = compared.words + min(len(target) // OFTEN, AT_FIRST)
+    found, done = _ChangesSoFar(len(target), target.dtype, likely), 0
+    while compared.at < target.nbytes:
+        count = found.go_on(compared)
+        if compared.defect or count > min(len(target) // (2 * DENSE), GATHERED):
+            return None
+        if compared.at - done >= BEHIND:
+            old.release(name, done, compared.at)
+            if target.nbytes > KEPT:
+                new.release(name, done, compared.at)
+            done = compared.at
+    return Difference(name, replace(change, **found.all()._asdict()), *compared.xxh3())
 
 
 def _by_pieces(name: str, old: State, new: State, change: Change) -> Difference | None:

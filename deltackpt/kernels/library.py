@@ -34,6 +34,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # of every exported function: 
     "dk_lists_read": (_I, [_P, _N, _I, _P]),
     "dk_lists_chain": (_I, [_P, _N, _N, _N, _N, _I]),
     "dk_move": (_I, [_P, _P]),
+    "dk_rebuild": (_I, [_P, _N]),
     "dk_lists_measure": (_I, [_P, _N, _I]),
     "dk_lists_write": (_I, [_P, _N, _I]),
     "dk_table_names": (_N, [_P, _P, _N, _P, _P]),

@@ -46,7 +46,8 @@ static int count_classes(tile_t *t) {
     const int64_t chunks = chunks_of(t->at.elements);
     t->kept = chunks <= KEPT_CHUNKS;
     const int64_t room = t->kept ? chunks : BLOCK_CHUNKS;
-    t->class = scratch_room(t->scratch, SCANNED, (size_t)(room * (CHUNK + ROW)));
+    t->class = t->seen && t->seen->room && t->kept ? t->seen->room
+                                                    : scratch_room(t->scratch, SCANNED, (size_t)(room * (CHUNK + ROW)));
     t->room = scratch_room(t->scratch, COPIED, BLOCK_ELEMENTS * 4);
     if (!t->class || !t->room) return NO_MEMORY;
     t->rows = t->class + room * CHUNK;
@@ -179,6 +180,8 @@ static void find_places(tile_t *t) {
         const int64_t n = least(BLOCK_ELEMENTS, t->at.elements - at), chunk = t->kept ? at / CHUNK : 0;
         uint32_t counts[ROW] = {0};
         if (!t->kept) look(t, at, n, t->class, t->rows, counts);
+        for (int64_t i = 0; t->kept && i < BLOCK_ELEMENTS; i += 64) /* of the next block: in no order that can be guessed */
+            __builtin_prefetch(t->class + chunk * CHUNK + BLOCK_ELEMENTS + i);
         t->scan->select(t->class + chunk * CHUNK, t->rows + chunk * ROW, chunks_of(n), (uint32_t)at, &s);
     }
 }
@@ -271,6 +274,7 @@ INLINE int advance(const tile_t *t, int64_t bit, int64_t *end, const int word) {
     int64_t i = 0, widest = 0;
     uint8_t raw[EXPONENTS];
     for (; i < sized; i++, bit++) {
+        if (i + AHEAD < changes) __builtin_prefetch(elements + flat(&t->at, ranks[i + AHEAD]) * word, 1);
         const int64_t at = flat(&t->at, ranks[i]);
         const uint32_t before = (uint32_t)load(elements, at, word), down = t->bytes[bit >> 3] >> (bit & 7) & 1;
         const uint32_t new = in_order((in_order(before, word, sign_magnitude) + 1 - 2 * down) & mask, word, sign_magnitude);
@@ -280,6 +284,7 @@ INLINE int advance(const tile_t *t, int64_t bit, int64_t *end, const int word) {
     if (i < changes)
         for (int e = 0; e < EXPONENTS; e++) raw[e] = (uint8_t)(class_of(e, f) >= first ? raw_bits(e, f) : 0);
     for (; i < changes; i++) {
+        if (i + AHEAD < changes) __builtin_prefetch(elements + flat(&t->at, ranks[i + AHEAD]) * word, 1);
         const int64_t at = flat(&t->at, ranks[i]);
         const uint32_t before = (uint32_t)load(elements, at, word), is_long = t->is_long[i];
         const int64_t stated = raw[exponent_of(before, type)] + (int64_t)(*excess & -is_long);
@@ -355,6 +360,34 @@ static int read_tile(tile_t *t, int64_t to) {
     if (word == 2) write_values_2(t, end, to);
     if (word == 4) write_values_4(t, end, to);
     return OK;
+}
+
+int64_t lists_seen_bytes(int64_t elements) { return chunks_of(elements) * (CHUNK + ROW); }
+
+void lists_copy_block(const read_job_t *job, const scan_t *scan, int64_t number, const uint8_t *from, int64_t first,
+                      int64_t ahead, seen_t *seen) {
+    const form_t *f = &job->form;
+    const tile_at_t at = tile_at(f, number);
+    const int64_t word = f->word, n = least(BLOCK_ELEMENTS, at.elements - first), chunks = chunks_of(at.elements);
+    const int64_t wide = at.contiguous ? at.elements : at.wide;
+    uint8_t *to = seen->tile + first * word;
+    int64_t column = first % wide;
+    from += (at.origin + first / wide * (wide + at.skip)) * word;
+    for (int64_t left = n; left; from += (wide + at.skip) * word, column = 0) {
+        const int64_t here = least(left, wide - column);
+        const uint8_t *x = from + column * word;
+        for (int64_t i = 0; ahead && i < here * word; i += 64) __builtin_prefetch(x + ahead + i, 0, 2);
+        memcpy(to, x, (size_t)(here * word));
+        to += here * word;
+        left -= here;
+    }
+    if (f->classes == 1 || chunks > KEPT_CHUNKS) return;
+    const int64_t chunk = first / CHUNK;
+    const block_t block = {seen->tile + first * word, n, INT64_MAX, 0, 0, 0};
+    scan->classify(block, f, seen->room + chunk * CHUNK, seen->room + chunks * CHUNK + chunk * ROW, seen->counts);
+    seen->chunks = chunks;
+    seen->classes = f->classes;
+    seen->top = f->top;
 }
 
 int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t p, scratch_t *scratch, seen_t *seen) {

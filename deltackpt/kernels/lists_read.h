@@ -29,6 +29,7 @@ typedef struct {
  * classes of its elements, and how many of each its chunks have, are in the scratch; changes are kept up with. */
 typedef struct {
     uint8_t *tile; /* the tile's elements by themselves; NULL: they are among the job's */
+    uint8_t *room; /* of lists_seen_bytes, for what is in the scratch otherwise; NULL: it is there */
     int64_t chunks;
     int32_t classes, top; /* of the form that they are by */
     uint32_t counts[ROW];
@@ -40,5 +41,14 @@ int lists_check(const read_job_t *job);
 /* One tile, whose place the caller knows from tables that are right. ``seen`` may be NULL; else new elements go to where
  * the old ones are, and nothing but this has used the scratch since. -> a code */
 int lists_read_tile(const read_job_t *job, const scan_t *scan, place_t place, scratch_t *scratch, seen_t *seen);
+
+/* Bytes of what is seen of a tile. */
+int64_t lists_seen_bytes(int64_t elements);
+
+/* A block of tile ``number``, from element ``first`` of it on, from among the elements of the tensor at ``from`` to
+ * ``seen->tile``, and looked at on the way by the job's form into ``seen->room``: after all of its blocks the first patch
+ * of the tile need not look. What lies ``ahead`` bytes is wanted next; 0: nothing. */
+void lists_copy_block(const read_job_t *job, const scan_t *scan, int64_t number, const uint8_t *from, int64_t first,
+                      int64_t ahead, seen_t *seen);
 
 #endif

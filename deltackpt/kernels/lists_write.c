@@ -101,23 +101,22 @@ static int64_t change_at(const write_job_t *job, int64_t position) {
     return low;
 }
 
-/* The ``n`` old elements of a tile from ``first`` on, of which new ones are at hand: a copy with what changed put back.
- * ``id`` and ``begin`` as place_tile has them. */
-static block_t old_block(const write_job_t *job, const tile_at_t *at, int64_t first, int64_t n, const rank_t *r,
-                         const int64_t *id, int64_t begin, uint8_t *room) {
-    const int word = job->form.word;
-    int64_t row = first / at->wide, column = first % at->wide;
-    uint8_t *to = room;
-    for (int64_t left = n; left; row++, column = 0) {
-        const int64_t here = least(left, at->contiguous ? left : at->wide - column);
-        const int64_t from = at->contiguous ? first : row * job->form.width + column;
-        memcpy(to, job->base + (at->origin + from) * word, (size_t)(here * word));
-        to += here * word;
-        left -= here;
+/* New elements of a block, from ``first`` on, were looked at: what changed gets the class of its old element. ``id`` and
+ * ``begin`` as place_tile has them. */
+static void class_old(const write_job_t *job, int64_t first, int64_t n, const rank_t *r, const int64_t *id, int64_t begin,
+                      uint8_t *class, uint8_t *rows, uint32_t *counts) {
+    const form_t *f = &job->form;
+    const type_t type = type_of(f);
+    for (int64_t i = r->next; i < r->changes && r->local[i] < first + n; i++) {
+        const int64_t at = r->local[i] - first;
+        const int old = class_of(exponent_of(load(job->old, id ? id[i] : begin + i, f->word), type), f), new = class[at];
+        if (old == new) continue;
+        class[at] = (uint8_t)old;
+        rows[at / CHUNK * ROW + new]--;
+        rows[at / CHUNK * ROW + old]++;
+        counts[new]--;
+        counts[old]++;
     }
-    for (int64_t i = r->next; i < r->changes && r->local[i] < first + n; i++)
-        store(room, (int64_t)r->local[i] - first, load(job->old, id ? id[i] : begin + i, word), word);
-    return (block_t){room, n, INT64_MAX, 0, 0, 0};
 }
 
 /* Ranks and classes of the changes of one tile, and its candidates. ``id`` and ``begin`` as place_tile has them. */
@@ -138,9 +137,8 @@ static int rank_tile(const write_job_t *job, const scan_t *scan, int64_t number,
     for (int64_t first = 0; first < at.elements; first += BLOCK_ELEMENTS) {
         const int64_t n = least(BLOCK_ELEMENTS, at.elements - first);
         uint32_t counts[ROW] = {0};
-        const block_t block = job->after ? old_block(job, &at, first, n, r, id, begin, room)
-                                         : block_of(f, &at, job->base, first, n, room);
-        scan->classify(block, f, class, rows, counts);
+        scan->classify(block_of(f, &at, job->base, first, n, room), f, class, rows, counts);
+        if (job->after) class_old(job, first, n, r, id, begin, class, rows, counts);
         scan->rank(class, rows, (n + CHUNK - 1) / CHUNK, (uint32_t)first, r);
         for (int c = 0; c < f->classes; c++) r->seen[c] += counts[c];
     }

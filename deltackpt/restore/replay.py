@@ -12,7 +12,10 @@ from deltackpt import kernels
 from deltackpt.checkpoint import Checkpoint
 from deltackpt.checkpoint.diff import State
 from deltackpt.checkpoint.rows import TensorRows
+from deltackpt.codecs import DENSE
 from deltackpt.codecs.base import Effect
+from deltackpt.codecs.packed.native_rebuild import RebuiltPass
+from deltackpt.codecs.types import Elements
 from deltackpt.errors import ChainError, FormatError
 from deltackpt.format.layout import Layout, TensorsByName
 from deltackpt.format.safetensors_header import Tensor
@@ -21,7 +24,7 @@ from deltackpt.kernels import address, addresses
 from deltackpt.patch.apply import changes_elements, decode_step, replace_whole, write_step
 from deltackpt.patch.bands import Bands, bands_of
 from deltackpt.patch.base import Bytes, Known, Patch, TensorPatch, describe
-from deltackpt.patch.many import TensorRun, advance_through, decode_run, found_in_all
+from deltackpt.patch.many import TensorRun, advance_through, chain_of, changes_of, decode_run, found_in_all
 from deltackpt.patch.tensor import names_outside
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Plan
@@ -151,6 +154,19 @@ class Replay:
             self._journal.append_run(run.numbers, k, changes)
             changes.write_to(run)
         return True
+
+    def rebuilding(self, name: str, new: Elements, most: int) -> RebuiltPass | None:
+        """See `deltackpt.checkpoint.diff.ReadsRebuilt`: uint words [n]."""
+        base = self._base.files if isinstance(self._base, Anchor) else None
+        if self._journal is not None or base is None or base.named is not self.named or kernels.LIB is None:
+            return None
+        run = TensorRun([self.tensors[name]], np.empty(0, np.uint8), self.named)
+        if any(changes_of(patch, run.tensors, self.named, run.numbers) * DENSE > len(new) for patch in self._patches):
+            return None
+        found = found_in_all(self._patches, run)
+        if not found or any(one.others for one in found):
+            return None
+        return RebuiltPass.of(chain_of(found, run), int(base.read(run.numbers).addresses[0]), new, most)
 
     def bands(self, tensor: Tensor) -> Bands | None:
         """How `write_band` writes a tensor, with bytes; None where it cannot, or where anything is wrong."""

@@ -5,7 +5,7 @@ for any of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,16 @@ class PackedRows:
         return given
 
 
+class TilesCut(NamedTuple):
+    """A tensor of ``height`` lines of ``width`` elements, of ``word`` bytes each, in rows and columns of tiles."""
+
+    height: int
+    width: int
+    rows: int
+    columns: int
+    word: int
+
+
 @dataclass(frozen=True)
 class ChainJobs:
     """Tensors through several patches: ``jobs``, shape [tensors, patches] and dtype `READ`, are `PackedRows.jobs` of
@@ -127,16 +137,24 @@ class ChainJobs:
         jobs = np.ascontiguousarray(self.jobs)
         return not self.jobs.size or not kernels.LIB.dk_lists_chain(address(jobs), *jobs.shape, *rows, threads)
 
+    def cut(self) -> TilesCut | None:
+        """Of one tensor: how it is cut; None unless all patches that have any of it cut it alike, and one has."""
+        held = self.jobs[0][self.jobs[0]["tiles"] > 0]
+        if len(held) == 0 or any((held[name] != held[name][0]).any() for name in _CUT):
+            return None
+        found = TilesCut(*(int(held[name][0]) for name in _CUT[:5]))
+        if (held["numbers"] != 0).any() or (held["tiles"] != found.rows * found.columns).any():
+            return None
+        return found
+
     def bands(self) -> Ints | None:
         """Of one tensor: where the rows of its tiles begin, in bytes, and the last one ends, int64 [rows + 1]; None
         unless all patches that have any cut it alike, and there are several."""
-        held = self.jobs[0][self.jobs[0]["tiles"] > 0]
-        if len(held) == 0 or any(len(np.unique(held[name])) > 1 for name in _CUT):
+        cut = self.cut()
+        if cut is None or cut.rows < 2:
             return None
-        height, width, rows, columns, word = (int(held[name][0]) for name in _CUT[:5])
-        if rows < 2 or (held["numbers"] != 0).any() or (held["tiles"] != rows * columns).any():
-            return None
-        return np.minimum(np.arange(rows + 1) * -(-height // rows), height) * (width * word)
+        starts: Ints = np.minimum(np.arange(cut.rows + 1) * -(-cut.height // cut.rows), cut.height)
+        return starts * (cut.width * cut.word)
 
     def at(self, elements: int) -> ChainJobs:
         """The same of one tensor, at another address."""
