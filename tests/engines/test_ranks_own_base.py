@@ -314,3 +314,31 @@ def test_weights_that_share_elements_are_compared_with_each_other(made, monkeypa
     assert {r.mode for r in one.update()} == {"reload"}
     assert one.holds(2)
     assert torch.equal(one.models[1].down_all, one.run.states[2]["down"])
+
+
+@pytest.mark.parametrize("how", ["another storage", "another parameter"])
+def test_weights_that_moved_are_mapped_again(made, how):
+    """What is written to memory that the engine has left would be proven there, and change no answer."""
+    one = made(large=False)
+    one.step()
+    one.update()
+    model = one.models[1]
+    if how == "another storage":
+        model.down.data = model.down.data.clone()
+    else:
+        model.down = torch.nn.Parameter(model.down.data.clone(), requires_grad=False)
+    one.update("undo")
+    assert [r.wedged for r in one.update("report")] == [False, True]  # there is no slot to go back to, and it says so
+    assert {r.mode for r in one.update()} == {"reload"}
+    assert one.holds(1)
+    one.confirm()
+    one.step()
+    assert ways(one.update()) == {("scatter", "shares")}
+    assert one.holds(2)
+    model.tall.data = model.tall.data.clone()
+    one.confirm()
+    one.step()
+    reports = one.update()
+    assert {r.mode for r in reports} == {"reload"}
+    assert "other memory" in reports[0].reason
+    assert one.holds(3)
