@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,12 @@ class Proof:
     def share(self, table: Mapping[str, Tensor], less: int = 0) -> str:
         """How much of a step can be held against the engine's memory, but for some tensors of it."""
         return f"{len(self.regions) + len(self.again) - less} of {len(table)} tensors"
+
+
+def left_behind(proof: Proof, model: torch.nn.Module) -> bool:
+    """Does the map lead to a storage that no parameter or buffer of the engine lies in any more?"""
+    used = {region.memory for regions in proof.regions.values() for region in regions}
+    return not used <= {t.untyped_storage().data_ptr() for t in chain(model.parameters(), model.buffers())}
 
 
 def prove(

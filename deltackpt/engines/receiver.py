@@ -25,7 +25,7 @@ from deltackpt.engines.methods import HasMethods, traced
 from deltackpt.engines.one_folder import one_folder
 from deltackpt.engines.own_steps import OwnSteps
 from deltackpt.engines.patch_source import PatchSource
-from deltackpt.engines.proof import Proof, prove
+from deltackpt.engines.proof import Proof, left_behind, prove
 from deltackpt.engines.rollback import Undo, backup, roll_back
 from deltackpt.engines.scatter import Scatter
 from deltackpt.engines.slices.claim import Said, judged
@@ -227,6 +227,12 @@ class Receiver:
         seen: list[int] = []
         raise_on_all(self.engine, attempt(lambda: seen.append(self.engine.absences())))
         self._absences = seen[0]
+        if self.proof is not None and left_behind(self.proof, self.engine.model):
+            # What is mapped is nobody's any more: a step written there would be proven, and change nothing.
+            self.memory, self.proof, self._slices = memories(self.engine.model), None, None
+            self.why = "the engine's weights lie in other memory than when they were mapped"
+            if self._undoable is not None:
+                self._undoable = self._undoable[0], None
 
     def _target(self, want: Update) -> Link:
         """The same step on every rank."""

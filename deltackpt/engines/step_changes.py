@@ -52,7 +52,11 @@ class StepChanges:
     def begin(self) -> StepChanges:
         """Begin to hash what is hashed late, before the block; `join` ends that too where there is none."""
         if self._late is not None:
-            self._late.begin(file for hop in self._plan.patches for file in hop.files)
+            try:
+                self._late.begin(file for hop in self._plan.patches for file in hop.files)
+            except BaseException:
+                self.join()
+                raise
         return self
 
     def __enter__(self) -> StepChanges:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from deltackpt.errors import DeltackptError
 from deltackpt.format.manifest import File
@@ -15,7 +16,7 @@ from deltackpt.patch.part import ReadInto
 from deltackpt.repository import Repository
 from deltackpt.repository.objects import object_differs
 from deltackpt.restore.source import SMALL, RepositorySource
-from deltackpt.store.held_file import HeldFile
+from deltackpt.store.held_file import HeldFile, open_object
 from deltackpt.util.guard import map_guarded
 from deltackpt.util.mapped_file import FileMapping
 
@@ -23,7 +24,15 @@ HASHERS = 8  # parts that are hashed at a time
 AHEAD = 16  # and that are opened before they are asked for
 IN_MEMORY = 256 << 20  # bytes of parts that are read into memory, if there is some for them
 
-Room = Callable[[int], Bytes]  # memory for so many bytes, uint8 [n], contiguous
+# Memory for so many bytes, uint8 [n], contiguous. Raises MemoryError, RuntimeError where there is none.
+Room = Callable[[int], Bytes]
+
+
+class _Opened(NamedTuple):
+    """A part that is being hashed: what gives its bytes, once they are there, and what waits for its sha256."""
+
+    there: Callable[[], memoryview]
+    hashed: Future[None]
 
 
 class LateSource(RepositorySource):
@@ -38,9 +47,8 @@ class LateSource(RepositorySource):
         self._room, self._left = room, IN_MEMORY
         self._files: dict[File, HeldFile] = {}
         self._in_memory = set[File]()
-        self._begun: dict[File, Callable[[], memoryview]] = {}
-        self._asked: list[File] = []
-        self._hashing: dict[File, Future[None]] = {}
+        self._begun: dict[File, _Opened] = {}
+        self._asked: list[Future[None]] = []  # of every view that was given, also where one part is asked for twice
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, files: Iterable[File]) -> None:
@@ -49,11 +57,10 @@ class LateSource(RepositorySource):
         This thread opens them: those that hash hold the interpreter's lock for as little as can be.
         """
         for file in islice(files, AHEAD):
-            if self._local(file) is None:
-                continue
             try:
-                self._begun[file] = self._open(file)
-            except DeltackptError:
+                if self._local(file) is not None and file not in self._begun:
+                    self._begun[file] = self._open(file)
+            except (DeltackptError, OSError):
                 return
 
     @property
@@ -66,42 +73,51 @@ class LateSource(RepositorySource):
         `RepositorySource.part` hashes, ``object-short``, StoreError."""
         if self._local(file) is None:
             return super().part(file)
-        self._asked.append(file)
-        return (self._begun.pop(file, None) or self._open(file))()
+        opened = self._begun.pop(file, None) or self._open(file)
+        self._asked.append(opened.hashed)
+        return opened.there()
 
     def _local(self, file: File) -> Path | None:
         """Where a part is that is hashed beside its use."""
         store = self._repo.store
         return store.local_path(file.name) if store.capabilities.local and file.size > SMALL else None
 
-    def _open(self, file: File) -> Callable[[], memoryview]:
-        """Begin to hash a part. -> what gives its bytes, once they are there."""
+    def _open(self, file: File) -> _Opened:
+        """Begin to hash a part."""
         store, local = self._repo.store, self._local(file)
         assert local is not None
-        store.stat(file.name)  # an object, not a link or a pipe in its place
-        with local.open("rb") as found:
+        where = f"{store.url}/{file.name}"
+        with open_object(local, where) as found:
             size = found.seek(0, 2)
             if size != file.size:
-                raise object_differs(f"{store.url}/{file.name}", size, file)
-            held = HeldFile(found.fileno(), f"{store.url}/{file.name}")
-            inside = self._room is not None and size <= self._left
-            mapping = None if inside else map_guarded(found.fileno(), size, Path(local))[0]
+                raise object_differs(where, size, file)
+            held, into = HeldFile(found.fileno(), where), self._memory(size)
+            mapping = map_guarded(found.fileno(), size, Path(local))[0] if into is None else None
         self._pool = self._pool or ThreadPoolExecutor(HASHERS, "deltackpt-hash")
         if mapping is not None:
             self._files[file] = held
-            self._hashing[file] = self._pool.submit(self._check, mapping, file)
-            return lambda: mapping.view
-        assert self._room is not None
-        into, read = self._room(size), Future[None]()
-        self._left -= size
+            return _Opened(lambda: mapping.view, self._pool.submit(self._check, mapping, file))
+        assert into is not None
         self._in_memory.add(file)
-        self._hashing[file] = self._pool.submit(self._read, held, into, read, file)
+        read = Future[None]()
 
         def there() -> memoryview:
             read.result()
             return memoryview(into)  # type: ignore[arg-type]
 
-        return there
+        return _Opened(there, self._pool.submit(self._read, held, into, read, file))
+
+    def _memory(self, size: int) -> Bytes | None:
+        """Some of ``room``, as long as there is some."""
+        if self._room is None or size > self._left:
+            return None
+        try:
+            into = self._room(size)
+        except (MemoryError, RuntimeError):  # as where no more can be pinned: this part and all others are mapped
+            self._room = None
+            return None
+        self._left -= size
+        return into
 
     def reads(self, file: File) -> ReadInto | None:
         """Of a part that is a large file of this machine, and mapped: from the file."""
@@ -132,13 +148,11 @@ class LateSource(RepositorySource):
 
     def join(self) -> None:
         """Wait until all parts were hashed. Raises FormatError ``object-hash`` for the first that was asked for and has
-        other bytes."""
+        other bytes; so does every call after it."""
         self._begun.clear()
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
-        asked, self._asked = self._asked, []
-        hashing, self._hashing = self._hashing, {}
-        for file in asked:
-            if file in hashing:
-                hashing[file].result()
+        for hashed in self._asked:
+            hashed.result()
+        self._asked = []

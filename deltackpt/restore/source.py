@@ -21,6 +21,7 @@ from deltackpt.patch.source import PartSource, StepRecord, StepSource, to_host
 from deltackpt.repository import Repository
 from deltackpt.repository.chain import Hop
 from deltackpt.repository.objects import object_differs
+from deltackpt.store.held_file import open_object
 from deltackpt.util.disk import ensure_space, space_errors
 from deltackpt.util.guard import map_guarded
 from deltackpt.util.parallel import ordered_map, threads_or_default
@@ -77,8 +78,7 @@ class RepositorySource:
             if local is None:
                 spool = stack.enter_context(self._downloaded(file))
             else:
-                store.stat(file.name)  # an object, not a link or a pipe in its place
-                spool = stack.enter_context(local.open("rb"))
+                spool = stack.enter_context(open_object(local, f"{store.url}/{file.name}"))
             size = spool.seek(0, 2)
             if size > SMALL:
                 view = map_guarded(spool.fileno(), size, local or Path(file.name))[0].view

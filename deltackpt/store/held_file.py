@@ -8,12 +8,39 @@ signal.
 from __future__ import annotations
 
 import os
+import stat
 import weakref
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from deltackpt.store import base, dirfd
+
+
+def open_object(path: Path, where: str) -> BinaryIO:
+    """A regular file of a local store, opened to be read: whatever has come to its place since it was looked at, a link
+    is not followed, and a pipe not waited for. ``where`` is it in errors.
+
+    Raises NotFoundError ``object-missing``, StoreError.
+    """
+    try:
+        fd = os.open(path, dirfd.READ)
+    except (FileNotFoundError, NotADirectoryError):
+        raise base.missing(where) from None
+    except OSError as error:
+        raise dirfd.translated(error, where) from error
+    try:
+        info = os.fstat(fd)
+        if stat.S_ISDIR(info.st_mode):
+            raise base.missing(where)
+        if not stat.S_ISREG(info.st_mode):  # [S-STORE-4]
+            raise dirfd.not_a_file(where, info)
+        return os.fdopen(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 class HeldFile:

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support import rank_engine  # noqa: E402
 from support.rank_engine import Ranks, next_state  # noqa: E402
 
 from deltackpt.engines import one_folder  # noqa: E402
@@ -278,3 +279,66 @@ def test_a_tile_of_which_other_ranks_hold_elements(made, monkeypatch):
     assert ways(reports) == {("reload", "reload")}
     assert "tiles of which other ranks hold elements" in reports[0].reason
     assert one.holds(4)
+
+
+class SliceAndAll(rank_engine.RankModel):
+    """Columns of a tensor as one weight, and all of it as another."""
+
+    def __init__(self, rank, ranks, large=True):
+        super().__init__(rank, ranks, large)
+        self.register_buffer("down_all", torch.zeros((12, 32), dtype=torch.bfloat16))
+
+    def load_weights(self, weights):
+        for name, weight in weights:
+            super().load_weights([(name, weight)])
+            if name == "down":
+                self.down_all.copy_(weight)
+
+
+@pytest.mark.parametrize("weight", ["down", "down_all"])
+@pytest.mark.parametrize("small", [0, 1 << 20])
+def test_weights_that_share_elements_are_compared_with_each_other(made, monkeypatch, weight, small):
+    """Sums are those of one of them: a word that another program wrote to the other would stay."""
+    monkeypatch.setattr(rank_engine, "RankModel", SliceAndAll)
+    monkeypatch.setattr(mapped, "SMALL", small)
+    one = made(large=False)
+    one.step()
+    assert ways(one.update()) == {("scatter", "shares")}
+    assert one.holds(1)
+    one.confirm()
+    getattr(one.models[1], weight).data.view(torch.int16)[0, 0] ^= 1
+    with pytest.raises(DeltackptError) as caught:
+        one.update("check")
+    assert (caught.value.code, caught.value.where) == ("engine-wedged", "down")
+    one.step()
+    assert {r.mode for r in one.update()} == {"reload"}
+    assert one.holds(2)
+    assert torch.equal(one.models[1].down_all, one.run.states[2]["down"])
+
+
+@pytest.mark.parametrize("how", ["another storage", "another parameter"])
+def test_weights_that_moved_are_mapped_again(made, how):
+    """What is written to memory that the engine has left would be proven there, and change no answer."""
+    one = made(large=False)
+    one.step()
+    one.update()
+    model = one.models[1]
+    if how == "another storage":
+        model.down.data = model.down.data.clone()
+    else:
+        model.down = torch.nn.Parameter(model.down.data.clone(), requires_grad=False)
+    one.update("undo")
+    assert [r.wedged for r in one.update("report")] == [False, True]  # there is no slot to go back to, and it says so
+    assert {r.mode for r in one.update()} == {"reload"}
+    assert one.holds(1)
+    one.confirm()
+    one.step()
+    assert ways(one.update()) == {("scatter", "shares")}
+    assert one.holds(2)
+    model.tall.data = model.tall.data.clone()
+    one.confirm()
+    one.step()
+    reports = one.update()
+    assert {r.mode for r in reports} == {"reload"}
+    assert "other memory" in reports[0].reason
+    assert one.holds(3)

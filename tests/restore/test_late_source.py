@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ from support.chains import World
 
 from deltackpt import kernels
 from deltackpt.engines.step_changes import StepChanges
-from deltackpt.errors import FormatError, StoreError
+from deltackpt.errors import DeltackptError, FormatError, NotFoundError, StoreError
 from deltackpt.restore import late_source
+from deltackpt.restore.late_source import LateSource
 from deltackpt.restore.source import RepositorySource
 from deltackpt.store.held_file import HeldFile
 
@@ -154,3 +156,94 @@ def test_what_cannot_be_opened_ahead_is_raised_when_it_is_asked_for(plan):
     with pytest.raises(FormatError) as caught, changes:
         pass
     assert caught.value.code == "object-hash"
+
+
+def test_one_that_is_gone_is_raised_when_it_is_asked_for_and_ends_no_other(plan):
+    repo, plan = plan
+    repo.store.local_path(plan.patches[1].files[0].name).unlink()
+    changes = StepChanges(repo, plan, late=True, room=room([])).begin()
+    with pytest.raises(NotFoundError) as caught, changes:
+        pass
+    assert caught.value.code == "object-missing"
+
+
+@pytest.mark.parametrize("kind", ["gone", "folder", "link", "pipe"])
+@pytest.mark.parametrize("source", [RepositorySource, LateSource])
+def test_what_comes_to_its_place_after_it_was_looked_at(plan, monkeypatch, source, kind):
+    repo, plan = plan
+    file = plan.patches[0].files[0]
+    real, path = repo.store.local_path, repo.store.local_path(file.name)
+    looks = ["once"] if source is LateSource else []  # before the last one
+
+    def local_path(name):
+        found = real(name)
+        if looks:
+            looks.pop()
+            return found
+        path.rename(path.with_name("moved"))
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "link":
+            path.symlink_to(path.with_name("moved"))
+        elif kind == "pipe":
+            os.mkfifo(path)
+        monkeypatch.setattr(repo.store, "local_path", real)
+        return found
+
+    one = source(repo)
+    monkeypatch.setattr(repo.store, "local_path", local_path)
+    with pytest.raises(DeltackptError) as caught:
+        one.part(file)
+    code = {"gone": "object-missing", "folder": "object-missing", "link": "store-io", "pipe": "object-not-a-file"}
+    assert caught.value.code in (code[kind], "object-not-a-file")
+
+
+def test_every_view_of_a_part_is_proven_each_time_it_is_asked(plan):
+    repo, plan = plan
+    file = plan.patches[0].files[0]
+    path = repo.store.local_path(file.name)
+    data = path.read_bytes()
+    path.chmod(0o644)
+    source = LateSource(repo, room=room([]))
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert bytes(source.part(file)) != data
+    path.write_bytes(data)
+    assert bytes(source.part(file)) == data
+    for _ in range(2):
+        with pytest.raises(FormatError) as caught:
+            source.join()
+        assert caught.value.code == "object-hash"
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_where_there_is_no_more_memory_parts_are_mapped(plan, error):
+    repo, plan = plan
+    asked = []
+
+    def given(size):
+        if asked:
+            raise error
+        return room(asked)(size)
+
+    with StepChanges(repo, plan, late=True, room=given).begin() as changes:
+        assert [part.near for patch in changes.patches for part in patch.parts] == [True, False]
+        for patch in changes.patches:
+            for part in patch.parts:
+                into = np.zeros(len(part.payloads()), np.uint8)
+                part.copy_payloads(0, into)
+                assert into.tobytes() == bytes(part.payloads())
+
+
+def test_an_interrupt_while_parts_are_begun_leaves_no_thread(plan):
+    repo, plan = plan
+    asked = []
+
+    def given(size):
+        if asked:
+            raise KeyboardInterrupt
+        return room(asked)(size)
+
+    changes = StepChanges(repo, plan, late=True, room=given)
+    with pytest.raises(KeyboardInterrupt):
+        changes.begin()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("deltackpt-hash")]

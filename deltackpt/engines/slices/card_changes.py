@@ -24,9 +24,8 @@ from deltackpt.shares.tensors import HeldTensor
 from deltackpt.torch_views.boxes import strides
 from deltackpt.util.grouped import grouped
 
-MOST = (
-    1 << 22
-)  # changes that are looked at together, unless one block has more: of each some numbers of 8 bytes are made
+# Changes that are looked at together, unless one block has more: of each some numbers of 8 bytes are made.
+MOST = 1 << 22
 _ALL = 1 << 62  # more elements than a tensor has
 Gains = list[tuple[str, Bounds, Sums]]
 

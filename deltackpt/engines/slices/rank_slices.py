@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from deltackpt.errors import ChainError
 from deltackpt.format.dtypes import uint
 from deltackpt.format.safetensors_header import Tensor
 from deltackpt.shares import HeldTensors
-from deltackpt.shares.bounds import Bounds, meet, whole
+from deltackpt.shares.bounds import Bounds, disjoint, meet, size, whole
 from deltackpt.shares.tensors import HeldTensor, Place, words_at
 from deltackpt.torch_views.words import INTS
 
@@ -39,6 +40,7 @@ class RankSlices:
         self.decoder = (
             SliceDecoder(self.tensors) if self._device is None else CardSliceDecoder(self.tensors, self._device)
         )
+        self._pairs = {name: [*_pairs(tensor)] for name, tensor in self.tensors.tensors.items()}
 
     def fill(self, read: ReadTensor) -> None:
         """The copies, from the bytes of the step that the weights are, uint8."""
@@ -88,11 +90,8 @@ class RankSlices:
 
     def _differs(self, name: str) -> bool | list[torch.Tensor]:
         """Or flags on the card, of which one says so."""
-        tensor = self.tensors.tensors[name]
-        if not tensor.kept and not tensor.copies:
-            return False
         try:
-            flags = [_other(a, b) for a, b in _pairs(tensor)]
+            flags = [_other(a, b) for a, b in self._pairs[name]]
         except ChainError:  # wider memory, with a word that is none of the tensor's
             return True
         there = [flag for flag in flags if isinstance(flag, torch.Tensor)]
@@ -103,14 +102,16 @@ Boxed = tuple[Bounds, Place]
 
 
 def _pairs(tensor: HeldTensor) -> Iterator[tuple[Boxed, Boxed]]:
-    """Places of which each holds elements that the other has too."""
+    """Places of which each holds elements that the other has too: what is read of one has to be in all of them."""
     all_of = whole(tensor.shape)
     own = [(box, place) for box, place in tensor.boxes.items() if not (tensor.kept and box == all_of)]
     if tensor.kept:
         kept = all_of, tensor.boxes[all_of]
         yield from ((one, kept) for one in (*own, *tensor.copies))
-    else:
-        yield from ((one, other) for one in own for other in tensor.copies if meet(one[0], other[0]) is not None)
+        return
+    if sum(size(box) for box in disjoint([box for box, _ in own])) < sum(size(box) for box, _ in own):
+        yield from ((one, other) for one, other in combinations(own, 2) if meet(one[0], other[0]) is not None)
+    yield from ((one, other) for one in own for other in tensor.copies if meet(one[0], other[0]) is not None)
 
 
 def _other(a: Boxed, b: Boxed) -> bool | torch.Tensor:
