@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from deltackpt.engines.cached_steps import ReadTensor
 from deltackpt.engines.scatter import Scatter
+from deltackpt.engines.slices.agreement import SharedElements
 from deltackpt.engines.slices.decoder import SliceDecoder
 from deltackpt.engines.slices.slice_step import SliceStep
 from deltackpt.errors import ChainError
@@ -62,6 +63,7 @@ class SlicedWeights:
 
     def __init__(self, tensors: HeldTensors, decoder: SliceDecoder | None = None) -> None:
         self.tensors, self.decoder = tensors, decoder or SliceDecoder(tensors)
+        self._shared = SharedElements(tensors)
         self._proof: ShareProof | None = None
 
     @property
@@ -126,5 +128,6 @@ class SlicedWeights:
 
     def _known_proof(self) -> ShareProof:
         if self._proof is None:
+            self._shared.check()
             self._proof = self.decoder.sums()
         return self._proof

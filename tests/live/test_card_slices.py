@@ -212,13 +212,19 @@ def test_copies_pieces_and_several_cells():
     assert found.proof == host.proof
     found.write()
     assert same(back(there), new)
-    there = on_card(holding(old, {"a": boxes}))
-    changed = np.flatnonzero((words(old, "a") != words(new, "a"))[32])
-    there.tensors["a"].boxes[boxes[1]].view[0, int(changed[0])] ^= 4
-    with pytest.raises(ChainError) as error:
-        CardSlices(there, card(0)).take(step_of(part), {}, sums(new))
-    assert error.value.code == "base-differs"
-    assert "'a'" in error.value.where or error.value.where == "a"
+    moves = (words(old, "a") != words(new, "a"))[32]
+    for column in (
+        int(np.flatnonzero(moves)[0]),
+        int(np.flatnonzero(~moves)[0]),
+    ):  # also one that the step leaves alone
+        held = holding(old, {"a": boxes})
+        mine = held.tensors["a"].boxes[boxes[1]] = held.tensors["a"].boxes[boxes[1]].copy()
+        mine[0, column] ^= 4
+        for wrong in (CardSlices(on_card(held), card(0)), SlicedWeights(held)):
+            with pytest.raises(ChainError) as error:
+                wrong.take(step_of(part), {}, sums(new))
+            assert error.value.code == "base-differs"
+            assert "'a'" in error.value.where or error.value.where == "a"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -159,8 +159,7 @@ class _Moving:
 
     def before(self, names: Sequence[str] | None) -> ShareProof:
         """The sums of what the rank holds of some tensors now, or of all. Raises ChainError ``base-differs``."""
-        if other := self._slices.differing(names):
-            raise ChainError("base-differs", where=other[0][:80], have="other words in another place", need="the same")
+        self._slices.shared.check(names)
         return self._slices.decoder.sums(names)
 
     def decode(self, before: ShareProof) -> ShareProof:
