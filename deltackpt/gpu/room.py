@@ -8,9 +8,8 @@ from typing import NamedTuple
 from deltackpt.codecs.packed.list_index import ListIndex
 
 SCRATCH = 352 << 20  # bytes that tasks take which are decoded at once, where nothing is known of what else there is
-BEGIN = (
-    48 << 20
-)  # the same of the first group, for which the device waits; each one after it takes GROWTH times as much
+# The same of the first group, for which the device waits; each one after it takes GROWTH times as much.
+BEGIN = 48 << 20
 GROWTH = 4
 FOUND = 112 << 20  # bytes of changes that one group finds, unless a single task finds more
 TILE = 2000  # bytes of tables a tile

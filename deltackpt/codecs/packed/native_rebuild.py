@@ -17,9 +17,8 @@ from deltackpt.kernels import address, addresses
 from deltackpt.util import reuse
 
 BLOCK = 1024  # bytes that xxh3 takes at a time
-STEP = (
-    4 << 10
-)  # bytes that are compared at a time, in the first cache; or a line of the tensor, or some that make blocks
+# Bytes that are compared at a time, in the first cache; or a line of the tensor, or some that make blocks.
+STEP = 4 << 10
 CHUNK, ROW = 64, 16  # elements that are looked at together, a byte each, and the counts of their classes
 LARGEST = 32 << 20  # bytes of a row of tiles
 _FIELDS = ("jobs", "patches", "payload", "from", "new", "tiles", "looks", "bytes", "at", "step", "row")
