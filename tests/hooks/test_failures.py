@@ -213,9 +213,9 @@ def test_a_store_that_does_not_answer_is_told_of(tmp_path):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_one_of_several_parts_fails(tmp_path, threads, monkeypatch):
-    import deltackpt.hooks.parts as module
+    from deltackpt.publish.objects import StepObjects
 
-    monkeypatch.setattr(module, "BYTES", 1000)
+    monkeypatch.setattr(StepObjects, "part_bytes", lambda self, most: 1000)
     run = Run(tmp_path, threads=threads)
     run.step(0)
     run.hook.flush()
