@@ -103,10 +103,12 @@ def test_pieces_and_what_the_system_says(tmp_path, monkeypatch):
     assert (caught.value.code, str(caught.value.where)) == ("store-io", "store/file")
 
 
-def room(asked):
-    """Memory for parts, which tells of what it was asked for."""
+def room(asked, after_one=None):
+    """Memory for parts, which tells of what it was asked for. ``after_one``: raised where it is asked for more."""
 
     def given(size):
+        if asked and after_one is not None:
+            raise after_one
         asked.append(size)
         return np.empty(size, np.uint8)
 
@@ -218,14 +220,7 @@ def test_every_view_of_a_part_is_proven_each_time_it_is_asked(plan):
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError])
 def test_where_there_is_no_more_memory_parts_are_mapped(plan, error):
     repo, plan = plan
-    asked = []
-
-    def given(size):
-        if asked:
-            raise error
-        return room(asked)(size)
-
-    with StepChanges(repo, plan, late=True, room=given).begin() as changes:
+    with StepChanges(repo, plan, late=True, room=room([], error)).begin() as changes:
         assert [part.near for patch in changes.patches for part in patch.parts] == [True, False]
         for patch in changes.patches:
             for part in patch.parts:
@@ -236,14 +231,7 @@ def test_where_there_is_no_more_memory_parts_are_mapped(plan, error):
 
 def test_an_interrupt_while_parts_are_begun_leaves_no_thread(plan):
     repo, plan = plan
-    asked = []
-
-    def given(size):
-        if asked:
-            raise KeyboardInterrupt
-        return room(asked)(size)
-
-    changes = StepChanges(repo, plan, late=True, room=given)
+    changes = StepChanges(repo, plan, late=True, room=room([], KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         changes.begin()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("deltackpt-hash")]

@@ -41,9 +41,7 @@ class SharedElements:
     def check(self, names: Iterable[str] | None = None) -> None:
         """Raise ChainError ``base-differs`` for the first that `differing` names."""
         if other := self.differing(names):
-            have, need = "other words in another place", "the same"
-            hint = "Other code wrote to the weights."
-            raise ChainError("base-differs", where=other[0][:80], have=have, need=need, hint=hint)
+            raise places_differ(other[0])
 
     def _differs(self, name: str) -> bool | list[torch.Tensor]:
         """Or flags on the card, of which one says so."""
@@ -53,6 +51,12 @@ class SharedElements:
             return True
         there = [flag for flag in flags if isinstance(flag, torch.Tensor)]
         return there if not any(flag is True for flag in flags) else True
+
+
+def places_differ(name: str) -> ChainError:
+    """``base-differs``: two places hold other words of one element of a tensor."""
+    have, need = "other words in another place", "the step's in all places"
+    return ChainError("base-differs", where=name[:80], have=have, need=need, hint="Other code wrote to the weights.")
 
 
 def _pairs(tensor: HeldTensor) -> Iterator[tuple[Boxed, Boxed]]:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from deltackpt.engines.scatter import Write
+from deltackpt.engines.slices.agreement import places_differ
 from deltackpt.engines.slices.box_words import BoxWords
 from deltackpt.engines.slices.card_tiles import TileBlock
-from deltackpt.errors import ChainError
 from deltackpt.format.state_digest import Sums
 from deltackpt.gpu.box_index import Axis, BoxIndex, Columns, again, joined_axes, owners_of
 from deltackpt.gpu.decode import DecodedChanges
@@ -81,10 +81,7 @@ def write_of(blocks: Sequence[BlockChanges], decoded: DecodedChanges) -> tuple[l
     memory, counts = [view for one in kept for view in one.views], [n for one in kept for n in one.counts]
     written = placed(memory, counts, _joined([one.where for one in kept]), _joined([one.new for one in kept]))
     if (number := differing(written, _joined([one.old for one in kept]), counts)) is not None:
-        have, need = "other words in another place", "the step's in all places"
-        hint = "Other code wrote to the weights."
-        name = [name for one in kept for name in one.names][number]
-        raise ChainError("base-differs", where=name[:80], have=have, need=need, hint=hint)
+        raise places_differ([name for one in kept for name in one.names][number])
     sums = sums_of_launched([([*range(len(cells))], torch.cat(launched))])
     return [written], [(name, cell, both) for (name, cell), (_, both) in zip(cells, sums, strict=True)]
 
